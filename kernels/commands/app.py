@@ -32,7 +32,7 @@ WrongUsage: type[Exception] = typer.BadParameter.__mro__[1]
 INTERRUPTED = 130
 #: Key of the command line's words in a context's `meta`.
 GIVEN = "foretune.given"
-#: The order of commands in `--help`: the order in which users need them.
+#: The order of commands in `--help`, by when users need them.
 ORDER = (
     "quickstart", "predict", "cover", "collect", "train", "evaluate", "report", "adapt", "warmup", "export", "device",
     "replay", "bench", "datasets", "cache",
@@ -84,7 +84,7 @@ class _Formatter(typer.Context.formatter_class):  # type: ignore[name-defined,mi
 
 
 class _Helpful:
-    """What commands and groups share: unbroken options, and the example directly below the usage line."""
+    """Common base of commands and groups: the help shows the example below the usage line."""
 
     epilog: str | None
 

@@ -93,8 +93,8 @@ def import_cache(
 ) -> None:
     """Add the tuning results of another machine to the cache. Results that are already here are kept.
 
-    The output counts what was added, and names what was left out: malformed records, and those beyond the size limit of
-    a cache file.
+    The output counts the added results, and names those left out: malformed ones, and those beyond the size limit of a
+    cache file.
     """
     from ...runtime.tuning.cache.cache_folder import import_choices
 

@@ -14,7 +14,7 @@ from ...datasets.errors import printable
 from ...datasets.progress import showing
 from .. import find_measurable
 from ..learning import datasets_merged, families_in, judged_families
-from .app import command
+from .app import GIVEN, command, command_text
 from .inputs import bundle_at, for_each_family, live_gpu, rows_of
 from .options import (
     EXAMPLE,
@@ -253,6 +253,7 @@ def evaluate(
 
 @command("report", "foretune report --data measured --bundle my-bundle --out report.html")
 def report(
+    context: typer.Context,
     out: Annotated[Path, option("HTML file to write.", metavar="FILE")],
     data: Data = None,
     bundle: ToJudge = None,
@@ -285,7 +286,7 @@ def report(
     kernels = judged_families(dataset, family, given)
     row_s = (_JUDGING_S if given else _EVALUATING_S) + (0.0 if quick else _CURVE_S)
     with showing("cross-validating" if given is None else "evaluating the bundle", row_s * rows_of(dataset, kernels)):
-        made = make_report(dataset, kernels, given, quick=quick)
+        made = make_report(dataset, kernels, given, quick=quick, command=command_text(context.meta[GIVEN]))
     made.save(out)
     places = {"out": out}
     if plots is not None:

@@ -1,15 +1,16 @@
-"""A report that people look at: one HTML file on how good the shortlists of a dataset's families are.
+"""Write an HTML report on how good the shortlists for a dataset's families are.
 
-It loads nothing and runs nothing, whatever the names in the data say. Needs `foretune[report]`: matplotlib draws,
-jinja2 fills the page.
+The report is one file without scripts that loads nothing, whatever the names in the data contain. It needs
+`foretune[report]`: matplotlib for the figures, jinja2 for the page.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from functools import cached_property
-from importlib import resources
+from importlib import import_module, resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from ..bundle_file import check_plots_folder
 from ..gbdt import LightGBMRanker
 from .canvas import Figure, colour_rules
 from .figures import accuracy_figures, calibration_figures, curves
-from .findings import Findings, find
+from .findings import TIMING_MS, Findings, find
 from .maps import knob_figures, shape_figures
 
 if TYPE_CHECKING:
@@ -31,33 +32,54 @@ if TYPE_CHECKING:
 
 __all__ = ["Report", "check_installed", "make_report"]
 
+#: Definitions of the baselines, for the page.
+_BASELINES = {
+    "random": "configs in random order",
+    "static": "one list of configs for all problems",
+    "regimes": "a list for each of three ranges of arithmetic intensity",
+    "nearest": "the configs that were fastest on the nearest measured problem",
+    "estimate": "the family's analytic model",
+}
+
 
 @dataclass(frozen=True)
 class Report:
-    """What was found of each family, and the page of it. Made by `make_report`."""
+    """The results for each family, and the page that shows them. Made by `make_report`."""
 
-    facts: Mapping[str, str]  # what is said at the top: of the data, and of who was judged
+    facts: Mapping[str, str]  # shown at the top: the data, what was evaluated, version, date and command
     families: Mapping[str, Findings]
 
     @cached_property
     def sections(self) -> dict[str, Section]:
-        """The figures of each family, drawn."""
+        """The sections of the page with their figures, by family."""
         return {name: section(one, f"f{number}") for number, (name, one) in enumerate(self.families.items())}
 
     @cached_property
     def html(self) -> str:
-        """The page, one file that loads nothing. The same findings give the same bytes."""
+        """The page. The same findings and facts give the same bytes."""
         return render(self.sections, self.facts)
 
     def save(self, path: Path | str) -> None:
-        """Writes the page, whole or not at all. Raises `OSError` naming what could not be written."""
+        """Write the page to a file, as a whole or not at all.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
         with replacing(path) as temporary:
             temporary.write_text(self.html, encoding="utf-8")
 
     def save_plots(self, folder: Path | str) -> list[Path]:
-        """Writes each figure as an SVG file into a folder, which is made where there is none; returns their paths.
-        A file is called by the family's number and the figure: f0-regret.svg. Raises as `save`, and `ForetuneError` for
-        a folder that holds something else."""
+        """Write each figure as an SVG file, and return the paths.
+
+        A file is named by the family's number and the figure: f0-regret.svg.
+
+        Args:
+            folder: The folder. It is created if it does not exist.
+
+        Raises:
+            ForetuneError: The folder holds other files.
+            OSError: A file cannot be written.
+        """
         folder = Path(folder)
         check_plots_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -70,18 +92,24 @@ class Report:
         return paths
 
     def to_json(self) -> dict[str, Any]:
-        """What `foretune report --json` prints: all figures of the page."""
+        """Return all results of the page, as `foretune report --json` prints them."""
         return dict(self.facts) | {"families": {name: one.to_json() for name, one in self.families.items()}}
 
     def __rich__(self) -> Any:
-        """What a terminal shows: a line for each family."""
+        """Return a table with a row for each family, and each family's headline."""
         rows = []
         for name, one in self.families.items():
-            regret = one.told["regret"]
+            regret = one.summary["regret"]
             shown = [percent(regret[k]["geomean"]) if k in regret else "" for k in ("1", "8")]
-            rows.append([name, one.told["problems"], *shown, percent(one.told["noise_floor"])])
+            rows.append([name, one.summary["problems"], *shown, percent(one.summary["noise_floor"])])
         return table(
-            "% slower than the best config", ("family", "problems", "first choice", "best of 8", "noise"), rows
+            "% slower than the best config",
+            ("family", "problems", "first choice", "best of 8", "noise"),
+            rows,
+            below=[
+                *(f"{name}: {one.headline}." for name, one in self.families.items()),
+                "Geometric means. noise: the regret of measuring every config, which is timing noise alone.",
+            ],
         )
 
 
@@ -92,11 +120,23 @@ def make_report(
     *,
     ranker: Callable[[], LightGBMRanker] = LightGBMRanker,
     quick: bool = False,
+    command: str | None = None,
 ) -> Report:
-    """Judges families of a dataset, by cross-validation or a bundle as it is, and reports it.
+    """Evaluate a bundle on families of a dataset, or rankers by cross-validation, and return a report.
 
-    `ranker` makes the unfitted rankers; `quick` leaves out the learning curve, for which a few more are trained. Raises
-    `ForetuneError` where `foretune[report]` is not installed, and as `cross_validate` and `evaluate_bundle`.
+    Args:
+        dataset: The measurements.
+        families: The families by name.
+        bundle: The bundle to evaluate; cross-validate if None.
+        ranker: A factory of unfitted rankers.
+        quick: Leave out the learning curve, which takes a few more trainings.
+        command: The command line to show in the report.
+
+    Returns:
+        The report, which `save` writes.
+
+    Raises:
+        ForetuneError: `foretune[report]` is not installed, or as for `cross_validate` and `evaluate_bundle`.
 
     >>> make_report(load("h200"), families).save("report.html")  # doctest: +SKIP
     """
@@ -107,31 +147,43 @@ def make_report(
         with share_of(rows[name] / sum(rows.values())):
             found[name] = find(dataset, family, bundle, ranker=ranker, quick=quick)
     if bundle is None:
-        judged = "rankers that never saw the models they are judged on (cross-validation)"
+        judged = "by cross-validation: rankers were not trained on the models on which they are evaluated"
     else:
-        judged = f"the bundle {bundle.digest[:12]}, as it is"
+        judged = f"the bundle {bundle.digest[:12]}"
     return Report(
         facts={
             "data": printable(dataset.name),
             "measurements": str(sum(rows.values())),
             "devices": ", ".join(printable(device.name) for device in dataset.devices),
             "judged": judged,
+            "version": f"foretune {_version()}",
+            "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+            **({} if command is None else {"command": printable(command)}),
         },
         families=found,
     )
 
 
 def check_installed() -> None:
-    """Raises `ForetuneError` where what draws a report is missing: asked before the work."""
+    """Check that the packages of `foretune[report]` are installed.
+
+    Raises:
+        ForetuneError: One of them is missing.
+    """
     if missing := [name for name in ("matplotlib", "jinja2") if find_spec(name) is None]:
         raise ForetuneError(f"a report needs {' and '.join(missing)}: pip install 'foretune[report]'")
 
 
+def _version() -> str:
+    """Return Foretune's version, of the installed package or of a source folder."""
+    return str(import_module(__package__.rpartition(".model.")[0]).__version__)
+
+
 @dataclass(frozen=True)
 class Section:
-    """One family on the page."""
+    """A family's section of the page, with its figures."""
 
-    key: str  # its anchor
+    key: str  # the anchor
     name: str
     found: Findings
     accuracy: tuple[Figure, ...]
@@ -140,13 +192,19 @@ class Section:
     knobs: tuple[Figure, ...]
 
     @property
+    def is_ragged(self) -> bool:
+        """True if any problem has ragged sizes."""
+        return any(case.problem.ragged for case in self.found.evaluation.cases)
+
+    @property
     def figures(self) -> Iterator[Figure]:
+        """All figures, in the order of the page."""
         for some in (self.accuracy, self.calibration, self.shapes, self.knobs):
             yield from some
 
     @property
     def rows(self) -> list[tuple[str, list[dict[str, str]]]]:
-        """The table of regrets: what is compared, and for each k the mean and its interval."""
+        """The table of regrets: a name, and for each k the mean and its interval in percent."""
         return [
             (name, [{"mean": percent(one["geomean"]), "low": percent(one["ci95"][0]),
                      "high": percent(one["ci95"][1])} for k, one in by_k.items()])
@@ -155,7 +213,7 @@ class Section:
 
 
 def section(found: Findings, key: str) -> Section:
-    """Draws all figures of one family; no two keys of a page are the same."""
+    """Draw all figures of one family, for a key that is unique on the page."""
     return Section(
         key=key,
         name=found.evaluation.family,
@@ -168,7 +226,7 @@ def section(found: Findings, key: str) -> Section:
 
 
 def render(sections: Mapping[str, Section], facts: Mapping[str, Any]) -> str:
-    """Return the HTML. `facts` are names and values of the data and the ranker, shown at the top."""
+    """Return the page as HTML, with names and values (`facts`) shown at the top."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -177,8 +235,17 @@ def render(sections: Mapping[str, Section], facts: Mapping[str, Any]) -> str:
         "percent": percent,
         "printable": printable,
         "us": lambda time: "-" if time is None else f"{time:.4g}",
-        "inline": lambda figure: Markup(figure.inline()),  # its texts are escaped where it is made
+        "inline": lambda figure: Markup(figure.inline()),  # `Figure` escapes its texts
     }
     source = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     template = environment.from_string(source)
-    return template.render(sections=list(sections.values()), facts=facts, colours=Markup(colour_rules(":root"))) + "\n"
+    compared = {name for one in sections.values() for name in one.found.evaluation.baselines}
+    page = template.render(
+        sections=list(sections.values()),
+        facts=facts,
+        labels={"judged": "evaluated"},
+        baselines={name: what for name, what in _BASELINES.items() if name in compared},
+        timing_ms=TIMING_MS,
+        colours=Markup(colour_rules(":root")),
+    )
+    return f"{page}\n"

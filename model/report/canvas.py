@@ -1,6 +1,6 @@
-"""From matplotlib to SVG that is part of a page: text stays text, colours follow the reader's light or dark mode.
+"""Draw figures with matplotlib as SVG for a web page. Text stays text, and colors follow the light or dark mode.
 
-The same picture has the same bytes: no date, no random ids, and none of the user's matplotlib settings.
+The same figure always has the same bytes: no date, no random ids, and none of the user's matplotlib settings.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
-#: Colours by name: in light mode, in dark mode. What is drawn in the light one follows the mode.
+#: Colors by name, in light mode and in dark mode. Figures are drawn in the light ones, which CSS replaces.
 COLOURS = {
     "ink": ("#1f2328", "#e6edf3"),
     "muted": ("#59636e", "#9198a1"),
@@ -33,17 +33,18 @@ COLOURS = {
     "ochre": ("#7d5a00", "#d4a72c"),
 }
 INK, MUTED, RULE, BLUE, ORANGE, GREEN = (COLOURS[name][0] for name in list(COLOURS)[:6])
-#: For the lines after the first, which is blue.
+#: Colors of the lines after the first, which is blue.
 OTHERS = tuple(light for light, _ in list(COLOURS.values())[4:])
-#: Inches of 72 units. A page scales a figure to its column, from 0.9 to 1.8 pixels a unit.
+#: Size in inches of 72 SVG units. The page scales a figure to its column, to 0.9-2.1 pixels a unit.
 WIDTH, HEIGHT = 4.6, 3.3
+#: Settings of matplotlib.
 _SETTINGS: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "foretune",
-    "text.parse_math": False,  # a name may have dollar signs
+    "text.parse_math": False,  # names may contain dollar signs
     "axes.unicode_minus": False,
     "font.family": ["sans-serif"],
-    "font.sans-serif": ["DejaVu Sans"],  # matplotlib brings it, and others are narrower
+    "font.sans-serif": ["DejaVu Sans"],  # part of matplotlib; narrower fonts fit too
     "font.size": 8.5,
     "axes.labelsize": 8.5,
     "xtick.labelsize": 8.0,
@@ -69,22 +70,22 @@ _SETTINGS: Any = {
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawn figure. `title` and `description` are what a screen reader says; `caption` is shown below it."""
+    """A drawn figure. Screen readers read `title` and `description`; the page shows `title` and `caption`."""
 
-    key: str  # of letters, digits and hyphens; no two of a page are the same
+    key: str  # letters, digits and hyphens; unique on a page
     title: str
     description: str
     caption: str
-    drawn: str  # what is inside of the svg element
+    drawn: str  # the content of the svg element
     width: float
     height: float
 
     def inline(self) -> str:
-        """An svg element for a page that defines the colours, as wide as there is room."""
+        """Return an svg element that fills its column, for a page that defines the colors."""
         return self._element(f'class="figure" viewBox="0 0 {self.width:g} {self.height:g}"', "")
 
     def file(self) -> str:
-        """A file of its own, which an img element shows in the reader's mode too."""
+        """Return an SVG file that defines its colors, for both modes."""
         size = f'width="{1.5 * self.width:g}" height="{1.5 * self.height:g}"'
         style = f"<style>{colour_rules('svg')}</style>"
         return self._element(f'{size} viewBox="0 0 {self.width:g} {self.height:g}"', style) + "\n"
@@ -100,7 +101,7 @@ class Figure:
 
 
 def colour_rules(selector: str) -> str:
-    """CSS that defines the colours, in both modes.
+    """Return CSS that defines the colors in both modes, for the elements of a selector.
 
     >>> colour_rules("svg")[:24]
     'svg{--ink:#1f2328;--mute'
@@ -118,7 +119,16 @@ def draw(
     caption: str = "",
     height: float = HEIGHT,
 ) -> Figure:
-    """A figure of one pair of axes, which `paint` fills; `height` in inches."""
+    """Draw a figure with one pair of axes.
+
+    Args:
+        key: The figure's key on the page: letters, digits and hyphens.
+        title: The title above the figure.
+        paint: A function that draws into the axes.
+        description: A description for screen readers.
+        caption: The text below the figure.
+        height: The height in inches.
+    """
     import matplotlib
     from matplotlib.figure import Figure as Drawing
 
@@ -129,11 +139,11 @@ def draw(
         paint(drawing.subplots())
         file = io.StringIO()
         drawing.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-    return Figure(key, title, description, caption, _part_of_a_page(file.getvalue(), key), 72 * WIDTH, 72 * height)
+    return Figure(key, title, description, caption, _inline_svg(file.getvalue(), key), 72 * WIDTH, 72 * height)
 
 
-def _part_of_a_page(svg: str, key: str) -> str:
-    """What is inside of the svg element, with ids that no other figure has, and with colours by name."""
+def _inline_svg(svg: str, key: str) -> str:
+    """Return the content of an svg element, with ids that are unique on the page and with named colors."""
     inside = svg[svg.index(">", svg.index("<svg")) + 1 : svg.rindex("</svg>")]
     inside = re.sub(r"<metadata>.*?</metadata>", "", inside, flags=re.DOTALL)
     inside = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{key}-", inside)
@@ -145,8 +155,15 @@ def _part_of_a_page(svg: str, key: str) -> str:
 def paint_cells(
     ax: Axes, values: NDArray[np.float64], texts: Sequence[Sequence[str]], limits: tuple[float, float], colours: str
 ) -> None:
-    """Cells of (n_down, n_across) values, NaN ones left out, each with a text on it that can be read; `colours` is a
-    colour map of matplotlib's, over `limits`. Cell (i, j) goes from (j, i) to (j + 1, i + 1)."""
+    """Draw a heat map with a text in each cell, black or white, whichever is easier to read.
+
+    Args:
+        ax: The axes. Cell (i, j) covers the square from (j, i) to (j + 1, i + 1).
+        values: The values, (n_down, n_across); NaN leaves a cell empty.
+        texts: The text of each cell.
+        limits: The values at the ends of the color map.
+        colours: The name of a color map of matplotlib.
+    """
     import matplotlib
     from matplotlib.colors import Normalize, to_rgb
 
@@ -159,4 +176,4 @@ def paint_cells(
         red, green, blue = to_rgb(map_(norm(values[row, column])))
         dark = 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.5
         ax.text(column + 0.5, row + 0.5, texts[row][column], ha="center", va="center", fontsize=7,
-                linespacing=1.05, color="#ffffff" if dark else "#000000")  # fmt: skip
+                linespacing=1.25, color="#ffffff" if dark else "#000000")  # fmt: skip

@@ -1,4 +1,4 @@
-"""The figures on how good a family's shortlists are, and on whether a prediction means what it says."""
+"""Draw the figures on the accuracy of a family's shortlists and on the calibration of its predictions."""
 
 from __future__ import annotations
 
@@ -16,39 +16,41 @@ from .findings import WITHIN, Findings
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: In percent: what is less is drawn as this, since a logarithmic axis has no zero.
+#: Percent; lower values are drawn here, because a logarithmic axis has no zero.
 _LEAST = 0.05
 _MARKERS = "osD^vP*X<>"
-#: More points than anybody sees apart.
+#: The most points in a scatter plot; more cannot be told apart.
 _MOST_POINTS = 1000
-#: Of so many problems each mean is taken, at least.
+#: The smallest number of problems in a bin of the calibration plot, and the largest number of bins.
 _FEWEST_IN_A_BIN, _MOST_BINS = 8, 10
+#: The coverage that shortlists with k="auto" aim at.
 _NOMINAL = 0.95
 _DASHES = ("-", "--", "-.", ":")
 
 
 def accuracy_figures(found: Findings, key: str) -> Iterator[Figure]:
-    """Those that fit the findings, each of a key of its own that begins with `key`."""
+    """Draw the figures on accuracy for which there are results. Their keys begin with `key`."""
     yield _regret(found, f"{key}-regret")
     if len(found.curve) > 1:
         yield _learning(found, f"{key}-learning")
     if any(factor > 1.0 for factor in found.contributions.values()):
         yield _contributions(found, f"{key}-features")
-    yield _devices(found, f"{key}-devices")
+    if len(found.summary["regret_by_device"]) > 1:
+        yield _devices(found, f"{key}-devices")
 
 
 def curves(found: Findings) -> dict[str, Mapping[str, Any]]:
-    """The regrets by k of everything that is compared, as `Evaluation.to_json` has them, ours first."""
-    told = found.told
-    ours: dict[str, Any] = {"foretune": told["regret"]}
+    """Return the regrets by k of the ranker and of the baselines, as in `Evaluation.to_json`, the ranker first."""
+    summary = found.summary
+    ours: dict[str, Any] = {"foretune": summary["regret"]}
     if any(case.problem.ragged for case in found.evaluation.cases):
-        ours["foretune, sizes unknown"] = told["regret_sizes_unknown"]
-    ours |= told["baselines"]
+        ours["foretune, sizes unknown"] = summary["regret_sizes_unknown"]
+    ours |= summary["baselines"]
     return ours
 
 
 def percents(axis: Any) -> None:
-    """Plain numbers on a logarithmic axis."""
+    """Label a logarithmic axis with plain numbers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -56,29 +58,36 @@ def percents(axis: Any) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def _over(ratio: float) -> float:
-    return max(100 * (ratio - 1), _LEAST)
+def _over(ratio: float, floor: float = 1.0) -> float:
+    """Return how much over 1 a ratio is, in percent, and at least as much as a noise floor is."""
+    return max(100 * (max(ratio, floor) - 1), _LEAST)
 
 
 def _band(
-    ax: Axes, at: Sequence[float], summaries: Sequence[Mapping[str, Any]], *, alpha: float = 0.16, **style: Any
+    ax: Axes,
+    at: Sequence[float],
+    summaries: Sequence[Mapping[str, Any]],
+    floor: float,
+    *,
+    alpha: float = 0.16,
+    **style: Any,
 ) -> None:
-    """A line with its 95 % interval."""
-    low, high = ([_over(one["ci95"][edge]) for one in summaries] for edge in (0, 1))
+    """Draw a line with its 95 % interval, no lower than the noise floor."""
+    low, high = ([_over(one["ci95"][edge], floor) for one in summaries] for edge in (0, 1))
     ax.fill_between(at, low, high, color=style["color"], alpha=alpha, linewidth=0)
-    ax.plot(at, [_over(one["geomean"]) for one in summaries], markersize=4, **style)
+    ax.plot(at, [_over(one["geomean"], floor) for one in summaries], markersize=4, **style)
 
 
 def _whole_numbers(ax: Axes, values: Sequence[float]) -> None:
-    """A logarithmic x-axis with these ticks."""
+    """Make the x-axis logarithmic, with these ticks."""
     ax.set_xscale("log", base=2)
     ax.set_xticks(list(values), [f"{value:.0f}" for value in values])
     ax.minorticks_off()
 
 
 def _regret(found: Findings, key: str) -> Figure:
-    compared, noise = curves(found), found.told["noise_floor"]
-    ks = [int(k) for k in found.told["regret"]]
+    compared, noise = curves(found), found.summary["noise_floor"]
+    ks = [int(k) for k in found.summary["regret"]]
 
     def paint(ax: Axes) -> None:
         ax.set_yscale("log")
@@ -86,13 +95,12 @@ def _regret(found: Findings, key: str) -> Figure:
             ours = name == "foretune"
             style: dict[str, Any] = {"linestyle": _DASHES[number % 4], "marker": _MARKERS[number % 10]}
             style |= {"color": BLUE if ours else OTHERS[(number - 1) % len(OTHERS)], "linewidth": 2.2 if ours else 1.2}
-            _band(
-                ax, ks, list(by_k.values()), alpha=0.2 if ours else 0.08, label=abridged(printable(name), 30), **style
-            )
+            style |= {"alpha": 0.2 if ours else 0.08, "label": abridged(printable(name), 30)}
+            _band(ax, ks, list(by_k.values()), noise, **style)
         ax.axhline(_over(noise), color=MUTED, linestyle=":", linewidth=1, label="noise floor")
         _whole_numbers(ax, ks)
-        percents(ax.yaxis)
-        ax.set(xlabel="best of the first k", ylabel="% slower than the best config")
+        _from_noise(ax, noise)
+        ax.set(xlabel="k: best of the first k configs", ylabel="% slower than the best config")
         _legend(ax)
 
     first = ", ".join(f"{name} {percent(by_k[str(ks[0])]['geomean'])} %" for name, by_k in compared.items())
@@ -102,31 +110,38 @@ def _regret(found: Findings, key: str) -> Figure:
         "Regret by the length of the shortlist",
         paint,
         description=f"At k = {ks[0]}: {first}. At k = {ks[-1]}: {last}. Noise floor: {percent(noise)} %.",
-        caption="Geometric means over all problems; bands are 95 % intervals, bootstrapped over groups of models. No "
-        "figure below the noise floor says anything.",
+        caption="Geometric means over all problems; bands are 95 % intervals, bootstrapped over groups of models. "
+        "Values below the noise floor are drawn at the floor, because they are timing noise.",
         height=HEIGHT + 0.17 * max(0, len(compared) - 3),
     )
 
 
+def _from_noise(ax: Axes, noise: float) -> None:
+    """Let a logarithmic y-axis in percent begin a little below the noise floor."""
+    percents(ax.yaxis)
+    ax.set_ylim(bottom=0.85 * _over(noise))
+
+
 def _legend(ax: Axes) -> None:
+    """Put a legend of two columns above the axes."""
     ax.figure.legend(loc="outside upper left", ncols=2, handlelength=2.4, columnspacing=1.2)
 
 
 def _learning(found: Findings, key: str) -> Figure:
-    at = [point.problems for point in found.curve]
+    at, noise = [point.problems for point in found.curve], found.summary["noise_floor"]
 
     def paint(ax: Axes) -> None:
         ax.set_yscale("log")
         for k, colour, marker in ((1, BLUE, "o"), (8, GREEN, "s")):
             summaries = [point.regret[k].to_json() for point in found.curve]
             label = "first choice" if k == 1 else f"best of {k}"
-            _band(ax, at, summaries, color=colour, marker=marker, label=label)
+            _band(ax, at, summaries, noise, color=colour, marker=marker, label=label)
         _whole_numbers(ax, at)
-        percents(ax.yaxis)
-        ax.set(xlabel="problems learned from", ylabel="% slower than the best config")
+        _from_noise(ax, noise)
+        ax.set(xlabel="problems in training", ylabel="% slower than the best config")
         _legend(ax)
 
-    told = "; ".join(
+    described = "; ".join(
         f"{point.problems:.0f} problems: first choice {percent(point.regret[1].geomean)} %, "
         f"best of 8 {percent(point.regret[8].geomean)} %"
         for point in found.curve
@@ -135,9 +150,9 @@ def _learning(found: Findings, key: str) -> Figure:
         key,
         "Learning curve",
         paint,
-        description=told + ".",
-        caption=f"What more measurements would buy: rankers of {found.curve[0].trees} trees, judged on one fold that "
-        "is held out; bands are 95 % intervals. The slope counts: all other figures are of rankers with more trees.",
+        description=described + ".",
+        caption=f"How regret falls with more measured problems, for rankers of {found.curve[0].trees} trees, on one "
+        "held-out fold; bands are 95 % intervals. Look at the slope: the other figures are of rankers with more trees.",
     )
 
 
@@ -152,24 +167,24 @@ def _contributions(found: Findings, key: str, most: int = 12) -> Figure:
         ax.invert_yaxis()
         ax.grid(False, axis="y")
         ax.tick_params(axis="y", length=0)
-        ax.set_xlabel("moves a predicted slowdown by %, in the mean")
+        ax.set_xlabel("average change of a predicted slowdown, %")
 
-    told = ", ".join(f"{name} {value:.1f} %" for name, value in zip(names, moved, strict=True))
+    described = ", ".join(f"{name} {value:.1f} %" for name, value in zip(names, moved, strict=True))
     return draw(
         key,
-        "What the trees look at",
+        "Feature contributions",
         paint,
-        description=told + ".",
-        caption="Mean absolute Shapley value of each feature (path-dependent TreeSHAP, what LightGBM calls "
-        "pred_contrib), over configs and problems as the ranker meets them in training.",
+        description=described + ".",
+        caption="Mean absolute Shapley value of each feature (path-dependent TreeSHAP, LightGBM's pred_contrib), over "
+        "configs and problems sampled as in training.",
         height=1.0 + 0.19 * len(moved),
     )
 
 
 def _devices(found: Findings, key: str, most: int = 12) -> Figure:
-    parts = dict(list(found.told["regret_by_device"].items())[:most])
+    parts = dict(list(found.summary["regret_by_device"].items())[:most])
     names = np.array([device.name for device in found.evaluation.devices])
-    ks = [k for k in ("1", "8") if k in found.told["regret"]]
+    ks = [k for k in ("1", "8") if k in found.summary["regret"]]
     rivals: dict[tuple[str, str], float] = {}
     for name in parts:
         for k in ks if "static" in found.evaluation.baselines else ():
@@ -203,22 +218,22 @@ def _devices(found: Findings, key: str, most: int = 12) -> Figure:
         ax.set_xlabel("% slower than the best config")
         _legend(ax)
 
-    told = "; ".join(
+    described = "; ".join(
         f"{name}: " + ", ".join(f"best of {k} {percent(part['regret'][k]['geomean'])} %" for k in ks)
         for name, part in parts.items()
     )
     return draw(
         key,
-        "Devices side by side",
+        "Regret by device",
         paint,
-        description=told + ".",
-        caption="With 95 % intervals, and how many problems were measured there.",
+        description=described + ".",
+        caption="With 95 % intervals. In brackets: the number of problems measured on the device.",
         height=1.25 + 0.55 * len(parts),
     )
 
 
 def calibration_figures(found: Findings, key: str) -> Iterator[Figure]:
-    """Each of a key of its own that begins with `key`."""
+    """Draw the figures on calibration. Their keys begin with `key`."""
     yield _reliability(found, f"{key}-reliability")
     yield _coverage(found, f"{key}-coverage")
 
@@ -238,7 +253,7 @@ def _reliability(found: Findings, key: str) -> Figure:
         low = min(float(predicted.min()), 0.0)
         ax.plot([low, top], [low, top], color=MUTED, linestyle="--", linewidth=1, label="as predicted")
         ax.plot(predicted[some], np.minimum(measured[some], top), "o", color=ORANGE, alpha=0.45, markersize=3.5,
-                markeredgewidth=0, label="a problem")  # fmt: skip
+                markeredgewidth=0, label="one problem")  # fmt: skip
         ax.errorbar(
             means[:, 0],
             means[:, 1],
@@ -259,14 +274,14 @@ def _reliability(found: Findings, key: str) -> Figure:
         "Predicted and measured slowdown of the first choice",
         paint,
         description="; ".join(f"predicted {x:.1f} %, measured {y:.1f} % in the mean" for x, y in means) + ".",
-        caption="On the dashed line a prediction means what it says. In the geometric mean "
-        f"{means_of[0]:.1f} % are predicted, {means_of[1]:.1f} % measured. "
-        "Bars are 95 % intervals of the means; the slowest 1 % are drawn at the upper edge.",
+        caption="On the dashed line, the measured slowdown equals the predicted one. Geometric means: "
+        f"{means_of[0]:.1f} % predicted, {means_of[1]:.1f} % measured. "
+        "Bars are 95 % intervals of the means; the slowest 1 % of the problems are drawn at the upper edge.",
     )
 
 
 def _coverage(found: Findings, key: str) -> Figure:
-    known, unknown = found.served(), found.served(sizes_known=False)
+    known, unknown = found.coverage_by_k(), found.coverage_by_k(sizes_known=False)
     ragged = any(case.problem.ragged for case in found.evaluation.cases)
     ks = np.arange(1, len(known) + 1)
     enough = ks[known >= _NOMINAL]
@@ -278,9 +293,9 @@ def _coverage(found: Findings, key: str) -> Figure:
         )
         if ragged:
             ax.plot(ks, 100 * unknown, color=ORANGE, linestyle="--", drawstyle="steps-post", label="sizes unknown")
-        for mark, told in zip("D^s", autos.values(), strict=False):
+        for mark, auto in zip("D^s", autos.values(), strict=False):
             label = 'k="auto"' if mark == "D" else None
-            ax.plot(told["mean_k"], 100 * told["coverage"], mark, color=BLUE, markersize=7, label=label)
+            ax.plot(auto["mean_k"], 100 * auto["coverage"], mark, color=BLUE, markersize=7, label=label)
         if autos or ragged:
             ax.figure.legend(loc="outside upper left", ncols=3)
         ax.axhline(100 * _NOMINAL, color=MUTED, linestyle=":", linewidth=1)
@@ -289,20 +304,20 @@ def _coverage(found: Findings, key: str) -> Figure:
         ax.set_xticks(ticks, [str(k) for k in ticks])
         ax.minorticks_off()
         ax.set_ylim(min(0.0, 100 * known[0]), 102)
-        ax.set(xlabel="length of the shortlist, k", ylabel="% of problems served")
+        ax.set(xlabel="length of the shortlist, k", ylabel="% of problems covered")
         ax.grid(True, color=RULE)
 
     reached = (
-        f"k = {enough[0]} serves {100 * _NOMINAL:.0f} % of the problems"
+        f"k = {enough[0]} covers {100 * _NOMINAL:.0f} % of the problems"
         if len(enough)
-        else f"no k up to {len(ks)} serves {100 * _NOMINAL:.0f} % of the problems"
+        else f"no k up to {len(ks)} covers {100 * _NOMINAL:.0f} % of the problems"
     )
     shares = ", ".join(f"k = {k}: {100 * known[k - 1]:.0f} %" for k in (1, 2, 4, 8, 16, 32) if k <= len(ks))
     return draw(
         key,
-        "How many to try",
+        "Coverage by the length of the shortlist",
         paint,
         description=f"{shares}; {reached}.",
-        caption=f"A shortlist serves a problem where it holds a config within {100 * (WITHIN - 1):.0f} % of the best: "
-        f"{reached}." + "".join(f' Of k="auto", {where}: {one}.' for where, one in found.evaluation.coverage.items()),
+        caption=f"A shortlist covers a problem if it has a config within {100 * (WITHIN - 1):.0f} % of the best: "
+        f"{reached}." + "".join(f' With k="auto", {where}: {one}.' for where, one in found.evaluation.coverage.items()),
     )

@@ -1,4 +1,4 @@
-"""What a report says of one family, found before anything is drawn: figures, without pictures."""
+"""Compute everything that a report says about one family; nothing is drawn here."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...datasets import DeviceSpec, Family, KernelConfig, Problem
+from ...datasets.console import percent
 from ...datasets.errors import abridged, check_between
 from ...datasets.grid import Grid
 from ...datasets.progress import share_of
@@ -30,53 +31,87 @@ if TYPE_CHECKING:
     from ...datasets.dataset import Dataset
     from ..bundle import Bundle
 
-#: A shortlist serves a problem that has a config on it within so much of the best.
+#: A shortlist covers a problem if it has a config within this factor of the best time.
 WITHIN = 1.01
-#: How long shortlists are looked at.
+#: The longest shortlist for which coverage is computed.
 LONGEST = 32
-#: Of how many problems the rows are taken that stand for all, and of how many of these rows the predictions are
-#: explained: 450 trees take 2 s.
+#: Length of the shortlist in the headline, as in the README.
+HEADLINE_K = 8
+#: Milliseconds that an autotuner takes to time one config: the default warm-up (25 ms) and repetitions (100 ms) of
+#: Triton's `do_bench`.
+TIMING_MS = 125.0
+#: A shorter compile time, in milliseconds, is that of a binary from the cache.
+_CACHED_MS = 20.0
+#: Number of problems whose training rows are the background of the Shapley values, and number of these rows whose
+#: predictions are explained. With 450 trees that takes 2 s.
 _BACKGROUND_PROBLEMS, _EXPLAINED_ROWS = 60, 300
-#: Fewer trees than a bundle has, so that the curve takes less time: what counts is how it falls.
+#: The largest number of trees of a ranker in the learning curve. Fewer trees than in a bundle take less time, and the
+#: slope of the curve is what matters.
 TREES = 150
+#: Shares of the training problems, for the learning curve.
 SHARES = (0.125, 0.25, 0.5, 1.0)
-#: Of five, the one with the most families.
+#: Number of folds, of five, on which the learning curve is evaluated: the fold with the most model families.
 _FOLDS_TESTED = 1
-#: What fewer problems teach is chance.
+#: The smallest number of training problems in the learning curve; results of fewer are chance.
 _FEWEST = 4
 
 
 @dataclass(frozen=True)
 class Findings:
-    """One family in a report. Made by `find`."""
+    """The results for one family in a report, made by `find`."""
 
     evaluation: Evaluation
-    knobs: tuple[str, ...]  # the family's
-    #: How far each feature moves a prediction in the mean, as a factor, the largest first: e to the power of the mean
-    #: absolute Shapley value, since the trees add up logarithms.
+    knobs: tuple[str, ...]  # of the family
+    #: The factor by which each feature moves a prediction on average, largest first: exp of the mean absolute
+    #: Shapley value, because the trees predict logarithms.
     contributions: Mapping[str, float]
-    curve: tuple[Point, ...] = ()  # () where it was left out
+    curve: tuple[Point, ...] = ()  # the learning curve; () if it was left out
+    #: Milliseconds to compile and time each config, (n_configs,), in the order of the evaluation's grid.
+    trial_ms: NDArray[np.float64] | None = None
 
     @cached_property
-    def told(self) -> dict[str, Any]:
-        """`Evaluation.to_json()`, which draws its intervals anew at each call."""
+    def summary(self) -> dict[str, Any]:
+        """The evaluation as JSON, computed once: its bootstrap intervals take a while."""
         return self.evaluation.to_json()
 
     @cached_property
+    def headline(self) -> Headline:
+        """The result in one line."""
+        judged = self.evaluation
+        k = max((one for one in judged.regret if one <= HEADLINE_K), default=min(judged.regret))
+        is_candidate = np.isfinite(judged.predicted[0])
+        trial_ms = np.full(is_candidate.shape[1], TIMING_MS) if self.trial_ms is None else self.trial_ms
+        rows = np.arange(len(self.places))[:, None]
+        listed = self.places[:, :k]
+        ours = (trial_ms[listed] * is_candidate[rows, listed]).sum()
+        return Headline(
+            family=judged.family,
+            k=k,
+            configs=int(is_candidate.any(axis=0).sum()),
+            regret=self.summary["regret"][str(k)]["geomean"],
+            tuning_ratio=float((is_candidate * trial_ms).sum() / ours),
+        )
+
+    @cached_property
     def places(self) -> NDArray[np.intp]:
-        """The configs as a shortlist has them, with sizes known, (n_problems, n_configs); no candidates come last."""
+        """Columns of the configs in the order of a shortlist with sizes known, (n_problems, n_configs).
+
+        Configs that are not candidates come last.
+        """
         order: NDArray[np.intp] = np.argsort(self.evaluation.places[0], axis=1, kind="stable")
         return order
 
     @cached_property
     def first_predicted(self) -> NDArray[np.float64]:
-        """The slowdown that was predicted for each problem's first choice, (n_problems,)."""
+        """The predicted slowdown of each problem's first choice, (n_problems,)."""
         predicted: NDArray[np.float64] = np.nanmin(self.evaluation.predicted[0], axis=1)
         return predicted
 
-    def served(self, *, sizes_known: bool = True) -> NDArray[np.float64]:
-        """The share of the problems that have a config within `WITHIN` of the best on a shortlist of k, (n_ks,) for k
-        from 1 to `LONGEST`, or to the number of configs."""
+    def coverage_by_k(self, *, sizes_known: bool = True) -> NDArray[np.float64]:
+        """Return the share of problems whose shortlist of k configs has one within `WITHIN` of the best.
+
+        The result is (n_ks,), for k from 1 to `LONGEST` or to the number of configs.
+        """
         predicted = self.evaluation.predicted[0 if sizes_known else 1]
         slowdowns = np.where(np.isnan(predicted), np.inf, _slowdowns(self.evaluation.grid, predicted))
         order = np.argsort(self.evaluation.places[0 if sizes_known else 1], axis=1, kind="stable")[:, :LONGEST]
@@ -85,12 +120,12 @@ class Findings:
         return shares
 
     def worst(self, most: int = 10) -> list[Choice]:
-        """The problems with the slowest first choices, the slowest first."""
+        """Return the problems with the slowest first choices, slowest first."""
         regret = self.evaluation.regret[min(self.evaluation.regret)]
         return [self.choice(int(row)) for row in np.argsort(-regret, kind="stable")[:most]]
 
     def choice(self, row: int) -> Choice:
-        """The first choice on a problem beside the best config."""
+        """Return the first choice and the best config of one problem."""
         judged, grid = self.evaluation, self.evaluation.grid
         predicted, times = judged.predicted[0][row], grid.second_us[row]
         first, best = int(self.places[row, 0]), int(np.nanargmin(times))
@@ -111,9 +146,10 @@ class Findings:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The entry of `foretune evaluate --json`, and what the report has besides."""
-        return self.told | {
-            "within_1_percent": {str(k + 1): round(float(share), 4) for k, share in enumerate(self.served())},
+        """Return the family's entry of `foretune evaluate --json`, and the report's further figures."""
+        return self.summary | {
+            "headline": self.headline.to_json(),
+            "within_1_percent": {str(k + 1): round(float(share), 4) for k, share in enumerate(self.coverage_by_k())},
             "learning_curve": [point.to_json() for point in self.curve],
             "contributions": {name: round(factor, 4) for name, factor in self.contributions.items()},
             "worst": [choice.to_json() for choice in self.worst()],
@@ -121,40 +157,73 @@ class Findings:
 
 
 @dataclass(frozen=True)
+class Headline:
+    """The benefit of a shortlist in one line.
+
+    >>> str(Headline("matmul", 8, 948, 1.0042, 40.3))
+    '8 of 948 configs: 0.4 % off the best, tuning 40 times shorter'
+    """
+
+    family: str
+    k: int
+    configs: int  # number of configs that are candidates for any problem
+    regret: float  # geometric mean of the best of the first k; 1.0 = the best config
+    #: Time to compile and time all candidates of each problem, over that of the first k; see `TIMING_MS`.
+    tuning_ratio: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.k} of {self.configs} configs: {percent(self.regret)} % off the best, "
+            f"tuning {self.tuning_ratio:.{0 if self.tuning_ratio >= 9.5 else 1}f} times shorter"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the "headline" of a family in `foretune report --json`."""
+        return {
+            "text": str(self),
+            "k": self.k,
+            "configs": self.configs,
+            "regret": round(self.regret, 4),
+            "tuning_ratio": round(self.tuning_ratio, 2),
+        }
+
+
+@dataclass(frozen=True)
 class Choice:
-    """The first choice on a problem beside the best config. Times are of the second pass, as regrets are."""
+    """The first choice and the best config of one problem. Times are from the second timing pass, as in regrets."""
 
     problem: str
     source: str
     device: str
-    regret: float  # time of the first choice over the best: 1.0 = the best
+    regret: float  # time of the first choice over that of the best config; 1.0 = the best
     first: KernelConfig
-    first_predicted: float  # slowdown
+    first_predicted: float  # predicted slowdown
     first_us: float | None  # None: it did not run
     best: KernelConfig
-    best_predicted: float | None  # slowdown; None: it is no candidate
+    best_predicted: float | None  # predicted slowdown; None: it is not a candidate
     best_us: float
-    best_rank: int | None  # its place in the predicted order, from 1
+    best_rank: int | None  # its rank in the predicted order, from 1; None: it is not a candidate
 
     @property
     def first_predicted_us(self) -> float:
-        """The predicted slowdown, times the measured best time: rankers predict no times."""
+        """The predicted slowdown of the first choice times the best measured time: rankers do not predict times."""
         return self.first_predicted * self.best_us
 
     @property
     def best_predicted_us(self) -> float | None:
-        """As `first_predicted_us`."""
+        """The predicted slowdown of the best config times the best measured time."""
         return None if self.best_predicted is None else self.best_predicted * self.best_us
 
     @property
     def differences(self) -> list[tuple[str, str, str]]:
-        """The knobs in which the two differ: name, the first choice's value, the best config's."""
+        """The knobs that differ: the name, the value of the first choice, and that of the best config."""
         first, best = self.first.to_json(), self.best.to_json()
         names = dict.fromkeys((*first, *best))
         pairs = [(name, _value(first.get(name)), _value(best.get(name))) for name in names]
         return [pair for pair in pairs if pair[1] != pair[2]]
 
     def to_json(self) -> dict[str, Any]:
+        """Return an entry of "worst" in `foretune report --json`."""
         return {
             "problem": self.problem,
             "source": self.source,
@@ -171,8 +240,8 @@ class Choice:
 
 
 @dataclass
-class _Keeping:
-    """Makes rankers for cross-validation, and keeps them."""
+class _RankerFactory:
+    """A factory of unfitted rankers for cross-validation, which keeps the rankers it makes."""
 
     ranker: Callable[[], LightGBMRanker]
     made: list[LightGBMRanker] = field(default_factory=list)
@@ -181,8 +250,8 @@ class _Keeping:
         self.made.append(self.ranker())
         return self.made[-1]
 
-    def one(self) -> LightGBMRanker:
-        """One of those that were fitted; always the same, whichever thread was the first."""
+    def one_fitted(self) -> LightGBMRanker:
+        """Return a fitted ranker; always the same one, although threads fit them in any order."""
         fitted = [ranker for ranker in self.made if hasattr(ranker, "forest_")]
         return min(fitted, key=lambda ranker: ranker.forest_.leaf_value.tobytes())
 
@@ -195,32 +264,53 @@ def find(
     ranker: Callable[[], LightGBMRanker] = LightGBMRanker,
     quick: bool = False,
 ) -> Findings:
-    """Judges one family of a dataset, by cross-validation or a bundle as it is, and looks into what was learned.
+    """Evaluate a bundle on one family, or a ranker by cross-validation, and explain the predictions.
 
-    `ranker` makes the unfitted rankers; `quick` leaves out the learning curve, which takes a few more fits. Raises as
-    `cross_validate` and `evaluate_bundle`.
+    Args:
+        dataset: The measurements.
+        family: The family.
+        bundle: The bundle to evaluate; cross-validate if None.
+        ranker: A factory of unfitted rankers.
+        quick: Leave out the learning curve, which takes a few more fits.
+
+    Raises:
+        ForetuneError: As for `cross_validate` and `evaluate_bundle`.
 
     >>> find(load("h200"), family).worst(1)[0].regret  # doctest: +SKIP
     1.196
     """
-    keeping, data = _Keeping(ranker), TrainingSet.of(dataset, family)
+    factory, data = _RankerFactory(ranker), TrainingSet.of(dataset, family)
     with share_of(0.95 if quick else 0.7):
-        evaluation = cross_validate(data, family, keeping) if bundle is None else evaluate_bundle(data, bundle, family)
+        evaluation = cross_validate(data, family, factory) if bundle is None else evaluate_bundle(data, bundle, family)
     curve: Sequence[Point] = ()
     if not quick:
         with share_of(0.25):
             curve = learning_curve(data, family, ranker)
-    fitted = keeping.one() if bundle is None else bundle.ranker(family.name)
+    fitted = factory.one_fitted() if bundle is None else bundle.ranker(family.name)
     return Findings(
         evaluation=evaluation,
         knobs=tuple(family.knobs),
         contributions=_contributions(fitted, evaluation.grid, family),
         curve=tuple(curve),
+        trial_ms=_trial_ms(dataset, family.name, evaluation.grid.configs),
     )
 
 
+def _trial_ms(dataset: Dataset, family: str, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
+    """Return the milliseconds that compiling and timing takes for each config, (n_configs,).
+
+    A config's compile time is the median over its problems, without binaries from a cache; a config without such a time
+    gets the median of the others.
+    """
+    rows = dataset.rows(family)
+    compiled = rows[rows["compile_ms"] > _CACHED_MS].groupby("config")["compile_ms"].median()
+    usual = float(compiled.median()) if len(compiled) else 0.0
+    known = {dataset.configs[int(at)]: float(compile_ms) for at, compile_ms in compiled.items()}
+    return TIMING_MS + np.array([known.get(config, usual) for config in configs])
+
+
 def _contributions(ranker: LightGBMRanker, grid: Grid, family: Family) -> dict[str, float]:
-    """See `Findings.contributions`: over rows as the ranker sees them in training."""
+    """Return `Findings.contributions`, over rows sampled as in training."""
     some = grid.select(np.unique(np.linspace(0, len(grid) - 1, _BACKGROUND_PROBLEMS).astype(int)))
     background = training_rows(some, family, slow=ranker.slow, keep_slow=ranker.keep_slow, seed=0).features
     explained = background[np.unique(np.linspace(0, len(background) - 1, _EXPLAINED_ROWS).astype(int))]
@@ -235,7 +325,7 @@ def _value(knob: object) -> str:
 
 
 def _slowdowns(grid: Grid, predicted: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Times over the best candidate's, (n_problems, n_configs); infinite where a config did not run."""
+    """Return times over that of the best candidate, (n_problems, n_configs); infinite for a config that did not run."""
     times = np.where(np.isnan(grid.times_us), np.inf, grid.times_us)
     best = np.where(np.isnan(predicted), np.inf, times).min(axis=1, keepdims=True)
     with np.errstate(invalid="ignore"):
@@ -246,13 +336,14 @@ def _slowdowns(grid: Grid, predicted: NDArray[np.float64]) -> NDArray[np.float64
 
 @dataclass(frozen=True)
 class Point:
-    """Regret on held-out problems of a ranker that learned from so many others."""
+    """A point of the learning curve: the regret on held-out problems after training on a number of others."""
 
-    problems: int  # learned from
+    problems: int  # in training
     trees: int
     regret: dict[int, Summary]  # by k
 
     def to_json(self) -> dict[str, Any]:
+        """Return an entry of "learning_curve" in `foretune report --json`."""
         return {
             "problems": self.problems,
             "trees": self.trees,
@@ -267,10 +358,18 @@ def learning_curve(
     *,
     shares: Sequence[float] = SHARES,
 ) -> list[Point]:
-    """A point for each share of the training problems, drawn at random, the smaller draws within the larger ones.
+    """Return a point for each share of the training problems, all evaluated on the same held-out model families.
 
-    `ranker` makes the unfitted rankers, which learn with at most `TREES` trees. All are judged on the same held-out
-    model families. Raises as `cross_validate`.
+    The problems are sampled at random; a smaller sample is part of the larger ones.
+
+    Args:
+        dataset: The measurements, or a training set.
+        family: The family.
+        ranker: A factory of unfitted rankers. They are trained with at most `TREES` trees.
+        shares: The shares of the training problems.
+
+    Raises:
+        ForetuneError: As for `cross_validate`.
 
     >>> [point.problems for point in learning_curve(load("h200"), family)]  # doctest: +SKIP
     [36, 73, 146, 291]
@@ -284,19 +383,19 @@ def learning_curve(
             judged = cross_validate(
                 dataset,
                 family,
-                partial(_Thinned, share, parameters, learned),
+                partial(_OnShare, share, parameters, learned),
                 ks=(1, 8),
                 tested=_FOLDS_TESTED,
                 rivals=Rivals({}, {}),
             )
         regret = {k: summarise(values, judged.groups) for k, values in judged.regret.items()}
         points.append(Point(max(learned), parameters["trees"], regret))
-    # Of a few problems, several shares are the same draw.
+    # With few problems, several shares give the same sample.
     return list({point.problems: point for point in points}.values())
 
 
-class _Thinned(Ranker):
-    """Learns from a share of the problems that it is given, and notes how many that were."""
+class _OnShare(Ranker):
+    """A ranker that is trained on a share of the problems, and records how many those are."""
 
     ranker_: LightGBMRanker
 
@@ -305,6 +404,7 @@ class _Thinned(Ranker):
         self.share, self.parameters, self.learned = share, parameters, learned
 
     def fit(self, grid: Grid, family: Family) -> Self:
+        """Train on a random share of the problems of a grid."""
         order = np.random.default_rng(0).permutation(len(grid))
         chosen = np.sort(order[: max(round(self.share * len(grid)), _FEWEST)])
         self.learned.append(len(chosen))
@@ -314,4 +414,5 @@ class _Thinned(Ranker):
     def predict(
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
     ) -> NDArray[np.float64]:
+        """Return the predicted slowdowns, (n_configs,)."""
         return self.ranker_.predict(family, problem, device, configs)

@@ -1,4 +1,4 @@
-"""The figures that are maps: regret over two of the problems' dimensions, and a problem's times over two knobs."""
+"""Draw heat maps: regret over two dimensions of the problems, and the times of one problem over two knobs."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
     from .findings import Findings
 
-#: Of those with the widest ranges: four make six pairs.
+#: The most dimensions, those with the widest ranges, and the most bins of each. Four dimensions make six maps.
 _MOST_DIMS, _MOST_BINS = 4, 7
-#: How many of the shortlist are marked, and how many places a cell has room for.
+#: The number of ranks that are marked, and the most that a cell has room for.
 _SHORTLIST, _MOST_PLACES = 8, 3
-#: More values of a knob leave no room for text.
+#: The most values of a knob for which cells have room for text.
 _MOST_VALUES = 12
-#: Colours end at so many times the best.
+#: The slowdown at the end of the color map.
 _SLOWEST = 4.0
 
 
 def shape_figures(found: Findings, key: str) -> Iterator[Figure]:
-    """One for each pair of dimensions that differ; one alone where there is no second."""
+    """Draw a map for each pair of dimensions that vary, or of the only one."""
     regret = found.evaluation.regret[min(found.evaluation.regret)]
     binned = _binned(found)
     pairs = list(combinations(binned, 2)) or [(one, _ALL) for one in binned]
@@ -44,17 +44,19 @@ def shape_figures(found: Findings, key: str) -> Iterator[Figure]:
 
 @dataclass(frozen=True, eq=False)
 class _Binned:
-    """A dimension in steps of powers of two."""
+    """A dimension of the problems, in bins of powers of two."""
 
     name: str
-    number: NDArray[np.intp]  # (n_problems,) the bin of each problem
-    labels: tuple[str, ...]  # (n_bins,) what each begins at
+    number: NDArray[np.intp]  # (n_problems,) the bin of each problem, from 0
+    labels: tuple[str, ...]  # (n_bins,) the smallest size in each bin
 
 
+#: A second dimension with a single bin, for problems with only one dimension that varies.
 _ALL = _Binned("", np.zeros(0, np.intp), ("",))
 
 
 def _binned(found: Findings) -> list[_Binned]:
+    """Return the dimensions with the widest ranges, in bins."""
     problems = [case.problem for case in found.evaluation.cases]
     octaves = {
         name: np.log2([max(problem[name], 1) for problem in problems])
@@ -73,7 +75,8 @@ def _binned(found: Findings) -> list[_Binned]:
 
 
 def _short(size: int) -> str:
-    """
+    """Return a size in units of 2**10 or 2**20.
+
     >>> _short(512), _short(16384), _short(2**21)
     ('512', '16k', '2M')
     """
@@ -84,8 +87,10 @@ def _short(size: int) -> str:
 
 
 def _means(across: _Binned, down: _Binned, regret: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
-    """Geometric mean of the first choice's percent in each cell, NaN where there is no problem, and how many there
-    are: both (n_down, n_across)."""
+    """Return the mean regret of the first choice in each cell, in percent, and the number of problems.
+
+    Both are (n_down, n_across). Means are geometric, and NaN in a cell without problems.
+    """
     shape = len(down.labels), len(across.labels)
     cell = across.number + (shape[1] * down.number if len(down.number) else 0)
     counts = np.bincount(cell, minlength=shape[0] * shape[1])
@@ -98,6 +103,8 @@ def _means(across: _Binned, down: _Binned, regret: NDArray[np.float64]) -> tuple
 def _pair(
     across: _Binned, down: _Binned, means: NDArray[np.float64], counts: NDArray[np.intp], top: float, key: str
 ) -> Figure:
+    """Draw the mean regret over two dimensions; `top` is the largest mean of all maps, in percent."""
+
     def paint(ax: Axes) -> None:
         texts = [
             [f"{mean:.1f}\n({count})" if count else "" for mean, count in zip(*rows, strict=True)]
@@ -120,13 +127,13 @@ def _pair(
         f"Regret of the first choice by {printable(names)}",
         paint,
         description=f"The largest is {means[worst]:.1f} %, over {counts[worst]} problems with {printable(where)}.",
-        caption=f"% slower than the best config by {printable(names)}: geometric means (and problems).",
+        caption=f"% slower than the best config, geometric mean by {printable(names)}. In brackets: problems.",
         height=1.0 + 0.34 * len(down.labels),
     )
 
 
 def knob_figures(found: Findings, key: str) -> Iterator[Figure]:
-    """A problem of typical regret, and the worst one; nothing where all configs of a problem are alike."""
+    """Draw a problem with the median regret and the one with the largest; none if no knob varies."""
     order = np.argsort(found.evaluation.regret[min(found.evaluation.regret)], kind="stable")
     rows = {"A typical problem": int(order[len(order) // 2]), "The worst first choice": int(order[-1])}
     for number, (what, row) in enumerate(rows.items()):
@@ -137,6 +144,7 @@ def knob_figures(found: Findings, key: str) -> Iterator[Figure]:
 
 
 def _map(found: Findings, row: int, what: str, key: str) -> Figure | None:
+    """Draw the times of one problem over two knobs, with the shortlist marked; None if no knob varies."""
     judged, grid = found.evaluation, found.evaluation.grid
     times = grid.times_us[row]
     ran = np.flatnonzero(np.isfinite(times) & np.isfinite(judged.predicted[0][row]))
@@ -166,7 +174,7 @@ def _map(found: Findings, row: int, what: str, key: str) -> Figure | None:
             [_cell_text(time, places.get((i, j), ())) if room else "" for j, time in enumerate(line)]
             for i, line in enumerate(fastest)
         ]
-        # Logarithmic, the fastest bright: twice and four times as slow are equally far apart.
+        # On a logarithmic scale, the fastest brightest.
         paint_cells(ax, -np.log(np.minimum(slowdowns, _SLOWEST)), texts, (-float(np.log(_SLOWEST)), 0.0), "viridis")
         for i, j in places:
             ax.add_patch(Rectangle((j + 0.04, i + 0.04), 0.92, 0.92, fill=False, edgecolor="#ff3b6b", linewidth=2))
@@ -180,7 +188,7 @@ def _map(found: Findings, row: int, what: str, key: str) -> Figure | None:
 
     choice = found.choice(row)
     marked = "; ".join(
-        f"places {', '.join(map(str, sorted(numbers)))} at {_named(down, lines[i])}{across}={_tick(columns[j])}"
+        f"ranks {', '.join(map(str, sorted(numbers)))} at {_named(down, lines[i])}{across}={_tick(columns[j])}"
         for (i, j), numbers in sorted(places.items())
     )
     where = f"{_named(down, lines[best[0]])}{across}={_tick(columns[best[1]])}"
@@ -190,8 +198,8 @@ def _map(found: Findings, row: int, what: str, key: str) -> Figure | None:
         paint,
         description=printable(f"The fastest, {fastest[best]:.4g} us, is at {where}. On the shortlist: {marked}."),
         caption=printable(
-            f"{abridged(choice.problem, 200)} on {choice.device}: microseconds of the fastest config of each cell. "
-            f"Red frames and # say where the shortlist of {_SHORTLIST} is, the dashed frame where the best config is. "
+            f"{abridged(choice.problem, 200)} on {choice.device}: time in us of the fastest config in each cell. "
+            f"Red frames and # mark the ranks of the {_SHORTLIST} predicted configs, the dashed frame the best config. "
             f"The first choice is {100 * (choice.regret - 1):.1f} % slower than the best."
         ),
         height=1.0 + 0.4 * len(lines) if len(lines) <= _MOST_VALUES else 1.0 + 0.2 * min(len(lines), 40),
@@ -199,7 +207,7 @@ def _map(found: Findings, row: int, what: str, key: str) -> Figure | None:
 
 
 def varying(knobs: Sequence[str], configs: Sequence[KernelConfig]) -> tuple[str, ...]:
-    """At most two of the knobs that differ between the configs: blocks first, then as the family lists them.
+    """Return at most two knobs that differ between the configs: block sizes first, then in the family's order.
 
     >>> configs = [KernelConfig.of(A=1, BLOCK_N=n, num_warps=w) for n in (16, 32) for w in (4, 8)]
     >>> varying(("A", "num_warps", "BLOCK_N"), configs)
@@ -211,7 +219,7 @@ def varying(knobs: Sequence[str], configs: Sequence[KernelConfig]) -> tuple[str,
 
 
 def _values(given: Iterator[object]) -> list[object]:
-    """Each once, numbers by size before words."""
+    """Return the distinct values: numbers in order, then other values by their text."""
     return sorted(
         set(given), key=lambda value: (0, value, "") if isinstance(value, (int, float)) else (1, 0, str(value))
     )
@@ -226,6 +234,7 @@ def _named(knob: str | None, value: object) -> str:
 
 
 def _cell_text(time_us: float, places: Sequence[int]) -> str:
+    """Return the text of a cell: the time, and the ranks of the shortlist's configs in it."""
     if not np.isfinite(time_us):
         return ""
     time = f"{time_us:.3g}" if time_us < 1000 else f"{time_us:.0f}"

@@ -1,6 +1,6 @@
-"""What each feature adds to a forest's predictions: its Shapley values, as LightGBM's `pred_contrib` has them.
+"""Compute the Shapley values of features in a forest's predictions, equal to LightGBM's `pred_contrib`.
 
-From the flat arrays alone, so that a bundle's own trees can be explained, without LightGBM and its parser.
+They are computed from a bundle's flat arrays, without LightGBM and its parser.
 """
 
 from __future__ import annotations
@@ -15,20 +15,27 @@ from ..scoring.trees import Forest
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: A share of the background that no row of it reached a node with: as good as none, and no zero to divide by.
+#: The smallest share of background rows on a path: small enough to count as zero, and safe to divide by.
 _HARDLY_ANY = 1e-12
 
 
 def tree_shap(
     forest: Forest, rows: NDArray[np.float32], background: NDArray[np.float32]
 ) -> tuple[NDArray[np.float64], float]:
-    """The Shapley values of each row's features, (n_rows, n_features), and the mean prediction that they add to: a
-    row's values and that mean sum to its prediction.
+    """Return the Shapley values of each row's features, and the mean prediction.
 
-    `rows` and `background` are (n_rows, n_features); where a feature is unknown, a split sends on what share of the
-    background went each way. That is path-dependent TreeSHAP (Lundberg, Erion and Lee, arXiv:1802.03888). A leaf is a
-    product over the features of its path, for which the Shapley value is an integral of a polynomial, and
-    Gauss-Legendre quadrature gives that exactly.
+    A row's values and the mean prediction sum to the row's prediction. This is path-dependent TreeSHAP (Lundberg, Erion
+    and Lee, arXiv:1802.03888): at a split on an unknown feature, both branches count, weighted by their shares of the
+    background rows. The value of a leaf is a product over the features on its path, so its Shapley value is an integral
+    of a polynomial, which Gauss-Legendre quadrature computes exactly.
+
+    Args:
+        forest: The trees.
+        rows: The rows to explain, (n_rows, n_features).
+        background: The rows that represent all data, (n_background, n_features).
+
+    Returns:
+        The values, (n_rows, n_features), and the mean prediction.
 
     >>> stump = Forest(  # x[1] <= 0.5 ? 0 : 4
     ...     n_features=np.array(2), tree_leaves=np.array([2], np.uint8), split_feature=np.array([1], np.uint16),
@@ -55,44 +62,45 @@ def tree_shap(
 
 @dataclass(frozen=True)
 class _Paths:
-    """The paths from a tree's root to its leaves, each array (n_leaves, n_splits)."""
+    """The paths from a tree's root to its leaves; each array is (n_leaves, n_splits)."""
 
     on_path: NDArray[np.bool_]  # whether the split is on the leaf's path
-    left: NDArray[np.bool_]  # whether the path goes left there
-    shares: NDArray[np.float64]  # of the background rows that reach it, those that go on along the path; 1 beside it
+    left: NDArray[np.bool_]  # whether the path goes left at the split
+    shares: NDArray[np.float64]  # share of the background rows at the split that follow the path; 1 off the path
 
 
 def _paths(forest: Forest, start: int, leaves: int, background: NDArray[np.float32]) -> _Paths:
-    """Those of the tree whose splits begin at `start`."""
+    """Return the paths of the tree whose splits begin at `start`."""
     on_path, left = np.zeros((2, leaves, leaves - 1), bool)
     shares = np.ones((leaves, leaves - 1))
     open_nodes = [(start, 0, leaves, np.arange(len(background)))]
     while open_nodes:
-        node, first, size, there = open_nodes.pop()
+        node, first, size, reached = open_nodes.pop()
         if size == 1:
             continue
         split, middle, last = node - start, first + int(forest.split_left[node]), first + size
-        lefts = background[there, forest.split_feature[node]] <= forest.split_threshold[node]
-        share = float(lefts.mean()) if len(there) else 0.5
+        lefts = background[reached, forest.split_feature[node]] <= forest.split_threshold[node]
+        share = float(lefts.mean()) if len(reached) else 0.5
         on_path[first:last, split], left[first:middle, split] = True, True
         shares[first:middle, split], shares[middle:last, split] = share, 1 - share
-        open_nodes.append((node + 1, first, middle - first, there[lefts]))
-        open_nodes.append((node + middle - first, middle, last - middle, there[~lefts]))
+        open_nodes.append((node + 1, first, middle - first, reached[lefts]))
+        open_nodes.append((node + middle - first, middle, last - middle, reached[~lefts]))
     return _Paths(on_path, left, shares)
 
 
 def _add_values(
-    values: NDArray[np.float64],  # (n_features, n_rows), to which one tree's are added
+    values: NDArray[np.float64],  # (n_features, n_rows); the values of one tree are added
     rows: NDArray[np.float32],
     leaf_value: NDArray[np.floating[Any]],
     paths: _Paths,
     feature: NDArray[np.uint16],
     threshold: NDArray[np.float32],
 ) -> None:
+    """Add the Shapley values of one tree."""
     follows = paths.left[:, :, None] == (rows[:, feature] <= threshold).T  # (n_leaves, n_splits, n_rows)
     follows |= ~paths.on_path[:, :, None]
     used = np.unique(feature)
-    # A feature that splits a path several times counts once: all its splits there are known, or none.
+    # A feature that splits a path several times counts once: either all its splits are known, or none.
     own = [feature == one for one in used]
     known = np.stack([follows[:, splits].all(axis=1) for splits in own]).astype(np.float64)
     unknown = np.stack([paths.shares[:, splits].prod(axis=1) for splits in own])[:, :, None]

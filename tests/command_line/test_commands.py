@@ -1,4 +1,4 @@
-"""Every command helps, prints what others script against, and shows it to a person."""
+"""Test that every command has help with an example, stable JSON for scripts, and tables for people."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_datasets_are_merged_and_sealed(tmp_path: Path) -> None:
     measured = Path(__file__).parents[2] / "kernels" / "examples" / "measured_h200"
     rows = len(datasets.load(measured).measurements)
     merged = json.loads(call(f"datasets merge {measured} {measured} --json --out", tmp_path / "both").stdout)
-    # What is there twice is dropped.
+    # Duplicates are dropped.
     assert merged == {"measurements": rows, "dropped": rows, "left_out": [], "out": str(tmp_path / "both")}
     sealed = call(f"datasets seal {tmp_path / 'both'} --name shipped --out", tmp_path / "sealed").stdout
     assert f"shipped: {rows} measurements" in sealed
@@ -128,7 +128,7 @@ def test_predict_shows_a_row_a_config() -> None:
     table = call(f"{PREDICT} --configs 3").stdout
     assert table.count("x ") == 3
     (same,) = (line for line in table.splitlines() if line.startswith("All with "))
-    assert not [knob.split("=")[0] for knob in same.split()[2:] if f" {knob.split('=')[0]} " in table]  # said once
+    assert not [knob.split("=")[0] for knob in same.split()[2:] if f" {knob.split('=')[0]} " in table]  # reported once
 
 
 def test_predict_takes_flags_and_a_place_of_a_family() -> None:
@@ -166,7 +166,7 @@ def test_the_example_of_predict_runs() -> None:
 
 @pytest.fixture(scope="module")
 def part() -> Dataset:
-    """Every 32nd problem of one family of the shipped dataset: whole, it takes minutes."""
+    """Return every 32nd problem of one family of the shipped dataset; all of them take minutes."""
     whole = datasets.load("h200")
     kept = [i for i, case in enumerate(whole.cases) if case.problem.family == FAMILY][::32]
     few = whole.measurements[whole.measurements["problem"].isin(kept)]
@@ -184,7 +184,7 @@ def test_replay_as_json_is_the_contract_and_the_table_shows_both(
 
     few = functools.partial(LightGBMRanker, trees=20, epochs=0)
 
-    def once(dataset: Any, family: Any, plan: Any) -> replay.Replay:  # minutes, with all trees: and for the table again
+    def once(dataset: Any, family: Any, plan: Any) -> replay.Replay:  # with all trees, twice, it takes minutes
         over[:] = over or [replay_plan(dataset, family, functools.partial(plan, ranker=few), ranker=few)]
         return over[0]
 
@@ -193,9 +193,9 @@ def test_replay_as_json_is_the_contract_and_the_table_shows_both(
     (family,) = json.loads(call("replay --share 0.1 --json").stdout)["families"].values()
     assert family["problems"] == len(part.grid(FAMILY))
     assert family["planned"]["configs"] == pytest.approx(0.1, abs=0.01)
-    assert 0.1 < family["planned"]["measurements"] < 0.2  # the leading configs are confirmed, and those it finds
+    assert 0.1 < family["planned"]["measurements"] < 0.2  # leading configs are measured again
     for who, key, k in itertools.product(("everything", "planned"), ("regret", "regret_sizes_unknown"), "1248"):
-        assert 1.0 <= family[who][key][k]["geomean"] < 1.5  # of few problems
+        assert 1.0 <= family[who][key][k]["geomean"] < 1.5  # loose, because there are few problems
         assert family["ratio"][key][k]["ci95"][0] <= family["ratio"][key][k]["geomean"]
         assert family["ratio"][key][k]["geomean"] == pytest.approx(
             family["planned"][key][k]["geomean"] / family["everything"][key][k]["geomean"], abs=2e-4
@@ -209,7 +209,7 @@ def test_replay_as_json_is_the_contract_and_the_table_shows_both(
 def quick(
     request: pytest.FixtureRequest, part: Dataset, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, dict[str, Any], Dataset]:
-    """One quickstart, where it put its bundle, and what it learned from."""
+    """Return the bundle folder, the result and the data of one quickstart."""
     out = tmp_path_factory.mktemp("quickstart") / "bundle"
     data = part if request.param == "part" else datasets.load("h200")
     with pytest.MonkeyPatch.context() as patch:
@@ -220,7 +220,7 @@ def quick(
 
 
 def check_evaluation(evaluation: dict[str, Any]) -> None:
-    """The contract that others script against; 1.0 = the best config."""
+    """Check the JSON that scripts rely on; 1.0 = the best config."""
     assert evaluation["families"]
     for family in evaluation["families"].values():
         assert family["problems"] > 0
@@ -255,7 +255,7 @@ def test_the_bundle_of_quickstart_predicts_and_is_judged(
 
     def once(
         *given: Any, **options: Any
-    ) -> cross_validation.Evaluation:  # it takes half a minute: the table shows the JSON
+    ) -> cross_validation.Evaluation:  # evaluates only once, which takes half a minute
         judged[:] = judged or [judge(*given, **options)]
         return judged[0]
 

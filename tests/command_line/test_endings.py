@@ -1,4 +1,4 @@
-"""How commands end that do not just end: Ctrl-C, an output that nobody reads or that is full; and the shell's side."""
+"""Test how commands end after Ctrl-C, a closed or full output, and errors; and shell completion."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from foretune.runtime.timing import compare, device_rates
 from foretune.runtime.timing.compare import Row
 from foretune.runtime.tuning.cache import cache_folder, known
 
-#: A line for each command that reads something before long.
+#: A command line for each command that soon reads something.
 LINES = {
     "quickstart": "quickstart --out {out}",
     "collect": f"collect {FAMILY} --limit 1 --out {{out}}",
@@ -91,7 +91,7 @@ def test_kernels_that_were_compared_before_an_end_were_told(monkeypatch: pytest.
 
 
 def run(*words: str, **settings: Any) -> subprocess.CompletedProcess[str]:
-    """As a process of its own, far from the checkout."""
+    """Run a command line in a new process, outside the checkout."""
     return subprocess.run(
         [sys.executable, "-m", "foretune", *words], **{"capture_output": True, "text": True, "cwd": "/", **settings}
     )
@@ -102,7 +102,7 @@ import signal, threading
 from foretune import __main__, datasets
 def wait():
     {first}
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes of a shell ignore it
     print("ready", flush=True)
     while True:
         signal.pause()
@@ -115,7 +115,7 @@ __main__.main()
     "first",
     [
         pytest.param("pass", id="alone"),
-        # For such a one the end of a process usually waits.
+        # A process usually waits for such a thread before it ends.
         pytest.param("threading.Thread(target=threading.Event().wait).start()", id="with a thread"),
     ],
 )
@@ -130,7 +130,7 @@ def test_a_real_ctrl_c_ends_with_130_and_a_line(first: str) -> None:
         assert child.stdout.readline() == "ready\n"
         child.send_signal(signal.SIGINT)
         try:
-            stdout, stderr = child.communicate(timeout=300)  # it would wait for ever
+            stdout, stderr = child.communicate(timeout=300)  # a bug would make it wait for ever
         finally:
             child.kill()
     assert (child.returncode, stdout, stderr) == (130, "", "Interrupted.\n")
@@ -139,7 +139,7 @@ def test_a_real_ctrl_c_ends_with_130_and_a_line(first: str) -> None:
 @pytest.mark.parametrize("line", ["device h200", "device h200 --json", "device h300 --json", "device --fast --json"])
 def test_an_output_that_nobody_reads_ends_it_quietly(line: str) -> None:
     read, write = os.pipe()
-    os.close(read)  # as `| head` leaves it
+    os.close(read)  # as after `| head`
     try:
         ended = run(*line.split(), stdout=write, stderr=subprocess.PIPE, capture_output=False)
     finally:
@@ -158,7 +158,7 @@ def test_a_full_disk_below_the_output_is_told_in_a_line(line: str) -> None:
 
 
 def test_no_output_at_all_is_fine() -> None:
-    """As `>&-` starts it."""
+    """Run a command with stdout closed, as `>&-` does."""
     ended = run("device", "h200", capture_output=False, stderr=subprocess.PIPE, preexec_fn=lambda: os.close(1))
     assert (ended.returncode, ended.stderr) == (0, "")
 

@@ -1,4 +1,4 @@
-"""A log of production has kernels that nobody declared a family for: they stop nobody from learning of the others."""
+"""Test that logged kernels without a declared family do not prevent training on the other families of a log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With --json, stdout is JSON and nothing else, whatever a family's module and methods do."""
+"""Test that with --json, stdout holds only JSON, whatever a family's module and methods print."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_process_prints_json_alone(folder):
     command = [sys.executable, "-m", "foretune", "predict", "noisy_families:Noisy", *LAYER.split(), "--json"]
     environment = {"PYTHONPATH": str(TESTS), "PATH": "/usr/bin:/bin"}
     ended = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, check=False)
-    assert ended.returncode == 1  # no bundle knows it
+    assert ended.returncode == 1  # no bundle has the family
     assert list(json.loads(ended.stdout)) == ["error"]
     for text in ("imported", "written", "a child", "asked", "at the end"):
         assert text in ended.stderr

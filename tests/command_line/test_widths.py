@@ -1,4 +1,4 @@
-"""Results at the widths that terminals have: no cell is cut off, and what comes from outside is shown as it is."""
+"""Test that output fits terminals of 60 to 200 columns: nothing is cut off, and foreign text is shown literally."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 WIDTHS = (60, 80, 200)
-#: What rich would take for markup or an emoji, or fail at.
+#: Text that rich would read as markup or an emoji, or fail to parse.
 ODD = "[/foo] [red]x[/red] :smile:"
 
 
@@ -37,7 +37,7 @@ def evaluation() -> Evaluation:
 
 @pytest.fixture(params=["evaluate", "replay", "collect", "bench kernels", "bench runtime", "bench predictions"])
 def result(request: pytest.FixtureRequest, evaluation: Evaluation) -> Any:
-    """Of the commands that take long, as they would print it."""
+    """Return a result of each command that takes long, as the command would print it."""
     part = replace(DEVICE, name="NVIDIA H100 80GB HBM3")
     devices = tuple(part if row % 2 else DEVICE for row in range(len(evaluation.cases)))
     judged = replace(evaluation, family="a_family_of_a_longer_name", devices=devices, seen_in_training=1.0)
@@ -116,7 +116,7 @@ def test_a_pipe_has_no_edge_unless_told(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("line", [PREDICT, f"{PREDICT} --configs 8", "datasets", "device h200"])
 def test_the_layout_is_the_same_at_every_width_from_80(line: str) -> None:
-    """The same columns; only the lines of a cell are longer."""
+    """Compare the column headings; only the lines within a cell may be longer."""
     shown = [call(line, columns=width).stdout for width in (80, 100, 120, 200)]
     assert len({re.sub(r"\s+", " ", one[one.index("┃") : one.index("┡")]) for one in shown}) == 1
 

@@ -1,4 +1,4 @@
-"""What cannot be is named in a line, at once, with the right exit code: no traceback, no guess, no hours of work."""
+"""Test that wrong input is refused at once, with one line that names it and the right exit code."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_number_out_of_bounds_exits_with_2_and_is_told_them(
         assert result.exit_code == 2, (value, said)
         assert option in said
         assert right in said
-        assert len(said) < 900  # frame included
+        assert len(said) < 900  # with the usage lines
         assert len(value) > 60 or f"is '{value}'" in said
 
 
@@ -155,7 +155,7 @@ def test_a_list_is_no_longer_than_anybody_types() -> None:
 
 
 def commands() -> dict[str, Any]:
-    """Every command there is, by its words."""
+    """Return every command by its words."""
     top = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     found = {name: command for name, command in top.items() if name not in ("bench", "datasets", "cache")}
     found |= {
