@@ -47,7 +47,7 @@ class Launcher:
                     f"{kernel.__name__} must list its integers in do_not_specialize but lacks {sorted(free)}"
                 )
             settle(kernel)
-        # By config and constants, then by device and dtypes: the binary, and the values of the parameters that follow the
+        # By config and constants, then by device and dtypes: the binary, and the values of the parameters after the
         # integers.
         self._known: dict[tuple[Any, ...], dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]]] = {}
 
