@@ -35,7 +35,7 @@ class Contribution:
 
     feature: str  # a feature of the family, "network" or "analytic estimate"
     value: float | None  # of the feature; None for the network and the estimate
-    factor: float  # by which it multiplies the predicted time: 0.9 = 10 % faster than the average candidate
+    factor: float  # multiplies the predicted time: 0.9 = 10 % faster than the average candidate
 
     def __str__(self) -> str:
         value = "" if self.value is None else f"={self.value:.0f}" if self.value % 1 == 0 else f"={self.value:.3g}"
@@ -57,7 +57,7 @@ class ExplainedConfig:
 
     @property
     def main_contributions(self) -> str:
-        """The features with the largest effects, and the effect of what is no single feature."""
+        """The features with the largest effects, then the network and the analytic estimate."""
         features = [one for one in self.contributions if one.value is not None][:_SHOWN]
         return ", ".join(map(str, [*features, *(one for one in self.contributions if one.value is None)]))
 

@@ -44,7 +44,7 @@ _MOST_LOSS = 100.0
 _EVEN = 64
 #: The most observed sizes that `sizes` may have.
 MOST_SIZES = 1 << 20
-#: The largest range of which every size is checked with `Family.supports`.
+#: Ranges with at most this many sizes are checked at every size with `Family.supports`.
 _MOST_CHECKED = 8192
 
 
@@ -180,7 +180,7 @@ def make_cover(
         span: The smallest and the largest size.
         n: The number of configs; 3 if None and without `within`.
         device: A spec, the name of a shipped one, or a spec's JSON file.
-        within: Instead of `n`: as few configs as lose no more than this at any size (0.02 for 2 %), at most 16.
+        within: Instead of `n`: as few configs as lose at most this at any size (0.02 for 2 %), up to 16.
         ranges: The most ranges; 8 if None, or with `within` as many as needed.
         sizes: The sizes to look at; a size that occurs several times has that weight. If None, 8 per octave and 64
             evenly spaced ones.

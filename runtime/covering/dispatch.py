@@ -69,7 +69,7 @@ def best_dispatch(losses: NDArray[np.float64], weights: NDArray[np.float64], n: 
 def fewest_dispatch(
     losses: NDArray[np.float64], weights: NDArray[np.float64], most: float, n: int, ranges: int
 ) -> Dispatch:
-    """Return the best dispatch over as few configs as lose no more than `most` at any size.
+    """Return the best dispatch over as few configs as lose at most `most` at any size.
 
     If no `n` configs do, the result is that of `best_dispatch`, which explains the other arguments.
 

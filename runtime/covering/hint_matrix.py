@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ...datasets.dataset import Dataset
     from ...model import Bundle
 
-#: The loss up to which a size counts as "within" in the line below the table.
+#: The largest loss of a size that counts as "within" in the line below the table.
 GOAL = 0.02
 
 
@@ -150,7 +150,7 @@ def make_hint_matrix(
     best, hinted = losses.first.argmin(axis=1), {}
     for hint in hints:
         if hint not in losses.sizes:
-            raise ForetuneError(f"a hint must be a size that {data.name} has measured but is {hint}")
+            raise ForetuneError(f"a hint must be a size that {data.name} measured but is {hint}")
         hinted[hint] = int(best[losses.sizes.index(hint)])
     nearest = [hinted[min(hinted, key=lambda hint: abs(math.log(hint / size)))] for size in losses.sizes]
     ways = {f"hint {hint}": np.full(len(rows), column) for hint, column in hinted.items()}

@@ -104,8 +104,8 @@ def measured_losses(
 ) -> SizeLosses:
     """Return the losses by a dataset's measurements of the problem at sizes from `low` to `high` on this device.
 
-    If a size was measured several times, for example with different ragged sizes, its loss is the mean. Sizes of which
-    too few configs were measured are left out, and `reason` lists them. Raises `ForetuneError` if fewer than two sizes
+    If a size was measured several times, for example with different ragged sizes, its loss is the mean. Sizes with
+    too few measured configs are left out, and `reason` lists them. Raises `ForetuneError` if fewer than two sizes
     were measured.
     """
     fixed = at_size(problem, dynamic, 0)

@@ -30,7 +30,7 @@ def test_few_configs_are_timed_and_those_chosen_lose_two_per_cent_hardly_anywher
     half = len(replay.timed) // 2
     assert replay.timed[:half] == replay.timed[half:]  # the third begins when the second is through
     assert Counter(replay.compiled).most_common(1)[0][1] == 1  # each binary, which serves every size
-    assert f"timed here, the {len(timed)} configs" in found.reason
+    assert f"timed here: the {len(timed)} configs" in found.reason
 
 
 def test_with_room_for_noise_they_lose_two_per_cent_nowhere():
