@@ -120,7 +120,8 @@ def unmeasured_knobs(
                 found.add(knob)
     if ranker.network_ is not None:
         binaries = ranker.binaries_.get((problem.dtype, problem.flags), {}) if family.reads_binaries else None
-        table = joined(family.feature_groups((problem,), device, candidates, binaries))
+        likely = (family.likely(problem)[0][1],)
+        table = joined(family.feature_groups(likely, device, candidates, binaries))
         knobs = {knob.lower(): knob for knob in family.knobs}
         for column in np.unique(ranker.network_.which).tolist():
             knob = knobs.get(ranker.feature_names_[column].lower(), "")

@@ -28,7 +28,7 @@ _TOO_MUCH = 1e3
 
 @dataclass(frozen=True)
 class Dispatch:
-    """Ranges of neighbouring sizes, each with the column of the config that runs there."""
+    """Ranges of neighboring sizes, each with the column of the config that runs there."""
 
     starts: tuple[int, ...]  # (n_ranges,) the row of each range's first size
     columns: tuple[int, ...]  # (n_ranges,) the column of each range's config

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ...datasets import KernelConfig
 
-_ALIGNMENT = 16  # bytes; what Triton specialises pointers on
+_ALIGNMENT = 16  # bytes; the alignment that Triton specializes pointers on
 
 
 class Launcher:
