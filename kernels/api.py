@@ -120,7 +120,7 @@ def explain(
     configs: Sequence[KernelConfig] | None = None,
     bundle: Bundle | Path | str | None = None,
 ) -> Explanation:
-    """Return a problem's shortlist with the reasons for each config, in about a second; not for launches.
+    """Return a problem's shortlist with the reasons for each config; too slow for launches.
 
     The result has each config's rank, its predicted slowdown, the features that contribute most to its predicted time
     (path-dependent TreeSHAP), knob values that were never measured, and the distance from the training domain. The

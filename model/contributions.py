@@ -1,4 +1,4 @@
-"""What each feature adds to a ranker's predictions for one problem, compared with the other configs of that problem.
+"""Contributions of features to a ranker's predictions, compared with the other configs of the same problem.
 
 NumPy alone computes it from the flat arrays of a bundle, so it needs neither LightGBM nor torch.
 """
@@ -19,7 +19,7 @@ from .report.shapley import tree_shap
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: The names of what is no single feature: the network's share, and that of the family's estimate on an unseen card.
+#: The names of two parts that are not features: the network, and the family's estimate on an unseen card.
 NETWORK, ESTIMATE = "network", "analytic estimate"
 
 
@@ -56,7 +56,7 @@ def feature_contributions(
     Args:
         ranker: The family's fitted ranker.
         family: The kernel's family.
-        problem: The problem as it is predicted, which is `Family.at_call_time` of a launch's problem.
+        problem: The problem to predict, which is `Family.at_call_time` of a launch's problem.
         device: The device that is predicted for.
         candidates: The configs to compare with, (n_candidates,).
         explained: The positions in `candidates` of the configs to explain, (n_configs,).
@@ -92,7 +92,7 @@ def unmeasured_knobs(
     candidates: Sequence[KernelConfig],
     explained: Sequence[int],
 ) -> list[tuple[str, ...]]:
-    """Return, for each explained config, the knobs whose values are not in the training data, as far as it is recorded.
+    """Return the knobs of each explained config whose values are not in the training data, as far as it is recorded.
 
     A bundle has two records. The network lists the values of each feature that had 3 to 12 distinct ones in the
     training data; if such a feature has a knob's name and equals it in all candidates, it records that knob's values.
@@ -120,7 +120,8 @@ def unmeasured_knobs(
                 found.add(knob)
     if ranker.network_ is not None:
         binaries = ranker.binaries_.get((problem.dtype, problem.flags), {}) if family.reads_binaries else None
-        table = joined(family.feature_groups((problem,), device, candidates, binaries))
+        likely = (family.likely(problem)[0][1],)
+        table = joined(family.feature_groups(likely, device, candidates, binaries))
         knobs = {knob.lower(): knob for knob in family.knobs}
         for column in np.unique(ranker.network_.which).tolist():
             knob = knobs.get(ranker.feature_names_[column].lower(), "")

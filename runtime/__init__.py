@@ -1,6 +1,7 @@
-"""Shortlists at run time: prune callbacks, choosing and launching for an op, timing, and parts of a GPU.
+"""Shortlists at run time: prune callbacks, choosing and launching for an op, timing, and partitions of a GPU.
 
-Importing this imports neither torch nor triton, and of runtime/ only what is asked for: first calls wait for imports.
+Importing this imports neither torch nor triton, and each module of runtime/ only when one of its names is used, because
+first calls wait for imports.
 """
 
 import lazy_loader

@@ -129,7 +129,7 @@ VARIABLE = "FORETUNE_MODE"
 
 
 class Mode(str, Enum):
-    """How predictions are used."""
+    """The use of predictions: none, as a shortlist, or the best config alone."""
 
     OFF = "off"  # not at all: all supported configs go through in the given order
     SHORTLIST = "shortlist"  # the k best configs go through and are measured

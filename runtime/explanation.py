@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _SHOWN, _KEPT = 3, 10
 #: Contributions that change the predicted time by less than this factor minus 1 are left out.
 _LEAST_EFFECT = 1e-3
-#: How contributions are computed, for a bundle's own rankers.
+#: How the contributions of a `LightGBMRanker` are computed.
 METHOD = (
     "path-dependent TreeSHAP of the trees, with all candidates of the problem as the background; the network as a whole"
 )
@@ -35,7 +35,7 @@ class Contribution:
 
     feature: str  # a feature of the family, "network" or "analytic estimate"
     value: float | None  # of the feature; None for the network and the estimate
-    factor: float  # by which it multiplies the predicted time: 0.9 = 10 % faster than the average candidate
+    factor: float  # multiplies the predicted time: 0.9 = 10 % faster than the average candidate
 
     def __str__(self) -> str:
         value = "" if self.value is None else f"={self.value:.0f}" if self.value % 1 == 0 else f"={self.value:.3g}"
@@ -51,13 +51,13 @@ class ExplainedConfig:
     predicted_rank: int  # its place among all candidates by predicted time: 1 is the fastest
     predicted_slowdown: float  # predicted time over that of the first config
     over_average: float  # predicted time over the geometric mean of all candidates
-    contributions: tuple[Contribution, ...]  # the largest effects first; () for a bundle with rankers of its own
+    contributions: tuple[Contribution, ...]  # the largest effects first; () for a custom ranker
     why: str  # one sentence on its place in the list
     unmeasured: tuple[str, ...]  # knob values that were not measured, such as "BLOCK_M=1024 was never measured"
 
     @property
     def main_contributions(self) -> str:
-        """The features with the largest effects, and the effect of what is no single feature."""
+        """The features with the largest effects, then the network and the analytic estimate."""
         features = [one for one in self.contributions if one.value is not None][:_SHOWN]
         return ", ".join(map(str, [*features, *(one for one in self.contributions if one.value is None)]))
 
@@ -175,7 +175,7 @@ def make_explanation(
 ) -> Explanation:
     """Return a problem's shortlist with the reasons for each config.
 
-    `foretune.explain` is this function for a family that may also be given by name. It takes about a second, so it is
+    `foretune.explain` is this function for a family that may also be given by name. It takes a second or more, so it is
     not for launches.
 
     Args:
@@ -254,7 +254,7 @@ def _contributions(
     places: Sequence[int],
     bundle: Bundle,
 ) -> list[tuple[Contribution, ...]]:
-    """Return the largest contributions to each config's prediction; [] for a ranker that is not of Foretune's own."""
+    """Return the largest contributions to each config's prediction; [] for a ranker other than `LightGBMRanker`."""
     from ..model.contributions import feature_contributions
     from ..model.gbdt import LightGBMRanker
 

@@ -58,7 +58,7 @@ class HowMany:
     def times(self, factor: int, least: int, calibration: Calibration | None) -> HowMany:
         """Return the rule for a list `factor` times as long, of at least `least` configs.
 
-        A calibrated length stays as it is, because the calibration already grows it out of distribution.
+        A calibrated length does not change, because the calibration already grows it out of distribution.
         """
         if self.k == "auto" and calibration is not None:
             return self

@@ -87,7 +87,10 @@ def predict(
     dtype: Dtype = None,
     bundle: Predictor = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Also print why each config is on the list, and what was never measured.")
+        bool,
+        typer.Option(
+            "--explain", help="Print why each config is on the list, and knob values that were never measured."
+        ),
     ] = False,
     as_json: AsJson = False,
     top: Annotated[str | None, old_name("--top", shortlist_length)] = None,

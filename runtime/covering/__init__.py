@@ -1,4 +1,4 @@
-"""Several configs for a dimension whose size is only known at run time: which ones, and which runs when."""
+"""Covers: several configs for a dimension whose size is only known at run time, and a dispatch table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Cover`: the configs that together lose least over a range of sizes, and which of them runs at which size."""
+"""`Cover`: the few configs that together lose least over a range of sizes, and a table that selects one by size."""
 
 from __future__ import annotations
 
@@ -31,34 +31,35 @@ if TYPE_CHECKING:
     from ...datasets.dataset import Dataset
     from ...model import Bundle
 
-#: More kernels than anybody ships for one call, and more ranges than anybody reads.
+#: The most configs and ranges of a cover.
 MOST_CONFIGS, MOST_RANGES = 16, 256
-#: How many configs, unless it is said how much they may lose.
+#: The number of configs if neither `n` nor `within` is given.
 CONFIGS = 3
-#: Dynamo compiles a function 8 times at most (`torch._dynamo.config.recompile_limit`), once for each range of a size.
+#: The number of ranges if `ranges` and `within` are not given: Dynamo compiles a function at most 8 times
+#: (`torch._dynamo.config.recompile_limit`), once for each range of a size.
 RANGES = 8
-#: Whoever may lose more wants one config.
+#: The largest value of `within`.
 _MOST_LOSS = 100.0
-#: Evenly spaced sizes of a range, beside those that are evenly spaced in their logarithm.
+#: The evenly spaced sizes of a range that are looked at, in addition to those evenly spaced in their logarithm.
 _EVEN = 64
-#: More observed sizes than anybody needs for their weights.
+#: The most observed sizes that `sizes` may have.
 MOST_SIZES = 1 << 20
-#: Each size of a range is asked of `Family.supports`, if there are no more.
+#: Ranges with at most this many sizes are checked at every size with `Family.supports`.
 _MOST_CHECKED = 8192
 
 
-#: (losses, weights) -> the dispatch, as in dispatch.py.
+#: A function from losses and weights to a dispatch, as in dispatch.py.
 Choose = Callable[[np.ndarray, np.ndarray], Dispatch]
 
 
 @dataclass(frozen=True, repr=False)
 class Cover:
-    """A dispatch table over the sizes of one dimension: `config_for(size)` runs in each call.
+    """A dispatch table over the sizes of one dimension. Made by `foretune.cover`.
 
-    It is a few comparisons of Python integers, of a size that the host knows: nobody waits for the device, and a CUDA
-    graph is captured with the config of its size. In a function under `torch.compile` a dynamic size stays dynamic: the
-    comparisons become guards, so that the function is compiled once for each range that is met and no more. A size
-    outside of the range takes the nearest one's config.
+    `config_for(size)` returns a config in a few comparisons of Python integers. The host knows the size, so nothing
+    waits for the device, and a CUDA graph is captured with the config of its size. In a function under `torch.compile`,
+    a dynamic size stays dynamic: the comparisons become guards, and the function is compiled once for each range that
+    occurs. A size outside of the covered range gets the config of the nearest covered size.
 
     >>> small, large = (KernelConfig.of(BLOCK_M=block) for block in (16, 128))
     >>> problem = Problem.of("linear", m=8, n=4096, k=4096)
@@ -71,22 +72,21 @@ class Cover:
 
     problem: Problem  # at the first size
     dynamic: str  # the dimension
-    configs: tuple[KernelConfig, ...]  # (n,) each once
-    crossovers: tuple[int, ...]  # (n_ranges - 1,) the first size of each range but the first, rising
-    choices: tuple[int, ...]  # (n_ranges,) which of the configs runs there
-    sizes: tuple[int, ...]  # (n_sizes,) that were looked at
-    losses: tuple[float, ...]  # (n_sizes,) what is lost there against the best config of that size: 0.02 = 2 %
+    configs: tuple[KernelConfig, ...]  # (n,) without duplicates
+    crossovers: tuple[int, ...]  # (n_ranges - 1,) the first size of each range except the first, ascending
+    choices: tuple[int, ...]  # (n_ranges,) the index in `configs` of each range's config
+    sizes: tuple[int, ...]  # (n_sizes,) the sizes that losses are known for
+    losses: tuple[float, ...]  # (n_sizes,) the loss against the best config of each size: 0.02 = 2 %
     device: str
-    reason: str  # where the losses come from
+    reason: str  # the source of the losses
 
     def __repr__(self) -> str:
         count = f"{len(self.configs)} config{'s' if len(self.configs) > 1 else ''}"
-        sizes = f"{self.dynamic} {self.sizes[0]}-{self.sizes[-1]}"
-        worst = f"worst loss {100 * self.worst_loss:.1f} %"
-        return f"<Cover of {self.problem.family}: {count} for {sizes} on {self.device}, {worst}>"
+        span, lost = f"{self.dynamic} {self.sizes[0]}-{self.sizes[-1]}", f"{100 * self.worst_loss:.1f} %"
+        return f"<Cover of {self.problem.family}: {count} for {span} on {self.device}, worst loss {lost}>"
 
     def index_for(self, size: int) -> int:
-        """Return which of `configs` runs at a size. Raises `ForetuneError` for anything but an integer."""
+        """Return the index in `configs` of a size's config. Raises `ForetuneError` for anything but an integer."""
         if type(size) is not int:
             size = _checked_size(size)
         for crossover, choice in zip(self.crossovers, self.choices, strict=False):
@@ -95,20 +95,21 @@ class Cover:
         return self.choices[-1]
 
     def config_for(self, size: int) -> KernelConfig:
-        """Return the config that runs at a size. Raises `ForetuneError` for anything but an integer."""
+        """Return the config for a size. Raises `ForetuneError` for anything but an integer."""
         return self.configs[self.index_for(size)]
 
     @property
     def mean_loss(self) -> float:
-        """In geometric mean over `sizes`."""
+        """The mean loss over `sizes`, from the geometric mean of the slowdowns."""
         return math.expm1(statistics.fmean(map(math.log1p, self.losses)))
 
     @property
     def worst_loss(self) -> float:
+        """The largest loss over `sizes`."""
         return max(self.losses)
 
     def to_json(self) -> dict[str, Any]:
-        """As `foretune cover --json` prints it."""
+        """Return JSON values, as `foretune cover --json` prints them."""
         return {
             "problem": self.problem.to_json(),
             "dynamic": self.dynamic,
@@ -163,24 +164,34 @@ def make_cover(
     bundle: Bundle | Path | str | None = None,
     measure: bool = False,
 ) -> Cover:
-    """The `n` configs (3 if None) that together lose least, as predicted, while the dimension `dynamic` of the problem
-    is anything from `span[0]` to `span[1]`; what it is in `problem` does not matter. Instead of `n`, `within`: as few
-    configs as lose no more than that at any size, 0.02 for 2 %, at most 16.
+    """Return the cover of a dynamic dimension by predicted times, or by times measured here.
 
-    The loss is that against the best config of each size, in the mean of its logarithm over `sizes`: how often one is
-    in there is its weight (left out: 8 an octave, and 64 evenly spaced). There are at most `ranges` ranges of sizes (8
-    if None; with `within` as many as it takes), more than `n` where a config is best in several, and each must save
-    0.01 of log time in all. A size between two of `sizes` runs the config of the larger one, because tiles are rounded
-    up.
+    `foretune.cover` is this function for a family that may also be given by name, and has an example.
 
-    Whatever runs at a size, the family supports there (in ranges of more than 8,192 sizes: at those of `sizes`).
+    The cover minimizes the mean logarithm of the slowdown against the best config of each size. It may have more ranges
+    than configs, if a config is best in several ranges; each range must reduce the sum of log times by at least 0.01. A
+    size between two of `sizes` gets the config of the larger one, because tiles are rounded up. The family supports the
+    config of every size (in spans of more than 8,192 sizes: of every size in `sizes`).
 
-    With `measure`, the three configs predicted to be best at each size are timed at all of them, on the current
-    device, which must be `device`; they are chosen from by the times of some passes, and the losses are those of
-    other passes, against the best of them.
+    Args:
+        family: The kernel's family.
+        problem: The problem; its size of the dimension `dynamic` does not matter.
+        dynamic: The dimension whose size is only known at run time.
+        span: The smallest and the largest size.
+        n: The number of configs; 3 if None and without `within`.
+        device: A spec, the name of a shipped one, or a spec's JSON file.
+        within: Instead of `n`: as few configs as lose at most this at any size (0.02 for 2 %), up to 16.
+        ranges: The most ranges; 8 if None, or with `within` as many as needed.
+        sizes: The sizes to look at; a size that occurs several times has that weight. If None, 8 per octave and 64
+            evenly spaced ones.
+        configs: The configs to choose from; the family's space on the device if None.
+        bundle: The bundle that predicts, or its folder; the shipped one if None.
+        measure: Time the three configs predicted to be best at each size, at all sizes, on the current device, which
+            must be `device`. Configs are chosen by some timing passes, and losses are those of other passes.
 
-    Raises `ForetuneError` for what is none of that, where nothing is predicted, where no `n` configs can run all sizes,
-    and where none ran at one. `foretune.cover` has an example.
+    Raises:
+        ForetuneError: An argument is not one of these, nothing is predicted, no `n` configs can run all sizes, or no
+            timed config ran at a size.
     """
     family, spec = family_of(family), DeviceSpec.find(device)
     low, high = _checked(family, problem, dynamic, span)
@@ -190,7 +201,7 @@ def make_cover(
     kernel = _measurable_here(family, spec) if measure else None
     losses = predicted_losses(family, problem, dynamic, sorted(counts), spec, space, bundle_of(bundle))
     if kernel is not None:
-        from .losses import timed_losses  # what times and compiles
+        from .losses import timed_losses
 
         losses = timed_losses(kernel, problem, dynamic, losses, spec)
     return _dispatched(family, problem, dynamic, (low, high), losses, counts, choose, spec)
@@ -208,9 +219,11 @@ def measured_cover(
     within: float | None = None,
     ranges: int | None = None,
 ) -> Cover:
-    """As `make_cover`, from the times that a dataset has of the problem at sizes within `span`, on that device: chosen
-    on the first pass, and the losses are those of the second. Raises `ForetuneError` as it does, and where fewer than
-    two sizes were measured."""
+    """Return the cover by a dataset's times of the problem at sizes within `span`, on this device.
+
+    Configs are chosen on the first timing pass, and losses are those of the second. The arguments are as for
+    `make_cover`. Raises `ForetuneError` as that function does, and if fewer than two sizes were measured.
+    """
     family, spec = family_of(family), DeviceSpec.find(device)
     low, high = _checked(family, problem, dynamic, span)
     choose = _chooser(n, within, ranges)
@@ -228,7 +241,7 @@ def _dispatched(
     choose: Choose,
     device: DeviceSpec,
 ) -> Cover:
-    """The dispatch, tried again without what the family refuses between the sizes that were looked at."""
+    """Return the best cover, without configs that the family refuses anywhere in their range of sizes."""
     first = losses.first.copy()
     weights = np.array([counts[size] for size in losses.sizes], dtype=np.float64)
     rows = np.arange(len(losses.sizes))
@@ -238,8 +251,8 @@ def _dispatched(
         path = found.path(len(rows))
         if not np.isfinite(first[rows, path]).all():
             raise ForetuneError(
-                f"no so few configs of {family.name}, in so few ranges, can run all sizes of {dynamic} from {span[0]}: "
-                "allow more"
+                f"no cover of {family.name} with so few configs and ranges can run all sizes of {dynamic} from "
+                f"{span[0]}: allow more configs or ranges"
             )
         starts = [span[0], *(losses.sizes[start - 1] + 1 for start in found.starts[1:])]
         lasts = [*(start - 1 for start in starts[1:]), span[1]]
@@ -268,20 +281,20 @@ def _dispatched(
 
 
 def _measurable_here(family: Family, device: DeviceSpec) -> Measurable:
-    """The family, where it can be timed on that device."""
+    """Return the family if it can be timed on this device. Raises `ForetuneError` if not."""
     if not isinstance(family, Measurable):
-        raise ForetuneError(f"{family.name} only predicts: what is timed must be a Measurable family")
+        raise ForetuneError(f"{family.name} cannot be timed: measure=True needs a Measurable family")
     try:
         here = device_here()
     except ForetuneError as error:
-        raise ForetuneError(f"what is timed runs on a GPU of this machine: {error}") from None
+        raise ForetuneError(f"measure=True needs a GPU in this machine: {error}") from None
     if device.name != here.name:
-        raise ForetuneError(f"what is timed runs on the current device, {here.name}, and not on {device.name}")
+        raise ForetuneError(f"measure=True times on the current device, {here.name}, but device is {device.name}")
     return family
 
 
 def _checked_size(size: Any) -> int:
-    """An integer of another type than Python's own: NumPy's, or one that PyTorch traces."""
+    """Return a size of another integer type than `int`: NumPy's, or a symbolic one that PyTorch traces."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(size, torch.SymInt):
         return size  # type: ignore[no-any-return]
@@ -291,9 +304,9 @@ def _checked_size(size: Any) -> int:
 
 
 def _chooser(n: Any, within: Any, ranges: Any) -> Choose:
-    """Which dispatch is asked for."""
+    """Return the function that finds the requested dispatch."""
     if n is not None and within is not None:
-        raise ForetuneError(f"say how many configs, or how much they may lose, but not both: n={n}, within={within}")
+        raise ForetuneError(f"n and within exclude each other but are {n} and {within}")
     if ranges is None:
         ranges = RANGES if within is None else MOST_RANGES
     ranges = check_integer("ranges", ranges, 1, MOST_RANGES)
@@ -305,7 +318,8 @@ def _chooser(n: Any, within: Any, ranges: Any) -> Choose:
 
 
 def _checked(family: Family, problem: Problem, dynamic: str, span: Any) -> tuple[int, int]:
-    # What the dynamic dimension is in the problem does not matter.
+    """Return the checked smallest and largest size. Raises `ForetuneError` for invalid arguments of a cover."""
+    # The problem's own size of the dynamic dimension does not matter.
     check_problem_of(family, at_size(problem, dynamic, 1) if isinstance(problem, Problem) else problem)
     if not isinstance(dynamic, str) or dynamic not in family.dims:
         raise ForetuneError(
@@ -319,6 +333,7 @@ def _checked(family: Family, problem: Problem, dynamic: str, span: Any) -> tuple
 
 
 def _sizes(low: int, high: int) -> set[int]:
+    """Return the sizes of a range to look at by default."""
     octaves = math.log2(high / low)
     steps = np.arange(math.ceil(octaves * POINTS_PER_OCTAVE) + 1) / POINTS_PER_OCTAVE
     in_octaves = np.minimum(np.rint(low * 2**steps), high)
@@ -326,6 +341,7 @@ def _sizes(low: int, high: int) -> set[int]:
 
 
 def _given_sizes(sizes: Iterable[int], low: int, high: int) -> list[int]:
+    """Return the caller's checked sizes. Raises `ForetuneError` for invalid ones."""
     if isinstance(sizes, (str, bytes)) or not isinstance(sizes, Iterable):
         raise ForetuneError(f"sizes must be a list of sizes but is {shown(sizes)}")
     given = list(islice(sizes, MOST_SIZES + 1))  # an iterator may never end

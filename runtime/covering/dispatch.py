@@ -1,5 +1,8 @@
-"""`best_dispatch`: the few configs that lose least over many sizes, and which of them runs at which size;
-`fewest_dispatch`: as few as lose no more than so much at any size."""
+"""Dispatches over sizes, from a matrix of losses.
+
+`best_dispatch` finds the `n` configs that together lose least, and `fewest_dispatch` as few configs as stay within a
+bound at every size.
+"""
 
 from __future__ import annotations
 
@@ -13,36 +16,39 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: What one more range of sizes must save, summed over the sizes: predictions, and times, are not known much better.
+#: The log time, summed over the sizes, that one more range must save. Predictions and times are not much more accurate.
 LEAST_GAIN = 0.01
-#: Sets of configs that are all looked at; of more, the best one is approached by exchanging one config at a time.
+#: The most sets of configs that are enumerated; with more, single configs are exchanged while that helps.
 MOST_SETS = 50_000
-#: In place of an infinite loss: more than all finite ones together, and finite so that sums of several compare.
-_HOPELESS = 1e6
-#: What losing more than is allowed at one size costs: more than all that is allowed at all of them.
+#: Replaces an infinite loss: larger than all finite ones together, but finite, so that sums of several can be compared.
+_CANNOT_RUN = 1e6
+#: The penalty for exceeding the bound at one size: larger than the allowed losses of all sizes together.
 _TOO_MUCH = 1e3
 
 
 @dataclass(frozen=True)
 class Dispatch:
-    """Ranges of neighbouring sizes, each with the column of the config that runs there."""
+    """Ranges of neighboring sizes, each with the column of the config that runs there."""
 
     starts: tuple[int, ...]  # (n_ranges,) the row of each range's first size
-    columns: tuple[int, ...]  # (n_ranges,)
+    columns: tuple[int, ...]  # (n_ranges,) the column of each range's config
 
     def path(self, sizes: int) -> NDArray[np.intp]:
-        """The column at each of so many sizes."""
+        """Return the column at each size, (sizes,)."""
         return np.repeat(np.array(self.columns, dtype=np.intp), np.diff((*self.starts, sizes)))
 
 
 def best_dispatch(losses: NDArray[np.float64], weights: NDArray[np.float64], n: int, ranges: int) -> Dispatch:
-    """The dispatch over at most `n` configs and `ranges` ranges with the least loss, summed over the sizes.
+    """Return the dispatch with the least loss, summed over the sizes.
 
-    `losses` are what each config loses at each size, (n_sizes, n_configs), inf where it cannot run; `weights`,
-    (n_sizes,), are scaled to 1 in the mean. Each further range costs `LEAST_GAIN`.
+    For a given set of configs, the dispatch is exact, by dynamic programming over the crossover points. The set is
+    exact if at most `MOST_SETS` sets are possible; otherwise no exchange of a single config improves it.
 
-    For a set of configs the dispatch is exact, by dynamic programming over the crossover points. The set is exact where
-    at most `MOST_SETS` are possible; else no exchange of one config for another makes it better.
+    Args:
+        losses: The loss of each config at each size, (n_sizes, n_configs); inf where it cannot run.
+        weights: The weight of each size, (n_sizes,), which is scaled to a mean of 1.
+        n: The most configs.
+        ranges: The most ranges; each one after the first costs `LEAST_GAIN`.
 
     >>> losses = np.array([[0.0, 0.5, 0.1], [0.0, 0.5, 0.1], [0.5, 0.0, 0.1], [0.5, 0.0, 0.1]])
     >>> best_dispatch(losses, np.ones(4), n=2, ranges=2)
@@ -50,7 +56,7 @@ def best_dispatch(losses: NDArray[np.float64], weights: NDArray[np.float64], n: 
     >>> best_dispatch(losses, np.ones(4), n=1, ranges=2)
     Dispatch(starts=(0,), columns=(2,))
     """
-    costs = np.minimum(losses, _HOPELESS) * (weights / weights.mean())[:, None]
+    costs = np.minimum(losses, _CANNOT_RUN) * (weights / weights.mean())[:, None]
     able = _not_dominated(costs)
     costs = costs[:, able]
     n = min(n, len(able))
@@ -63,8 +69,9 @@ def best_dispatch(losses: NDArray[np.float64], weights: NDArray[np.float64], n: 
 def fewest_dispatch(
     losses: NDArray[np.float64], weights: NDArray[np.float64], most: float, n: int, ranges: int
 ) -> Dispatch:
-    """The dispatch over as few configs as lose no more than `most` at any size, and then least in all; where no `n`
-    configs do, as `best_dispatch` has it. Arguments are as there.
+    """Return the best dispatch over as few configs as lose at most `most` at any size.
+
+    If no `n` configs do, the result is that of `best_dispatch`, which explains the other arguments.
 
     >>> losses = np.array([[0.0, 0.5, 0.1], [0.0, 0.5, 0.1], [0.5, 0.0, 0.1], [0.5, 0.0, 0.1]])
     >>> fewest_dispatch(losses, np.ones(4), most=0.2, n=3, ranges=4)
@@ -82,7 +89,7 @@ def fewest_dispatch(
 
 
 def _not_dominated(costs: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Columns that no other one is as good as everywhere; of several alike, the first."""
+    """Return the columns that no other column equals or beats at every size; the first one of equal columns."""
     kept: list[int] = []
     for column in np.argsort(costs.sum(axis=0), kind="stable").tolist():
         if not (costs[:, kept] <= costs[:, [column]]).all(axis=0).any():
@@ -91,9 +98,9 @@ def _not_dominated(costs: NDArray[np.float64]) -> NDArray[np.intp]:
 
 
 def _walk(costs: NDArray[np.float64], ranges: int) -> tuple[float, NDArray[np.intp]]:
-    """The least cost over all dispatches among these columns, and the column at each size, (n_sizes,)."""
+    """Return the least cost of a dispatch over these columns, and the column at each size, (n_sizes,)."""
     sizes, columns = costs.shape
-    total = np.full((ranges, columns), np.inf)  # by ranges so far, less one, and by the last one's column
+    total = np.full((ranges, columns), np.inf)  # by the number of ranges so far minus 1, and the last column
     total[0] = costs[0]
     changed = np.zeros((sizes, ranges, columns), dtype=bool)
     came_from = np.zeros((sizes, ranges), dtype=np.intp)
@@ -113,14 +120,14 @@ def _walk(costs: NDArray[np.float64], ranges: int) -> tuple[float, NDArray[np.in
 
 
 def _by_looking(costs: NDArray[np.float64], n: int, ranges: int) -> tuple[int, ...]:
-    """The best set of all; what a set loses at least, with no limit on ranges, says how many need a second look."""
+    """Return the best of all sets. A set's loss without a limit on ranges is a lower bound that prunes the search."""
     sets = np.array(list(itertools.combinations(range(costs.shape[1]), n)))
     least = sum(np.minimum.reduce([row[sets[:, at]] for at in range(n)]) for row in costs)
     return _first_best(costs, sets, np.asarray(least), ranges, np.inf)[1]
 
 
 def _by_exchange(costs: NDArray[np.float64], n: int, ranges: int) -> tuple[int, ...]:
-    """From the set that a greedy choice makes, one config exchanged at a time while that helps."""
+    """Return a good set: the greedy one, with single configs exchanged as long as that improves it."""
     chosen: list[int] = []
     so_far = np.full(len(costs), np.inf)
     for _ in range(n):
@@ -144,7 +151,7 @@ def _by_exchange(costs: NDArray[np.float64], n: int, ranges: int) -> tuple[int, 
 def _first_best(
     costs: NDArray[np.float64], sets: NDArray[np.intp], least: NDArray[np.float64], ranges: int, bound: float
 ) -> tuple[float, tuple[int, ...]]:
-    """The set with the least cost below `bound`, and that cost. Those that lose least at least come first."""
+    """Return the least cost below `bound` and its set, () if there is none; `least` are lower bounds of the costs."""
     best: tuple[int, ...] = ()
     for at in np.argsort(least, kind="stable").tolist():
         if least[at] >= bound:

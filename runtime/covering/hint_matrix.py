@@ -1,7 +1,7 @@
-"""`HintMatrix`: what the config that is best at one size loses at all others, beside a cover's configs.
+"""`HintMatrix`: the loss at all sizes of the config that is best at one size, next to the loss of covers.
 
-Compilers tune a kernel for a dynamic size at one hint, or at a few, and run the result at every size: torch's Inductor
-calls these multi-kernel hints. The matrix is what that costs.
+Compilers tune a kernel with a dynamic size at one hint or a few, and run the result at every size; torch's Inductor
+calls these multi-kernel hints. The matrix shows what that loses.
 """
 
 from __future__ import annotations
@@ -27,27 +27,31 @@ if TYPE_CHECKING:
     from ...datasets.dataset import Dataset
     from ...model import Bundle
 
-#: A cover's config counts as held where it loses no more than this at any size.
+#: The largest loss of a size that counts as "within" in the line below the table.
 GOAL = 0.02
 
 
 @dataclass(frozen=True)
 class HintMatrix:
-    """Losses against the best single config of each size, 0.02 = 2 %, all of one dataset: chosen on its first timing
-    pass and judged on the second, in which `noise` is what the choice at that very size loses."""
+    """Losses against the best config of each size (0.02 = 2 %), by the times of one dataset.
+
+    Configs are chosen on the first timing pass and judged on the second. `noise` is the loss on the second pass of the
+    config that is best on the first pass at the same size.
+    """
 
     dynamic: str
     sizes: tuple[int, ...]  # (n_sizes,)
-    # By way of choosing, each (n_sizes,); inf where it cannot run, nan where it has not been measured.
+    # By the way of choosing a config, each (n_sizes,); inf where it cannot run, nan where it was not measured.
     losses: tuple[tuple[str, tuple[float, ...]], ...]
     noise: tuple[float, ...]  # (n_sizes,)
-    partial: tuple[int, ...]  # sizes of which some configs have not been measured: the best of all may be among them
+    partial: tuple[int, ...]  # sizes at which some configs were not measured, so that the best one may be unknown
     device: str
     measured: Cover
     predicted: Cover | None
-    reason: str  # where the prediction comes from, or why there is none
+    reason: str  # the source of the prediction, or why there is none
 
     def to_json(self) -> dict[str, Any]:
+        """Return JSON values, as `foretune cover --hints ... --json` prints them."""
         return {
             "dynamic": self.dynamic,
             "device": self.device,
@@ -100,12 +104,26 @@ def make_hint_matrix(
     ranges: int | None = None,
     bundle: Bundle | Path | str | None = None,
 ) -> HintMatrix:
-    """The matrix of a problem's measurements at sizes within `span`: for each hint, which must have been measured, the
-    config that is fastest there; of all hints together the nearest one's; and the covers (as `make_cover` takes `n`,
-    `within` and `ranges`), predicted without these data (no column where the bundle cannot; `reason` says why) and
-    chosen from them.
+    """Return the matrix of a problem's measurements at sizes within `span`.
 
-    Raises `ForetuneError` as `measured_cover` does, and for a hint that was not measured.
+    Its columns are the config that is fastest at each hint, the config of the nearest hint, the predicted cover, and
+    the cover chosen from the measurements. If the bundle cannot predict, that column is missing, and `reason` says why.
+
+    Args:
+        family: The kernel's family.
+        problem: The problem; its size of the dimension `dynamic` does not matter.
+        dynamic: The dimension.
+        span: The smallest and the largest size.
+        n: The number of configs of the covers, as for `make_cover`.
+        device: A spec, the name of a shipped one, or a spec's JSON file.
+        data: The measurements.
+        hints: The hints, which must be measured sizes.
+        within: The loss that the covers may have, as for `make_cover`.
+        ranges: The most ranges of the covers, as for `make_cover`.
+        bundle: The bundle that predicts, or its folder; the shipped one if None.
+
+    Raises:
+        ForetuneError: As `measured_cover` does, and for a hint that was not measured.
     """
     spec = DeviceSpec.find(device)
     of_data = measured_cover(family, problem, dynamic, span, n, spec, data, within=within, ranges=ranges)
@@ -124,7 +142,7 @@ def make_hint_matrix(
             configs=losses.configs,
             bundle=bundle,
         )
-    except ForetuneError as error:  # what was measured is worth showing all the same
+    except ForetuneError as error:  # the measurements are shown without a prediction
         reason = f"not predicted ({error})"
     else:
         reason = predicted.reason
@@ -161,7 +179,7 @@ def make_hint_matrix(
 def _not_measured(
     family: Family, problem: Problem, dynamic: str, device: DeviceSpec, losses: SizeLosses
 ) -> NDArray[np.bool_]:
-    """Where a config has not been tried that the family lets through, (n_sizes, n_configs)."""
+    """Return where a supported config was not measured, (n_sizes, n_configs)."""
     missing = ~losses.tried
     for row, column in np.argwhere(missing).tolist():
         one = at_size(problem, dynamic, losses.sizes[row])
@@ -170,21 +188,23 @@ def _not_measured(
 
 
 def _rounded(loss: float) -> float | None:
-    """For JSON, which has neither infinity nor nan."""
+    """Return a loss for JSON; None for infinity and nan, which JSON lacks."""
     return round(loss, 4) if math.isfinite(loss) else None
 
 
 def _percent(loss: float) -> str:
+    """Return a loss for the table, in percent."""
     if math.isnan(loss):
         return "not measured"
     return f"{100 * loss:.1f}" if math.isfinite(loss) else "cannot run"
 
 
 def _measured(losses: Sequence[float]) -> list[float]:
+    """Return the losses that are not nan."""
     return [loss for loss in losses if not math.isnan(loss)]
 
 
 def _mean(losses: Sequence[float]) -> float:
-    """In geometric mean over the sizes that were measured."""
-    there = _measured(losses)
-    return math.expm1(statistics.fmean(map(math.log1p, there))) if there else math.nan
+    """Return the mean loss over the measured sizes, from the geometric mean of the slowdowns; nan without any."""
+    known = _measured(losses)
+    return math.expm1(statistics.fmean(map(math.log1p, known))) if known else math.nan

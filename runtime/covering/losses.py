@@ -1,4 +1,4 @@
-"""`SizeLosses`: what each config loses at each size of one dimension, predicted, measured or timed here."""
+"""`SizeLosses`: the loss of each config at each size of one dimension: predicted, from a dataset, or timed here."""
 
 from __future__ import annotations
 
@@ -26,23 +26,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SizeLosses:
-    """The logarithm of each config's time over that of the best one at that size; inf where it cannot run, or has not
-    been tried.
+    """The log of each config's time over that of the best config at a size; inf if it cannot run or was not tried.
 
-    Configs are chosen by `first` and judged by `second`, another pass of the same measurements, so that nobody profits
-    from noise. Where times are predicted the two are the same.
+    Configs are chosen by `first` and judged by `second`, another pass of the same measurements, so that no config
+    profits from noise. For predicted times the two are the same.
     """
 
-    sizes: tuple[int, ...]  # (n_sizes,), rising
+    sizes: tuple[int, ...]  # (n_sizes,) ascending
     configs: tuple[KernelConfig, ...]  # (n_configs,)
     first: NDArray[np.float64]  # (n_sizes, n_configs)
     second: NDArray[np.float64]  # (n_sizes, n_configs)
-    tried: NDArray[np.bool_]  # (n_sizes, n_configs) whether it was measured, or failed; all, where times are predicted
-    reason: str  # where they come from
+    tried: NDArray[np.bool_]  # (n_sizes, n_configs) True if it was measured or failed; all True for predicted times
+    reason: str  # the source of the losses
 
 
 def at_size(problem: Problem, dynamic: str, size: int) -> Problem:
-    """The problem with another size of one dimension; sizes of ragged work are unknown then."""
+    """Return the problem with another size of one dimension, without its sizes of ragged work."""
     dims = tuple((name, size if name == dynamic else own) for name, own in problem.dims)
     return replace(problem, dims=dims, ragged=None)
 
@@ -56,10 +55,22 @@ def predicted_losses(
     configs: Sequence[KernelConfig],
     bundle: Bundle | None,
 ) -> SizeLosses:
-    """Predicted for each size itself, not for the bucket that stands for it at call time: how tiles fill the last wave
-    is what tells neighbouring sizes apart. Slowdowns compare within a problem, which is all that is needed.
+    """Return the losses that a bundle predicts.
 
-    Raises `ForetuneError` where nothing is predicted, and for a size that no config can run.
+    They are predicted for each size itself, not for its bucket at call time, because neighboring sizes differ in how
+    tiles fill the last wave. Slowdowns compare within a problem only, which is enough here.
+
+    Args:
+        family: The kernel's family.
+        problem: The problem; its size of the dimension `dynamic` does not matter.
+        dynamic: The dimension.
+        sizes: The sizes, ascending.
+        device: The device.
+        configs: The configs.
+        bundle: The bundle that predicts; the shipped one if None.
+
+    Raises:
+        ForetuneError: Nothing is predicted, or no config can run one of the sizes.
     """
     given = tuple(configs)
     wrong = bundle_in_force(bundle).wrong_results(family.name, problem)
@@ -68,8 +79,8 @@ def predicted_losses(
     def refuses(config: KernelConfig, one: Problem) -> bool:
         return config in wrong or family.supports(config, one, device) is not None
 
-    # What is refused at both ends is held to be refused between, and the reverse: a hundred thousand questions less.
-    # Of the best at each size it is asked there, of what a cover chooses at every size.
+    # A config that is refused (or supported) at both ends is assumed to be so in between, which saves a hundred
+    # thousand calls of `supports`. The best config of each size is checked there, and a cover's choice at every size.
     at_ends = np.array([[refuses(config, one) for config in given] for one in (problems[0], problems[-1])])
     losses = np.empty((len(problems), len(given)))
     for row, one in enumerate(problems):
@@ -81,7 +92,7 @@ def predicted_losses(
         while np.isfinite(least := slowdowns.min()) and refuses(given[best := int(slowdowns.argmin())], one):
             slowdowns[best] = np.inf
         if not np.isfinite(least):
-            reason = family.supports(given[0], one, device) or "its result was wrong"
+            reason = family.supports(given[0], one, device) or "its measured results were wrong"
             raise ForetuneError(f"no config of {family.name} can run {one} on {device.name}: {reason}")
         losses[row] = np.log(slowdowns / least)
     reason = f"predicted by bundle {bundle_in_force(bundle).digest[:12]}"
@@ -91,11 +102,11 @@ def predicted_losses(
 def measured_losses(
     family: Family, problem: Problem, dynamic: str, low: int, high: int, device: DeviceSpec, data: Dataset
 ) -> SizeLosses:
-    """From the measurements of the problem at other sizes within the range, on this device. Of several at one size, as
-    with ragged sizes that were drawn differently, the mean loss.
+    """Return the losses by a dataset's measurements of the problem at sizes from `low` to `high` on this device.
 
-    Sizes that were hardly begun are left out, which the reason says. Raises `ForetuneError` where fewer than two were
-    measured.
+    If a size was measured several times, for example with different ragged sizes, its loss is the mean. Sizes with
+    too few measured configs are left out, and `reason` lists them. Raises `ForetuneError` if fewer than two sizes
+    were measured.
     """
     fixed = at_size(problem, dynamic, 0)
 
@@ -122,7 +133,7 @@ def measured_losses(
     )
     reason = f"measured in {data.name}"
     if cut:
-        reason += f", less {dynamic} {abridged(', '.join(map(str, cut)))}, of which too little was"
+        reason += f", without {dynamic} {abridged(', '.join(map(str, cut)))}, where too few configs were measured"
     return SizeLosses(tuple(sizes), grid.configs, first, second, np.stack([tried_at[size] for size in sizes]), reason)
 
 
@@ -134,8 +145,10 @@ def _cut_short(
     configs: Sequence[KernelConfig],
     tried_at: Mapping[int, NDArray[np.bool_]],
 ) -> list[int]:
-    """Sizes with less than half the share of tried configs that the best one has: a collection ended in the midst of
-    them, and the fastest of a few says little."""
+    """Return the sizes with less than half of the largest share of tried configs.
+
+    A collection that stops early leaves such sizes; the fastest of a few configs is not a good reference.
+    """
     counts = {size: int(tried.sum()) for size, tried in tried_at.items()}
     if not counts or min(counts.values()) >= EXHAUSTIVE * max(counts.values()):
         return []
@@ -148,26 +161,31 @@ def _cut_short(
 
 
 def _log_losses(times_us: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(n_configs,) of (n_problems, n_configs); inf where a config has no time on one of the problems."""
+    """Return each config's mean log loss, (n_configs,), from times, (n_problems, n_configs).
+
+    It is inf for a config without a time on one of the problems.
+    """
     losses = np.log(times_us / np.nanmin(times_us, axis=1, keepdims=True))
     result: NDArray[np.float64] = np.where(np.isnan(losses).any(axis=0), np.inf, losses.mean(axis=0))
     return result
 
 
-#: So many of the best at each size are timed at all of them. Neighbours share their best ones, so that over 64 sizes
-#: these are 34 and 18 configs of two layers; `python tests/cover_replay.py` says that more find little, and fewer may
-#: leave a size at which the cover loses more than it was asked for.
+#: How many of the best configs of each size are timed at all sizes. Neighboring sizes share their best configs, so over
+#: 64 sizes these are 34 and 18 configs for two layers. `python tests/cover_replay.py` shows that more improve little,
+#: and that with fewer a cover may lose more than `within` at some size.
 CANDIDATES = 3
 
 
 def timed_losses(
     family: Measurable, problem: Problem, dynamic: str, predicted: SizeLosses, device: DeviceSpec
 ) -> SizeLosses:
-    """Four passes over all sizes, one after the other, on the current device, which `device` describes. A time is the
-    least of two of them: of thousands some are disturbed, and a cover is judged by its worst size. Binaries are
-    compiled before, in parallel; a config that fails where it is launched cannot run there.
+    """Return the losses by times measured now on the current device, which `device` describes.
 
-    Raises `ForetuneError` for a size at which none of them ran.
+    The configs among the `CANDIDATES` predicted to be best at a size are timed at all sizes, in four passes. A time is
+    the least of two passes, because some of thousands of timings are disturbed, and a cover is judged by its worst
+    size. Binaries are compiled before, in parallel. A config that fails at a size counts as one that cannot run there.
+
+    Raises `ForetuneError` for a size at which no config ran.
     """
     configs = _best_somewhere(predicted)
     problems = [at_size(problem, dynamic, size) for size in predicted.sizes]
@@ -176,7 +194,7 @@ def timed_losses(
     for row, column in np.argwhere(able).tolist():
         config, one = configs[column], problems[row]
         jobs.setdefault(family.binary_key(config, one), partial(family.compile, config, one))
-    compile_ahead(list(jobs.values()))  # what is wrong with one is said when it is launched
+    compile_ahead(list(jobs.values()))  # a config that does not compile fails again at its launch
     timer = Timer()
     passes = [
         np.array([_times_us(timer, family, one, device, configs, can) for one, can in zip(problems, able, strict=True)])
@@ -185,16 +203,16 @@ def timed_losses(
     ran = np.isfinite(passes).all(axis=0)
     first, second = (_logs(np.where(ran, np.minimum(*passes[part::2]), np.inf), family, problems) for part in range(2))
     reason = (
-        f"timed here, the {len(configs)} configs that are among the {CANDIDATES} best of a size as {predicted.reason}"
+        f"timed here: the {len(configs)} configs that are among the {CANDIDATES} best of a size as {predicted.reason}"
     )
     return SizeLosses(predicted.sizes, configs, first, second, np.ones(ran.shape, dtype=np.bool_), reason)
 
 
 def _best_somewhere(predicted: SizeLosses) -> tuple[KernelConfig, ...]:
-    """The configs that are among the best of a size, in the order of the list."""
+    """Return the configs that are among the best of at least one size, in the given order."""
     best = np.argsort(predicted.first, axis=1, kind="stable")[:, :CANDIDATES]
-    there = np.isfinite(np.take_along_axis(predicted.first, best, axis=1))
-    return tuple(predicted.configs[column] for column in np.unique(best[there]).tolist())
+    can_run = np.isfinite(np.take_along_axis(predicted.first, best, axis=1))
+    return tuple(predicted.configs[column] for column in np.unique(best[can_run]).tolist())
 
 
 def _times_us(
@@ -205,14 +223,20 @@ def _times_us(
     configs: tuple[KernelConfig, ...],
     able: NDArray[np.bool_],
 ) -> list[float]:
-    """(n_configs,) microseconds; inf for what cannot run. Raises `ForetuneError` where nothing did."""
+    """Return each config's time in microseconds, (n_configs,), inf if it cannot run.
+
+    Raises `ForetuneError` if no config ran.
+    """
     some = [config for config, can in zip(configs, able, strict=True) if can]
     times = time_configs(timer, family, problem, family.inputs(problem, device), some)
     return [times.get(config, math.inf) for config in configs]
 
 
 def _logs(times_us: NDArray[np.float64], family: Measurable, problems: list[Problem]) -> NDArray[np.float64]:
-    """Of each time over the least of its size. Raises `ForetuneError` where no config ran in every pass."""
+    """Return the log of each time over the least of its size, (n_sizes, n_configs).
+
+    Raises `ForetuneError` for a size at which no config ran in every pass.
+    """
     least = times_us.min(axis=1, keepdims=True)
     if not np.isfinite(least).all():
         lost = problems[int(np.argmax(~np.isfinite(least[:, 0])))]

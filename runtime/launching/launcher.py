@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ...datasets import KernelConfig
 
-_ALIGNMENT = 16  # bytes; what Triton specialises pointers on
+_ALIGNMENT = 16  # bytes; the alignment that Triton specializes pointers on
 
 
 class Launcher:
@@ -47,8 +47,8 @@ class Launcher:
                     f"{kernel.__name__} must list its integers in do_not_specialize but lacks {sorted(free)}"
                 )
             settle(kernel)
-        # By config and constants, then by device and dtypes: the binary, and the values of the parameters that follow
-        # the integers.
+        # By config and constants, then by device and dtypes: the binary, and the values of the parameters after the
+        # integers.
         self._known: dict[tuple[Any, ...], dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]]] = {}
 
     def __call__(

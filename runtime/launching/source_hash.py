@@ -1,4 +1,4 @@
-"""What a kernel's source says, whatever it looks like: `structure` of one function, and hashes of all of a kernel."""
+"""Hashes of kernels that do not depend on formatting: `structure` of one function, and hashes of whole kernels."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ from tokenize import TokenError
 from types import CodeType, ModuleType
 from typing import Any
 
-#: Fields of syntax nodes that differ between Python versions or say nothing of what is computed.
+#: Fields of syntax nodes that differ between Python versions or do not affect what is computed.
 _IDLE_FIELDS = ("ctx", "kind", "type_comment", "type_params", "decorator_list")
-#: Modules whose contents belong to the versions of Triton and Python, as in Triton's own cache keys.
+#: Modules whose contents are fixed by the versions of Triton and Python, as in Triton's own cache keys.
 _FIXED_MODULES = ("triton", "math", "copy")
-#: Between the two parts of a hash, see `hash_of_kernel`.
+#: The separator between the two parts of a hash; see `hash_of_kernel`.
 SEPARATOR = "+"
-#: How often a text is parsed where another thread disturbs it.
+#: How often a text is parsed if another thread disturbs the parser.
 _MOST_PARSES = 20
-#: Deeper than any constant nests; a list that contains itself does not end.
+#: The depth at which a nested constant is cut off, for lists that contain themselves.
 _DEEPEST = 20
 
 
 def structure(source: str) -> str:
-    """A function's syntax tree as text, without docstring, comments and line breaks, which change no binary: data that
-    were measured with a kernel stay its data when somebody explains it better. The same in every version of Python.
+    r"""Return a function's syntax tree as text, without docstring, comments and line breaks.
 
-    >>> structure("def f(x):\\n    return x + 1") == structure("def f(x):  # adds\\n    return (x +\\n            1)")
+    These do not change the binary, so measurements of a kernel stay valid when its comments change. The text is the
+    same in every version of Python.
+
+    >>> structure("def f(x):\n    return x + 1") == structure("def f(x):  # adds\n    return (x +\n            1)")
     True
     """
     tree = parsed(source)
@@ -45,7 +47,7 @@ def structure(source: str) -> str:
 def parsed(source: str) -> ast.Module:
     """Return the syntax tree of a source text.
 
-    Python 3.11 may raise a SystemError while another thread parses, so the text is then parsed again.
+    Python 3.11 may raise a SystemError while another thread parses; the text is then parsed again.
     """
     for _ in range(_MOST_PARSES - 1):
         with suppress(SystemError):
@@ -54,6 +56,7 @@ def parsed(source: str) -> ast.Module:
 
 
 def _text(node: Any) -> str:
+    """Return a syntax node as text."""
     if isinstance(node, ast.AST):
         fields = (getattr(node, name, None) for name in node._fields if name not in _IDLE_FIELDS)
         return f"{type(node).__name__}({','.join(map(_text, fields))})"
@@ -63,7 +66,7 @@ def _text(node: Any) -> str:
 
 
 def hash_of_modules(*modules: ModuleType) -> str:
-    """Return a hash of all kernels and device functions that these modules name, in the form of `hash_of_kernel`."""
+    """Return a hash of all kernels and device functions in these modules, in the form of `hash_of_kernel`."""
     from triton.runtime.jit import JITFunction
 
     found = {
@@ -77,16 +80,16 @@ def hash_of_modules(*modules: ModuleType) -> str:
 
 
 def hash_of_kernel(kernel: Any) -> str:
-    """Return a hash of a `triton.jit` kernel, compiled or interpreted, and of all that its binary depends on.
+    """Return a hash of a `triton.jit` kernel, compiled or interpreted, and of everything that its binary depends on.
 
-    It covers what Triton's `JITFunction.cache_key` covers: device functions however they are named, captured variables
-    and constexpr globals; and constants that the kernel names through a module or as defaults of parameters. It is the
+    It covers what Triton's `JITFunction.cache_key` covers (device functions under any name, captured variables and
+    constexpr globals), and constants that the kernel reads through a module or as defaults of parameters. It is the
     same in every process, on every Python, and in the interpreter.
 
     Returns:
-        16 hexadecimal digits of the sources of the kernel and of the device functions that it calls by their names.
-        Where there is more, `SEPARATOR` and 16 digits of everything follow. The first part is what Foretune recorded
-        before it had the second: see `datasets.contents.same_source`.
+        16 hexadecimal digits for the sources of the kernel and of the device functions that it calls by their own
+        names. If the binary depends on more, `SEPARATOR` and 16 digits for everything follow. Data that Foretune
+        recorded before the second part existed have only the first; see `datasets.contents.same_source`.
     """
     found: dict[str, tuple[Any, str]] = {}
     _gather(kernel, found)
@@ -102,7 +105,10 @@ def combined_hash(hashes: Iterable[str]) -> str:
 
 
 def _gather(kernel: Any, found: dict[str, tuple[Any, str]]) -> None:
-    """Find the kernel and what it calls by bare names: the first part of a hash, which must stay as it is."""
+    """Add the kernel and the functions that it calls by bare names to `found`.
+
+    They make up the first part of a hash, which must not change, because data have been recorded with it.
+    """
     function = kernel.fn
     key = f"{function.__module__}.{function.__qualname__}"
     if key in found:
@@ -115,7 +121,7 @@ def _gather(kernel: Any, found: dict[str, tuple[Any, str]]) -> None:
 
 
 def _with_dependencies(base: str, kernels: Iterable[Any], covered: Iterable[Any]) -> str:
-    """Add the second part to a hash whose first part covers some kernels, unless that part says it all."""
+    """Return a hash with its second part, unless the `covered` functions are all that the kernels depend on."""
     found = _Dependencies(covered)
     for kernel in kernels:
         found.add(kernel)
@@ -123,9 +129,9 @@ def _with_dependencies(base: str, kernels: Iterable[Any], covered: Iterable[Any]
 
 
 class _Dependencies:
-    """The functions that kernels call, directly or not, as texts that refer to each other by number.
+    """The functions that kernels call, directly or indirectly, as texts that refer to each other by number.
 
-    `has_more` says whether they depend on anything except the sources of the `covered` functions, each under its name.
+    `has_more` is True if they depend on more than the sources of the `covered` functions, each under its own name.
     """
 
     def __init__(self, covered: Iterable[Any]) -> None:
@@ -136,7 +142,7 @@ class _Dependencies:
         self._names: set[str] = set()
 
     def add(self, function: Any) -> int:
-        """Add a kernel or device function; return its number."""
+        """Add a kernel or device function, and return its number."""
         place = self._places.setdefault(id(function), len(self.texts))
         if place < len(self.texts):
             return place
@@ -148,6 +154,7 @@ class _Dependencies:
         return place
 
     def _text(self, function: Any) -> str:
+        """Return a function's structure and the values that it refers to, as text."""
         source = _source_of(function)
         lines = [structure(source)]
         if getattr(function, "noinline", getattr(function, "kwargs", {}).get("noinline")):
@@ -161,7 +168,7 @@ class _Dependencies:
         return "\n".join(lines)
 
     def _described(self, path: str, value: Any, depth: int = 0) -> str | None:
-        """Describe a value, the same in every process; None for what belongs to Triton or is a module."""
+        """Return a text for a value, the same in every process; None for modules and for parts of Triton."""
         from triton.language.core import constexpr
 
         def deeper(one: Any) -> str:
@@ -180,7 +187,7 @@ class _Dependencies:
         if value is None or isinstance(value, (bool, str, bytes)):
             return repr(value)
         if isinstance(value, Integral):
-            return hex(int(value))  # of any length
+            return hex(int(value))  # without Python's limit on decimal digits
         if isinstance(value, Complex):
             return repr(complex(value))
         if isinstance(value, (tuple, list)):
@@ -202,7 +209,7 @@ class _Dependencies:
 
 
 def _references(function: Any, source: str) -> Iterator[tuple[str, Any, bool]]:
-    """What a function names that is not its own: (path, value, whether it is a global), each path once."""
+    """Yield what a function refers to outside of itself as (path, value, whether it is a global), each path once."""
     (tree,) = parsed(source).body
     assert isinstance(tree, ast.FunctionDef)
     captured = captured_by(function)
@@ -223,26 +230,27 @@ def _references(function: Any, source: str) -> Iterator[tuple[str, Any, bool]]:
             yield f"default {name}", parameter.default, False
 
 
-#: What stands for a name or an attribute that does not exist.
+#: The value of a name or an attribute that does not exist.
 _MISSING = object()
 
 
 def _attribute(value: Any, name: str) -> Any:
+    """Return an attribute, or `_MISSING` if reading it fails."""
     try:
         return getattr(value, name)
-    except Exception:  # noqa: BLE001 - an attribute of somebody's object may raise anything
+    except Exception:  # noqa: BLE001 - an attribute of a user's object may raise anything
         return _MISSING
 
 
 def captured_by(function: Any) -> dict[str, Any]:
-    """The variables that a function captured from the functions around it, as far as they have values."""
+    """Return the variables that a function captured from enclosing functions, as far as they have values."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
-    captured = {name: _attribute(cell, "cell_contents") for name, cell in cells}  # one may not be assigned yet
+    captured = {name: _attribute(cell, "cell_contents") for name, cell in cells}  # a variable may be unassigned
     return {name: value for name, value in captured.items() if value is not _MISSING}
 
 
 def _path(node: ast.AST) -> tuple[str, ...]:
-    """The names of `a.b.c` that is read; none of anything else."""
+    """Return the names of an expression like `a.b.c`; () for anything else."""
     if isinstance(node, ast.Name):
         return (node.id,)
     if isinstance(node, ast.Attribute) and (path := _path(node.value)):
@@ -251,8 +259,10 @@ def _path(node: ast.AST) -> tuple[str, ...]:
 
 
 def _local_names(tree: ast.FunctionDef) -> set[str]:
-    """Parameters, and the names that a function assigns before it reads them. (Triton lets a function read a global
-    and give its name to a local variable afterwards.)"""
+    """Return a function's parameters, and the names that it assigns before it reads them.
+
+    Triton lets a function read a global and assign a local variable of that name afterwards.
+    """
     local = {one.arg for one in ast.walk(tree) if isinstance(one, ast.arg)}
     for part in tree.body:
         for node in ast.walk(part):
@@ -266,7 +276,7 @@ def _local_names(tree: ast.FunctionDef) -> set[str]:
 
 
 def _computed_defaults(arguments: ast.arguments) -> set[str]:
-    """The parameters whose default values the source only names."""
+    """Return the parameters whose default values refer to names, so that the source does not have the values."""
     positional = [*arguments.posonlyargs, *arguments.args]
     pairs = [
         *zip(reversed(positional), reversed(arguments.defaults), strict=False),
@@ -288,12 +298,12 @@ def _python_function(function: Any) -> str:
 
 
 def is_kernel(value: Any) -> bool:
-    """Whether this is a function under `triton.jit`, compiled or interpreted."""
+    """Return whether this is a function under `triton.jit`, compiled or interpreted."""
     return not isinstance(value, ModuleType) and inspect.isfunction(_attribute(value, "fn"))
 
 
 def _is_fixed(value: Any) -> bool:
-    """Whether this is a module that belongs to the versions of Triton and Python, or a function or class of one."""
+    """Return whether this is one of `_FIXED_MODULES`, or a function or class of one."""
     if isinstance(value, ModuleType):
         module: Any = value.__name__
     else:
@@ -302,20 +312,20 @@ def _is_fixed(value: Any) -> bool:
 
 
 def _source_of(kernel: Any) -> str:
-    """The source that Triton compiles; in the interpreter, what is in the file."""
+    """Return the source that Triton compiles; in the interpreter, the source in the file."""
     return str(kernel.src) if hasattr(kernel, "src") else textwrap.dedent(inspect.getsource(kernel.fn))
 
 
 def digest_of(texts: Iterable[str]) -> str:
-    """A short hash of texts in their order: 64 bits, in hexadecimal."""
+    """Return a hash of texts in their order: 64 bits, as 16 hexadecimal digits."""
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
 
 def source_texts(function: Callable[..., Any]) -> list[str]:
-    """Return the source of a function, without comments, as texts that differ where the function does.
+    """Return the source of a function, without comments, as texts that differ between different functions.
 
-    Usually one. The code of a lambda that shares its lines with another one, and of a wrapper, is a second text. A
-    function without a source file, such as one made in a shell, counts by its code.
+    Usually there is one text. A lambda that shares its lines with another one, and a wrapper, have their code as a
+    second text. A function without a source file, such as one defined in a shell, is represented by its code.
     """
     inner = inspect.unwrap(function)
     code, own = getattr(inner, "__code__", None), getattr(function, "__code__", None)
@@ -325,25 +335,27 @@ def source_texts(function: Callable[..., Any]) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def _texts_of(code: CodeType) -> tuple[str, ...]:
+    """Return the texts of a code object, as for `source_texts`."""
     try:
         text = textwrap.dedent(inspect.getsource(code))
-    except (OSError, TypeError, SyntaxError, TokenError):  # made in a shell; or its file is another by now
+    except (OSError, TypeError, SyntaxError, TokenError):  # defined in a shell, or the file has changed
         return (_code_text(code),)
     lambdas = text.count("lambda")
-    with contextlib.suppress(SyntaxError):  # a lambda in the middle of something
+    with contextlib.suppress(SyntaxError):  # a lambda inside of an expression
         lambdas = sum(isinstance(node, ast.Lambda) for node in ast.walk(parsed(text)))
         text = structure(text)
     return (text, _code_text(code)) if code.co_name == "<lambda>" and lambdas > 1 else (text,)
 
 
 def _code_text(code: CodeType) -> str:
-    """A code object with those in it: what it runs, not where it is."""
+    """Return a code object and the ones nested in it as text, without file names and line numbers."""
     constants = ", ".join(map(_constant, code.co_consts))
     names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
     return f"{code.co_name} {code.co_argcount} {code.co_flags} {code.co_code.hex()} {names} [{constants}]"
 
 
 def _constant(value: Any) -> str:
+    """Return a constant of a code object as text, the same in every process."""
     if isinstance(value, CodeType):
         return _code_text(value)
     if isinstance(value, (tuple, frozenset)):

@@ -1,15 +1,15 @@
-"""`use_stub_driver`: Triton's whole path without a GPU, short of the launch.
+"""`use_stub_driver`: all of Triton except the launch, without a GPU.
 
-With it active, `triton.jit` and `triton.autotune` compile for a device that need not be here, and refuse what
-does not fit that device, exactly as they would beside it. That is how CI tests the run time, and how worker
-processes compile ahead of a process that has the GPU.
+While it is active, `triton.jit` and `triton.autotune` compile for a device that need not be in this machine, and refuse
+configs that do not fit that device, as they would on it. Tests run on it, and worker processes compile on it ahead of a
+process that has the GPU.
 
-**The binaries are cache hits for the real driver.** Triton's key (`runtime/cache.py: get_cache_key`, the same in
-3.6.0 and 3.9.0) is made of the installation, the kernel's source with its globals, the signature with constants and
-alignments, ptxas and the target's arch, the options, and TRITON_* variables. Of these the driver says only
-the target, which is `GPUTarget("cuda", 90, 32)` here and there. So the caller keeps the rest alike: the same
-TRITON_CACHE_DIR and TRITON_* environment, and arguments that specialise alike (`warmup` takes `torch.bfloat16` for a
-16-byte aligned tensor of that type).
+**The binaries are cache hits for the real driver.** Triton's key (`runtime/cache.py: get_cache_key`, the same in 3.6.0
+and 3.9.0) has the installation, the kernel's source with its globals, the signature with constants and alignments,
+ptxas and the target's arch, the options, and TRITON_* variables. The driver provides only the target, which is
+`GPUTarget("cuda", 90, 32)` for both. The caller must keep the rest equal: TRITON_CACHE_DIR and the other TRITON_*
+variables, and the specialization of arguments (`warmup` accepts `torch.bfloat16` for a 16-byte aligned tensor of that
+dtype).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     import torch
     from triton.backends.compiler import GPUTarget
 
-# Triton keeps compiled kernels by device index, in memory. A kernel that the stub "loaded" never launches
-# anything, so a real device must never find it there: every stub has an index that no device has.
+# Triton keeps compiled kernels in memory by device index. A kernel that the stub "loaded" launches nothing, so a real
+# device must never find it: every stub has an index that no device has.
 _indices = itertools.count(1 << 20)
 
 
 def stubbed() -> StubDriver | None:
-    """The stub that is active now, or None.
+    """Return the active stub driver, or None.
 
     >>> stubbed() is None
     True
@@ -48,13 +48,13 @@ def stubbed() -> StubDriver | None:
 
 
 def measures(tuner: Any = None) -> bool:
-    """Return whether what is timed now runs on a GPU, so that its time may be kept and logged.
+    """Return whether timed launches run on a GPU, so that their times may be kept and logged.
 
-    A stub driver launches nothing, and Triton's interpreter runs on the CPU. What an autotuner's own `do_bench` returns
-    is its author's word.
+    They do not under a stub driver, which launches nothing, and in Triton's interpreter, which runs on the CPU. An
+    autotuner with a `do_bench` of its own is trusted.
 
     Args:
-        tuner: The autotuner that times; None for a timer of ours.
+        tuner: The autotuner that times; None for Foretune's own timer.
 
     >>> with use_stub_driver(DeviceSpec.named("h200")):
     ...     measures()
@@ -69,13 +69,17 @@ def measures(tuner: Any = None) -> bool:
 
 @contextmanager
 def use_stub_driver(device: DeviceSpec) -> Iterator[StubDriver]:
-    """Makes Triton compile for `device` and launch nothing, until the end of the block.
+    """Make Triton compile for a device and launch nothing until the end of the block; yield the driver.
 
     Tensors may be on the CPU. A config that needs more shared memory than the device has raises Triton's
-    `OutOfResources` when it would be loaded, so not in `warmup`. All configs take 1 ms, unless an autotuner was
-    declared with `do_bench`; no such time is kept or logged (see `measures`).
+    `OutOfResources` when it would be loaded, so not in `warmup`. Autotuners see 1 ms for every config, unless they are
+    declared with `do_bench`; these times are not kept or logged (see `measures`).
 
-    Raises `ForetuneError` for a device whose arch Triton has no compiler for.
+    Args:
+        device: The device; it need not be in this machine.
+
+    Raises:
+        ForetuneError: Triton has no compiler for the device's arch.
 
     >>> with use_stub_driver(DeviceSpec.named("h200")) as driver:
     ...     print(driver.get_current_target())
@@ -83,7 +87,7 @@ def use_stub_driver(device: DeviceSpec) -> Iterator[StubDriver]:
     """
     import triton
 
-    # Read as an attribute because `driver.active` would look for a GPU; None means that nobody has looked yet.
+    # The private attribute, because `driver.active` would look for a GPU; None if nothing has looked for one yet.
     previous = triton.runtime.driver._active
     stub = StubDriver(device)
     triton.runtime.driver.set_active(stub)
@@ -94,7 +98,9 @@ def use_stub_driver(device: DeviceSpec) -> Iterator[StubDriver]:
 
 
 def gpu_target(device: DeviceSpec) -> GPUTarget:
-    """What Triton compiles for on this device.
+    """Return the target that Triton compiles for on a device.
+
+    Raises `ForetuneError` for an arch without a compiler.
 
     >>> gpu_target(DeviceSpec.named("h200"))
     GPUTarget(backend='cuda', arch=90, warp_size=32)
@@ -112,7 +118,7 @@ def gpu_target(device: DeviceSpec) -> GPUTarget:
 
 @dataclass(frozen=True)
 class StubLaunch:
-    """A launch that would have happened."""
+    """A launch that a stub driver recorded instead of running it."""
 
     kernel: str
     grid: tuple[int, int, int]
@@ -120,7 +126,7 @@ class StubLaunch:
 
 
 class StubDriver:
-    """What Triton asks of a driver (`triton.backends.driver.DriverBase`), answered from a `DeviceSpec`."""
+    """A driver for Triton (`triton.backends.driver.DriverBase`) that answers from a `DeviceSpec`."""
 
     def __init__(self, device: DeviceSpec) -> None:
         self.device, self.target, self.index = device, gpu_target(device), next(_indices)
@@ -128,7 +134,7 @@ class StubDriver:
         self.launches: list[StubLaunch] = []
 
     def launcher_cls(self, src: Any, metadata: Any) -> Callable[..., None]:
-        """The launcher of a compiled kernel: it takes note, and that is all."""
+        """Return a launcher for a compiled kernel, which appends to `launches` and does nothing else."""
 
         def launch(grid_x: int, grid_y: int, grid_z: int, *_: Any) -> None:
             self.launches.append(StubLaunch(metadata.name, (grid_x, grid_y, grid_z), metadata))
@@ -136,25 +142,31 @@ class StubDriver:
         return launch
 
     def get_current_target(self) -> GPUTarget:
+        """Return the device's target."""
         return self.target
 
     def get_current_device(self) -> int:
+        """Return the stub's device index, which no real device has."""
         return self.index
 
     def set_current_device(self, device: int) -> None:
-        pass
+        """Do nothing: there is one device."""
 
     def get_current_stream(self, device: int) -> int:
+        """Return the default stream."""
         return 0
 
     def get_active_torch_device(self) -> torch.device:
+        """Return the CPU, where tensors are."""
         import torch
 
         return torch.device("cpu")
 
     def get_benchmarker(self) -> Callable[..., Any]:
+        """Return a benchmarker that runs a call once and returns 1 ms for each quantile."""
+
         def one_shot(kernel_call: Callable[[], object], *, quantiles: Sequence[float], **how: Any) -> Any:
-            if stubbed() is None:  # an autotuner that was first used in the block has kept it
+            if stubbed() is None:  # an autotuner that was first used in the block still has it
                 import triton
 
                 return triton.runtime.driver.active.get_benchmarker()(kernel_call, quantiles=quantiles, **how)
@@ -165,27 +177,31 @@ class StubDriver:
 
 
 class _Utils:
-    """The part of a driver that deals with binaries."""
+    """The part of a driver that loads binaries."""
 
     def __init__(self, smem_per_block_bytes: int) -> None:
         self._smem_per_block_bytes = smem_per_block_bytes
 
     def get_device_properties(self, device: int) -> dict[str, int]:
+        """Return the properties that Triton reads."""
         return {"max_shared_mem": self._smem_per_block_bytes}
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[None, None, int, int, int]:
-        """(module, function, registers, spills, largest block in threads). There is no module: Triton 3.8 and
-        later unload one when the kernel goes, by whatever driver is active then."""
+        """Return (module, function, registers, spills, the largest block in threads) without loading anything.
+
+        The module is None, because Triton 3.8 and later unload a kernel's module with the driver that is active when
+        the kernel is deleted.
+        """
         return None, None, 0, 0, 1024
 
 
-# The device that launches run on.
+# The current device.
 
 
 def device_here() -> DeviceSpec:
-    """Return the spec of torch's current GPU, or of the one that a stub driver stands in for.
+    """Return the spec of torch's current GPU, or of the active stub driver's device.
 
-    Raises `ForetuneError` where there is neither.
+    Raises `ForetuneError` if there is neither.
     """
     if "triton" in sys.modules and (stub := stubbed()) is not None:
         return stub.device
@@ -193,20 +209,21 @@ def device_here() -> DeviceSpec:
 
 
 def _current_index() -> int | None:
+    """Return the index of torch's current GPU; None without torch or a GPU."""
     try:
         import torch
     except ImportError:
-        return None  # `DeviceSpec.live` says what is missing
+        return None  # `DeviceSpec.live` then raises an error that names what is missing
     return torch.cuda.current_device() if torch.cuda.is_available() else None
 
 
 @lru_cache
 def live(index: int | None) -> DeviceSpec:
-    """Return the spec of a live GPU, or of the current one."""
+    """Return the spec of the GPU with this index, of the current one if None."""
     return DeviceSpec.live(index)
 
 
 @lru_cache
 def interpreter() -> DeviceSpec:
-    """Return what Triton's interpreter stands in for: an H200 of few SMs, so that programs take several tiles."""
+    """Return the device for Triton's interpreter: an H200 with 4 SMs, so that programs take several tiles."""
     return replace(DeviceSpec.named("h200"), name="Triton's interpreter", backend="cpu", sm_count=4)

@@ -1,9 +1,9 @@
-"""The hash of Triton's installation, which every key of a cached binary begins with.
+"""The hash of Triton's installation, with which every key of a cached binary begins.
 
-Triton makes it once a process, before it compiles or finds its first binary: it reads 500 MB, which takes 0.3-0.5 s of
-one core. Here a thread does that while the rest is imported, and the next process finds the hash in a small file of
-Triton's own cache folder, beside a fingerprint of the files that are hashed (where, how long, when changed: what `make`
-goes by, and more). Where any of them differs, the file says nothing, and Triton hashes again.
+Triton computes it once in each process, before it compiles or finds its first binary: it reads 500 MB, which takes
+0.3-0.5 s of one core. Here a thread does that during imports, and writes the hash to a small file in Triton's cache
+folder, where the next process finds it. The file also has a fingerprint of the hashed files (paths, inodes, sizes and
+times of change). If the fingerprint differs, Triton hashes again.
 """
 
 from __future__ import annotations
@@ -19,39 +19,46 @@ from pathlib import Path
 from ...datasets.files import read_regular, replacing
 from .ahead import compile_ahead_of, wait_for
 
+#: The key of the job that hashes.
 _JOB = "Triton's own hash"
-#: In the folder that Triton caches binaries in.
+#: The name of the file, in the folder where Triton caches binaries.
 _FILE = "foretune-triton-key.json"
+#: The most bytes of the file that are read.
 _MOST_BYTES = 1 << 16
-#: What `triton.runtime.cache.triton_key` reads of the package, and perhaps more.
+#: The parts of the package that `triton.runtime.cache.triton_key` reads, and perhaps more.
 _HASHED = ("compiler", "backends", "language", "runtime/cache.py", "_C")
-#: Seconds after which a thread with Python's lock hands it on. The hashing thread asks for the lock twice a MiB: of
-#: Python's 5 ms each it would get nowhere while another thread imports.
-_HAND_ON_S = 1e-4
-#: What the file said, until Triton is told.
+#: Python's switch interval while the thread hashes, in seconds. The thread requests Python's lock twice for each MiB;
+#: with the default interval of 5 ms it would make no progress while another thread imports.
+_SWITCH_S = 1e-4
+#: The hash that was read from the file, until it is given to Triton.
 _known: list[str] = []
 
 
 def hash_triton_ahead() -> None:
-    """Begins, in a thread, what the first compile of a process starts with."""
+    """Start to compute Triton's hash in a thread."""
     compile_ahead_of(_JOB, _hash)
 
 
 def wait_for_the_hash() -> None:
-    """Returns when Triton's hash is known, if that was begun: who does not wait would hash as well."""
+    """Wait for the hash, if `hash_triton_ahead` has started it, and give it to Triton.
+
+    A compile that does not wait would compute the hash a second time.
+    """
     wait_for(_JOB)
     for key in _known:
-        _tell_triton(key)
-    _known.clear()  # not before it is told: another thread may be here
+        _give_to_triton(key)
+    _known.clear()  # afterwards, because another thread may be in this function
 
 
-def _tell_triton(key: str) -> None:
+def _give_to_triton(key: str) -> None:
+    """Make Triton use a known hash of its installation."""
     from triton.runtime import cache
 
     cache.triton_key = lru_cache(lambda: key)
 
 
 def _hash() -> None:
+    """Read the hash from the file, or let Triton compute it and write the file."""
     from triton.runtime import cache
 
     path, fingerprint = _file(), _fingerprint()
@@ -60,35 +67,36 @@ def _hash() -> None:
         _known.append(key)
         return
     usual = sys.getswitchinterval()
-    sys.setswitchinterval(min(usual, _HAND_ON_S))
+    sys.setswitchinterval(min(usual, _SWITCH_S))
     try:
         key = cache.triton_key()
     finally:
         sys.setswitchinterval(usual)
-    if fingerprint == _fingerprint():  # nobody installs another one meanwhile
+    if fingerprint == _fingerprint():  # else Triton was replaced meanwhile
         _write(path, fingerprint, key)
 
 
 def _file() -> Path:
+    """Return the path of the file."""
     from triton import knobs
 
     return Path(knobs.cache.dir) / _FILE
 
 
 def _fingerprint() -> str:
-    """Changes with every file that Triton hashes."""
+    """Return a hash of the facts about all files that Triton hashes."""
     import triton
 
     root = os.path.dirname(os.path.abspath(triton.__file__))
     facts = [triton.__version__]
     for path in sorted(path for part in _HASHED for path in _files(os.path.join(root, part))):
-        of = os.stat(path)
-        facts.append(f"{path} {of.st_ino} {of.st_size} {of.st_mtime_ns} {of.st_ctime_ns}")
+        stat = os.stat(path)
+        facts.append(f"{path} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}")
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()
 
 
 def _files(path: str) -> Iterator[str]:
-    """What Python imports of a folder, or the file itself."""
+    """Yield the Python modules of a folder, or the file itself."""
     if os.path.isfile(path):
         yield path
     for folder, _, names in os.walk(path):
@@ -96,18 +104,20 @@ def _files(path: str) -> Iterator[str]:
 
 
 def _read(path: Path, fingerprint: str) -> str | None:
+    """Return the hash in the file; None if there is none for this fingerprint."""
     try:
-        said = json.loads(read_regular(path, _MOST_BYTES))
-        key = said["key"] if said["fingerprint"] == fingerprint else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # not there, or not ours
+        content = json.loads(read_regular(path, _MOST_BYTES))
+        key = content["key"] if content["fingerprint"] == fingerprint else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # missing or damaged
         return None
     return key if isinstance(key, str) and key else None
 
 
 def _write(path: Path, fingerprint: str, key: str) -> None:
+    """Write the file; a failure is ignored."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, is_cache=True) as temporary:
             temporary.write_text(json.dumps({"fingerprint": fingerprint, "key": key}))
     except OSError:
-        pass  # the next process hashes as well
+        pass  # the next process then computes the hash again

@@ -1,1 +1,1 @@
-"""Timing: one launch, several side by side, a first call, and what a device and parts of it reach."""
+"""Timing of one launch or of several side by side, a device's measured rates, and partitions of a device."""

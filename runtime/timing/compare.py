@@ -1,8 +1,8 @@
-"""How fast a family's kernel is next to what people have, its contenders, and next to the card's own limits.
+"""Comparisons of a family's kernel with other implementations (contenders) and with the card's limits.
 
-Every figure is kernel time, cold and clean L2 (a goal may be a share of the read bandwidth, and what else must be
-written back takes its share of that), with all contenders of a problem interleaved in one run. Which problems, which
-contenders and which goals is the family's business: see `Comparison`.
+All figures are kernel times with a cold and clean L2, with all contenders of a problem interleaved in one run. The L2
+is clean because a goal may be a share of the read bandwidth, of which writing back dirty lines would take a part. The
+family provides the problems, contenders and goals; see `Comparison`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from ...datasets.dataset import Dataset
     from ...model import Bundle
 
+#: The interleaved rounds, and the samples of each launch in a round.
 ROUNDS, SAMPLES = 5, 3
-#: Of the configs that a dataset measured, the first so many compete for "best": its argmin alone has luck in it.
+#: How many of a dataset's fastest configs are timed for "best": the single fastest may owe its rank to noise.
 FINALISTS = 2
-#: The fastest config of each problem, where a dataset has measured it.
+#: The fastest configs of the problems that a dataset has measured exhaustively.
 BestConfigs = Mapping[Problem, Sequence[KernelConfig]]
 
 
@@ -43,12 +44,12 @@ class Row:
     name: str
     family: str
     problem: Problem
-    best_us: float | None  # with the best config of the dataset's exhaustive search, where there is one
+    best_us: float | None  # with the best config of a dataset's exhaustive search; None without one
     predicted_us: float  # with the bundle's first choice, from what the host knows
     others_us: Mapping[str, float]  # by contender
-    compute_us: float  # FLOPs at the matrix rate for the dtype
-    memory_us: float  # bytes at the measured read bandwidth
-    config: KernelConfig
+    compute_us: float  # the FLOPs at the matrix rate for the dtype
+    memory_us: float  # the bytes at the measured read bandwidth
+    config: KernelConfig  # the best one, or the predicted one without a dataset
 
     def __str__(self) -> str:
         times = {"predicted": self.predicted_us, "best": self.best_us, **self.others_us}
@@ -56,15 +57,16 @@ class Row:
 
     @property
     def ours_us(self) -> float:
-        """With the best config, where it is known."""
+        """The time with the best config if it is known, else with the predicted one."""
         return self.best_us or self.predicted_us
 
     @property
     def roofline_us(self) -> float:
+        """The larger one of the compute and the memory time."""
         return max(self.compute_us, self.memory_us)
 
     def to_json(self) -> dict[str, Any]:
-        """As `foretune bench kernels --json` prints it: a key NAME_us for each contender."""
+        """Return JSON values with a key NAME_us for each contender, as `foretune bench kernels --json` prints them."""
         return {
             "name": self.name,
             "family": self.family,
@@ -79,32 +81,39 @@ class Row:
 
 @dataclass(frozen=True)
 class Goal:
-    """One goal and what was reached, over the rows that it is about."""
+    """One goal, and whether the rows that it applies to reach it."""
 
     goal: str
     aim: str
     figure: str
     met: bool
     rows: int
-    worst: str  # the row that is furthest from it
+    worst: str  # the row that is furthest from the goal
 
 
 @dataclass(frozen=True)
 class LaunchPath:
     """Host time of one hot call, in microseconds, without waiting for the GPU."""
 
-    op: str  # what is called
-    op_us: float  # of the op: the choice and all that it launches
-    bare_us: float  # kernel[grid](...) alone
+    op: str  # the op's name
+    op_us: float  # of the op: choosing a config and all launches
+    bare_us: float  # of kernel[grid](...) alone
 
     @property
     def ratio(self) -> float:
+        """The op's time over that of the bare launch."""
         return self.op_us / self.bare_us
 
     @classmethod
     def timed(cls, name: str, op: Callable[[], Any], bare: Callable[[], Any], calls: int = 200) -> LaunchPath:
-        """Times an op of this name and a bare launch of its kernel in interleaved turns, without gradients, on work
-        that keeps the GPU ahead of the host."""
+        """Time an op and a bare launch of its kernel in interleaved rounds, without gradients.
+
+        Args:
+            name: The op's name.
+            op: Calls the op, on work so small that the GPU stays ahead of the host.
+            bare: Launches its kernel alone.
+            calls: The calls in each round.
+        """
         import torch
 
         figures: dict[Callable[[], Any], list[float]] = {bare: [], op: []}
@@ -121,38 +130,41 @@ class LaunchPath:
 
 
 class Comparison(Protocol):
-    """What comparing a family needs beside the family: `contenders.py` in its folder has one."""
+    """The part of a comparison that a family provides in `contenders.py` in its folder."""
 
-    #: The contenders that there may be, the quickest to be ready first; not every problem has all of them.
+    #: The names of all contenders, those that are ready first in front; a problem may lack some of them.
     others: tuple[str, ...]
 
     def suite(self, family: Measurable) -> Mapping[str, Case]:
-        """The problems to compare a family on, by name."""
+        """Return the problems to compare a family on, by name."""
 
     def contenders(
         self, family: Measurable, problem: Problem, inputs: Any, device: DeviceSpec, best: BestConfigs
     ) -> Mapping[str, Callable[[], Any]]:
-        """Functions that queue the same work, or a part of it, by name; on the inputs that our kernel gets. What takes
-        long to be ready, as compiling does, waits for the first call, which is not timed."""
+        """Return functions by contender that queue the same work, or a part of it, on the inputs of our kernel.
+
+        Slow preparations, such as compiling, belong into the first call, which is not timed.
+        """
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
-        """What was aimed at, and reached."""
+        """Return the goals for these rows."""
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath | None:
-        """The host's time of a hot call of the op; None where there is none."""
+        """Return the host time of a hot call of the family's op; None if it has no op."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What `foretune bench kernels` shows."""
+    """The results of `foretune bench kernels`."""
 
     device: DeviceSpec
     rows: tuple[Row, ...]
     goals: tuple[Goal, ...]
     launch_paths: tuple[LaunchPath, ...]
-    left_out: int = 0  # problems that there was no time for
+    left_out: int = 0  # problems that did not fit into the budget
 
     def to_json(self) -> dict[str, Any]:
+        """Return JSON values, as `foretune bench kernels --json` prints them."""
         return {
             "device": self.device.to_json(),
             "rows": [row.to_json() for row in self.rows],
@@ -179,11 +191,11 @@ class Compared:
             table(f"Kernel time on {self.device.name}, us", columns, times),
             table("Goals", ("goal", "aim", "reached", "met", "worst"), goals),
             *(
-                f"A hot call of {path.op} takes {path.op_us:.1f} us of the host, a bare launch of its kernel "
+                f"A hot call of {path.op} takes {path.op_us:.1f} us of host time, a bare launch of its kernel "
                 f"{path.bare_us:.1f} us: {path.ratio:.2f}x"
                 for path in self.launch_paths
             ),
-            *([f"Problems that there was no time for: {self.left_out}"] if self.left_out else []),
+            *([f"Problems left out because the budget was spent: {self.left_out}"] if self.left_out else []),
         )
 
 
@@ -199,10 +211,22 @@ def compare_kernels(
     compile_ahead: Callable[[Measurable, Sequence[tuple[KernelConfig, Problem]], DeviceSpec], None] | None = None,
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> Compared:
-    """Measures the problems whose name contains `only` of each family's suite on the current device, which should have
-    measured rates; next to the contenders of these names, or to all. `compile_ahead` compiles what will be launched, on
-    all cores. No problem is begun after `budget_s` seconds. Raises `ForetuneError` for a contender that no family
-    has."""
+    """Compare families with their contenders on the current device.
+
+    Args:
+        comparisons: The comparison of each family.
+        device: The spec of the current device, with measured rates.
+        dataset: Measurements that name the best configs; None without.
+        bundle: The bundle that predicts; the shipped one if None.
+        only: Compare only problems whose name contains this text.
+        against: The contenders; all if empty.
+        budget_s: Seconds after which no further problem starts.
+        compile_ahead: Compiles pairs of config and problem of a family in parallel, before they are launched.
+        on_row: Called with each row when it is complete.
+
+    Raises:
+        ForetuneError: A contender in `against` that no family has.
+    """
     known = dict.fromkeys(name for comparison in comparisons.values() for name in comparison.others)
     if unknown := [name for name in against if name not in known]:
         raise ForetuneError(f"against must be one of {', '.join(known)} but is {shown(unknown[0])}")
@@ -236,7 +260,7 @@ def compare_kernels(
 def time_side_by_side(
     launches: Mapping[str, Callable[[], Any]], timer: Timer, *, rounds: int = ROUNDS, samples: int = SAMPLES
 ) -> dict[str, float]:
-    """The median time of each launch in microseconds, all of them in turn, `rounds` times.
+    """Return the median time of each launch in microseconds, over `rounds` rounds through all of them.
 
     >>> from types import SimpleNamespace
     >>> fake = SimpleNamespace(sample=lambda launch, samples: [launch()] * samples)
@@ -253,12 +277,12 @@ def time_side_by_side(
 def judge_least(
     goal: str, rows: Sequence[Row], ratios: Sequence[float], each: float, mean: float | None = None
 ) -> list[Goal]:
-    """The goal that every ratio is at least `each` and their geometric mean at least `mean`; none without rows."""
+    """Return the goal that all ratios are at least `each`, and their geometric mean `mean`; [] without rows."""
     return _judge(goal, rows, ratios, ">=", each, mean, min)
 
 
 def judge_most(goal: str, rows: Sequence[Row], ratios: Sequence[float], each: float) -> list[Goal]:
-    """The goal that no ratio is more than `each`; none without rows."""
+    """Return the goal that no ratio is above `each`; [] without rows."""
     return _judge(goal, rows, ratios, "<=", each, None, max)
 
 
@@ -271,6 +295,7 @@ def _judge(
     mean: float | None,
     worst_of: Callable[[Sequence[float]], float],
 ) -> list[Goal]:
+    """Return a goal on the ratios of some rows; [] without rows."""
     if not rows:
         return []
     geomean = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
@@ -291,8 +316,7 @@ def _judge(
 def _best_configs(
     family: Measurable, dataset: Dataset | None, device: DeviceSpec
 ) -> Iterator[tuple[Problem, list[KernelConfig]]]:
-    """The fastest configs of each problem that the dataset measured whole on this device: the fastest of a few says
-    little."""
+    """Yield the fastest configs of each problem that the dataset measured exhaustively on this device."""
     if dataset is None or family.name not in dataset.families:
         return
     grid = dataset.grid(family)
@@ -310,7 +334,7 @@ def _chosen(
     bundle: Bundle | None,
     best: BestConfigs,
 ) -> list[KernelConfig]:
-    """The predicted config, then the best ones."""
+    """Return the predicted config, followed by the best ones of the dataset."""
     return [make_shortlist(family, problem, device, k=1, bundle=bundle).configs[0], *best.get(problem, ())]
 
 
@@ -325,6 +349,7 @@ def _row(
     timer: Timer,
     against: Sequence[str],
 ) -> Row:
+    """Time our configs and the contenders of one problem."""
     inputs = family.inputs(problem, device)
     launches: dict[str, Callable[[], Any]] = {
         f"ours {i}": (lambda config=config: family.launch(inputs, config))  # type: ignore[misc]
@@ -334,7 +359,7 @@ def _row(
         if other in against or not against:
             try:
                 launch()
-            except Exception as error:  # noqa: BLE001 - a contender that fails is one contender less
+            except Exception as error:  # noqa: BLE001 - a contender that fails is left out
                 warn(f"{problem} is not compared with {other}: {reason_of(error)}")
             else:
                 launches[other] = launch
@@ -355,4 +380,5 @@ def _row(
 
 
 def _us(time_us: float | None) -> str:
+    """Return a time for a table; "" for None."""
     return "" if time_us is None else f"{time_us:.1f}"

@@ -1,6 +1,7 @@
-"""`measured`: a device's spec with the rates that the card reaches, not those that its clocks suggest.
+"""`measured`: a device's spec with measured rates instead of rates computed from its clocks.
 
-`CudaRateMeter` finds how fast the current device reads, copies and multiplies."""
+`CudaRateMeter` measures how fast the current device reads, copies and multiplies.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +15,22 @@ from ...datasets import DeviceSpec, torch_dtype
 from ...datasets.device import MATRIX_DTYPES
 from .timer import Timer
 
-#: The sweep over set sizes: from this share of the L2 to this multiple, so many sizes for each doubling.
+#: The sweep over set sizes: the smallest and the largest in L2 sizes, and the number of sizes for each doubling.
 _SMALLEST, _LARGEST, _PER_DOUBLING = 1 / 8, 4, 4
-#: A set that is read at this share of the L2's rate still fits.
+#: A set fits into the L2 if it is read at this share of the L2's rate.
 _FITS = 0.9
 
 
 def measured(device: DeviceSpec, meter: RateMeter | None = None) -> DeviceSpec:
-    """`device` with its rates measured, in about a second. It must be the current one (see `DeviceSpec.live`).
+    """Return the current device's spec with measured rates. Takes about a second.
 
-    Copy and read bandwidth far outside the L2, the matrix rate of every dtype, and the L2 size that a sweep over
-    growing sets sees, which is less than the queried one where the L2 has parts that keep copies of each other's lines.
+    It measures the copy and read bandwidth far outside the L2, the matrix rate of every dtype, and the L2 size that a
+    sweep over growing sets sees. That size is smaller than the queried one if the L2 has partitions that keep copies of
+    each other's lines.
+
+    Args:
+        device: The spec of the current device (see `DeviceSpec.live`).
+        meter: Measures the rates; a `CudaRateMeter` if None. Tests replace it.
 
     >>> import torch
     >>> if torch.cuda.is_available():
@@ -45,17 +51,24 @@ def measured(device: DeviceSpec, meter: RateMeter | None = None) -> DeviceSpec:
 
 
 def _sweep(l2_bytes: int) -> list[int]:
-    """Set sizes around the L2's, evenly spaced in their logs, smallest first."""
+    """Return set sizes around the L2's in bytes, evenly spaced in their logarithms, smallest first."""
     steps = round(math.log2(_LARGEST / _SMALLEST) * _PER_DOUBLING)
     return [round(l2_bytes * _SMALLEST * 2 ** (step / _PER_DOUBLING)) for step in range(steps + 1)]
 
 
 def l2_knee(sizes_bytes: Sequence[int], bandwidths_gbs: Sequence[float]) -> int | None:
-    """The largest set that is read at the L2's rate, from the rates of sets of growing size, both (n_sizes,).
+    """Return the size of the largest set that is read at the L2's rate.
 
-    The L2's rate is the median of the rates that are nearer to the fastest than to the largest set's. A set fits if
-    it is read at 90 % of that; between the last that fits and the next, the edge is interpolated in logs. None where
-    the largest set fits too: then the sweep has not left the cache, or there is none.
+    The L2's rate is the median of the rates that are nearer to the fastest than to the largest set's. A set fits if it
+    is read at 90 % of that rate. The edge between the last set that fits and the next one is interpolated in
+    logarithms.
+
+    Args:
+        sizes_bytes: The sizes, growing, (n_sizes,).
+        bandwidths_gbs: The rate of each size, (n_sizes,).
+
+    Returns:
+        The size in bytes; None if the largest set fits too, because the sweep did not leave the cache or there is none.
 
     >>> l2_knee([8, 16, 32, 64, 128, 256], [7.0, 7.1, 7.0, 5.0, 4.0, 4.0])
     40
@@ -73,36 +86,37 @@ def l2_knee(sizes_bytes: Sequence[int], bandwidths_gbs: Sequence[float]) -> int 
     return round(sizes_bytes[last] * math.exp(way * step))
 
 
-#: Far larger than any L2. Of a smaller card's free memory, a buffer takes a quarter at most.
+#: The size of the buffer, far larger than any L2; at most a quarter of the free memory is used.
 _BUFFER_BYTES = 2 << 30
-#: A reading lasts at least as long as this many bytes take, so that starting and stopping do not count.
+#: The least bytes of one reading, so that starting and stopping the kernel do not matter.
 _LEAST_BYTES_READ = 1 << 30
-#: Square matrices of this size keep an H200 busy for a millisecond and more.
+#: The size of the square matrices, which keep an H200 busy for a millisecond or more.
 _MATRIX = 8192
 _WARM_UPS = 5
 
 
 class RateMeter(Protocol):
-    """What measuring a device's rates needs of it. Tests put one of their own in its place."""
+    """The measurements of a device that `measured` needs. Tests replace it."""
 
     @property
     def most_bytes(self) -> int:
-        """The largest set that can be read."""
+        """The bytes of the largest set that can be read."""
 
     def read_gbs(self, set_bytes: int) -> float:
-        """The rate of reading a set of this size again and again, in 10^9 bytes a second."""
+        """Return the rate of reading a set of this size repeatedly, in 10^9 bytes per second."""
 
     def copy_gbs(self) -> float:
-        """The rate of an elementwise kernel on sets far larger than the L2, bytes read + written."""
+        """Return the rate of an elementwise kernel outside of the L2, in 10^9 bytes read and written per second."""
 
     def matrix_tflops(self, dtype: str) -> float:
-        """The rate of a dense square product of random matrices, as torch computes it."""
+        """Return the rate of torch's dense product of random square matrices, in 10^12 operations per second."""
 
 
 class CudaRateMeter:
-    """The current CUDA or HIP device and stream; `device` says how many SMs that is.
+    """Measures the current CUDA or HIP device and stream; only the number of SMs is taken from `device`.
 
-    Random data throughout (zeros flatter: they save power, and may be compressed), medians of up to 30 launches.
+    Each rate is the median of up to 30 launches on random data. Zeros would look faster: they save power, and may be
+    compressed.
     """
 
     def __init__(self, device: DeviceSpec) -> None:
@@ -111,14 +125,16 @@ class CudaRateMeter:
         free, _ = torch.cuda.mem_get_info()
         elements = min(_BUFFER_BYTES, free // 4) // 4
         self._x = torch.rand(elements, device="cuda")
-        self._timer = Timer(flush_bytes=0)  # what must not be cached does not fit
+        self._timer = Timer(flush_bytes=0)  # no flush: what must not be cached does not fit
         self._programs = device.sm_count
 
     @property
     def most_bytes(self) -> int:
+        """The bytes of the buffer."""
         return 4 * self._x.numel()
 
     def read_gbs(self, set_bytes: int) -> float:
+        """Return the rate of reading a part of the buffer repeatedly, in 10^9 bytes per second."""
         import torch
 
         from .read_kernel import BLOCK, PROGRAMS_PER_SM, read_blocks_kernel
@@ -131,13 +147,15 @@ class CudaRateMeter:
         return 4e-3 * BLOCK * blocks * passes / us
 
     def copy_gbs(self) -> float:
+        """Return the rate of negating the buffer into another one, in 10^9 bytes read and written per second."""
         import torch
 
         y = torch.empty_like(self._x)
-        # Not y.copy_(x): the driver may leave that to a copy engine, which no kernel has.
+        # Not y.copy_(x), which the driver may give to a copy engine.
         return 2e-3 * self.most_bytes / self._us(lambda: torch.neg(self._x, out=y))
 
     def matrix_tflops(self, dtype: str) -> float:
+        """Return the rate of a matrix product in 10^12 operations per second."""
         import torch
 
         element = torch_dtype(dtype)
@@ -146,6 +164,7 @@ class CudaRateMeter:
         return 2e-6 * _MATRIX**3 / self._us(lambda: torch.mm(a, b, out=y))
 
     def _us(self, launch: Any) -> float:
+        """Return the time of a launch in microseconds, after warm-up launches."""
         for _ in range(_WARM_UPS):
             launch()
         return self._timer.time(launch, budget_us=30_000.0).time_us

@@ -1,7 +1,7 @@
-"""`FORETUNE_LOG=DIR`: every benchmark that tuning does anyway becomes a row of a dataset in DIR, to learn from.
+"""`FORETUNE_LOG=DIR`: every benchmark that tuning runs anyway becomes a row of a dataset in DIR, as training data.
 
-Rows are in `DIR/parts/RUN.jsonl` (see datasets/log_part.py), a file for each process and kernel, so that
-`foretune train --data h200 --data DIR` reads them. No launch fails because of them: a full disk is one warning.
+Rows are in `DIR/parts/RUN.jsonl` (see datasets/log_part.py), one file for each process and kernel, which
+`foretune train --data h200 --data DIR` reads. Logging never makes a launch fail: a full disk is one warning.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ from ..launching.stub_driver import measures
 if TYPE_CHECKING:
     import triton
 
+#: The environment variable with the dataset's folder.
 VARIABLE = "FORETUNE_LOG"
-#: How far up a pruner looks for the autotuner that runs it.
+#: How many frames of the stack are searched for the autotuner that runs a pruner.
 _MOST_FRAMES = 16
 
 
 @dataclass(frozen=True)
 class Software:
-    """What a time depends on beside the kernel, the problem and the card; "" for what is not here."""
+    """The versions of software that a time depends on; "" if one is not installed."""
 
     driver: str
     torch: str
@@ -52,16 +53,18 @@ class Software:
 
     @classmethod
     def here(cls) -> Software:
+        """Return the versions on this machine."""
         return _software()
 
 
 @lru_cache(maxsize=1)
 def _software() -> Software:
+    """Return the versions on this machine, which are looked up once."""
     return Software(driver=_driver(), torch=_version_of("torch"), triton=_version_of("triton"))
 
 
 def _driver() -> str:
-    """Read from the system: asking the driver itself would begin CUDA."""
+    """Return the GPU driver's version from the file system, because asking the driver would initialize CUDA."""
     for path in ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version"):
         try:
             found = re.search(r"\b\d+(\.\d+)+", Path(path).read_text(errors="replace"))
@@ -73,14 +76,15 @@ def _driver() -> str:
 
 
 def _version_of(package: str) -> str:
+    """Return a package's version; "" if it is not installed."""
     try:
         return metadata.version(package)
-    except metadata.PackageNotFoundError:  # built in place: then it is known once it is imported
+    except metadata.PackageNotFoundError:  # a package without metadata, built in place
         return str(getattr(sys.modules.get(package), "__version__", ""))
 
 
 def is_logging() -> bool:
-    """Whether rows are wanted, now."""
+    """Return whether FORETUNE_LOG is set now."""
     return bool(os.environ.get(VARIABLE))
 
 
@@ -94,19 +98,19 @@ def log_row(
     timed: str,
     source_hash: str | None = None,
 ) -> None:
-    """Log the time of a config, or that it failed (None); nothing without FORETUNE_LOG. Never raises.
+    """Log the time of a config, if FORETUNE_LOG is set. Never raises.
 
-    The caller has measured it (see `stub_driver.measures`).
+    The caller makes sure that a GPU measured the time (see `stub_driver.measures`).
 
     Args:
         family: The kernel's family, or a name.
-        problem: What was timed.
-        config: What was timed.
-        time_us: Microseconds.
-        device: Where.
-        timed: How: "cold" as our `Timer` does, "autotuner" as `triton.autotune` does, "warm" with a warm L2. When a
-            ranker learns, times that are not cold count for half (see `Dataset.grid`).
-        source_hash: That of the kernel that was timed (`source_that_ran`); the family's own if left out.
+        problem: The problem that was timed.
+        config: The config that was timed.
+        time_us: The time in microseconds; None if the config failed.
+        device: The device that it was timed on.
+        timed: How it was timed: "cold" by Foretune's `Timer`, "autotuner" by `triton.autotune`, "warm" with a warm L2.
+            In training, times that are not cold have half the weight (see `Dataset.grid`).
+        source_hash: The hash of the kernel that was timed (`source_that_ran`); the family's own if None.
     """
     if not is_logging():
         return
@@ -116,26 +120,29 @@ def log_row(
         if timed not in TIMED_HOW:
             raise ForetuneError(f"timed must be one of {', '.join(TIMED_HOW)} but is {shown(timed)}")
         if not all(size for _, size in problem.dims):
-            return  # nothing was computed
+            return  # an empty problem runs no kernel
         if time_us is not None and not SHORTEST_US <= time_us <= LONGEST_US:
             time_us = None
         log = _log(folder, name, device, timed, source_hash or _source_of(family))
         log.append(row_line(problem, config, time_us))
-    except Exception as error:  # noqa: BLE001 - no trouble of ours stops a launch
+    except Exception as error:  # noqa: BLE001 - logging never stops a launch
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         warn_once(f"{VARIABLE}: {shown(folder, 200)}: {why}", ": benchmarks are not logged there")
 
 
 @dataclass
 class _Log:
-    """One file: of a process, a kernel of one source, a device and a way of timing."""
+    """A log file: one for each process, kernel source, device and way of timing."""
 
     path: Path
-    head: bytes
-    is_begun: bool = False
+    head: bytes  # the first line, which describes the run
+    is_begun: bool = False  # whether the head has been written
 
     def append(self, line: bytes) -> None:
-        """One write a line, so that a kill tears at most the last; of a full disk's half a row nothing stays."""
+        """Append a line with one write, so that a kill damages at most the last line.
+
+        Raises `OSError` if the disk is full; the partial line is then removed.
+        """
         with _guard:
             text = line if self.is_begun else self.head + line
             handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -149,14 +156,17 @@ class _Log:
             self.is_begun = True
 
 
-_guard: threading.Lock  # made by `renew`
+_guard: threading.Lock  # created by `renew`
 _logs: dict[tuple[Any, ...], _Log] = {}
-#: Before Triton 3.8: autotuners that nobody tells when they are done, what they had measured before, and what is due.
+#: Before Triton 3.8, which does not report when tuning ends: each autotuner, its timings before, and what it will time.
 _pending: list[tuple[weakref.ref[Any], Any, _Expected]] = []
 
 
 def renew() -> None:
-    """See `renew_in_children`: a forked child has files of its own, and what is due is its parent's to log."""
+    """Start with no files and nothing pending, also in a forked child (see `renew_in_children`).
+
+    A child opens its own files; its parent logs the benchmarks that are pending.
+    """
     global _guard
     _guard = threading.Lock()
     _logs.clear()
@@ -167,17 +177,21 @@ renew_in_children(sys.modules[__name__])
 
 
 def _log(folder: str, family: str, device: DeviceSpec, timed: str, source: str | None) -> _Log:
+    """Return the log file for these, creating the dataset's folder if needed.
+
+    Raises `ForetuneError` for a folder with other files or a sealed dataset, and `OSError` if it cannot be written.
+    """
     key = (folder, family, device, timed, source)
     log = _logs.get(key)
     if log is None:
         directory = check_path(VARIABLE, folder).expanduser()
         directory.mkdir(parents=True, exist_ok=True)
         check_ours(directory)
-        if not (directory / MANIFEST).exists():  # of two at once, both write the same
+        if not (directory / MANIFEST).exists():  # two processes at once write the same content
             write_manifest(directory, {"name": directory.name, "devices": [], "provenance": {}, "sealed": {}})
         elif read_manifest(directory)["sealed"]:
-            raise ForetuneError("a sealed dataset stays as it is: name another folder")
-        parts = directory / "parts"  # after the manifest, so that no other process sees a folder that is not ours
+            raise ForetuneError("a sealed dataset must not change: choose another folder")
+        parts = directory / "parts"  # after the manifest, so that other processes recognize the folder
         parts.mkdir(exist_ok=True)
         now = datetime.datetime.now(datetime.timezone.utc)
         run_id = f"{now:%Y%m%d-%H%M%S}-{os.urandom(6).hex()}"
@@ -196,8 +210,8 @@ def _log(folder: str, family: str, device: DeviceSpec, timed: str, source: str |
 def source_that_ran(family: Family | str, kernel: Any) -> str:
     """Return the source hash to log for a family when this `triton.jit` function ran.
 
-    It is the family's hash for the kernels of the package that declares the family, which are hashed together, and the
-    function's own otherwise: often a user's kernel with the family's knobs, whose times are not the family's.
+    Kernels of the package that declares the family are hashed together, so they have the family's hash. Any other
+    function has its own hash: often it is a user's kernel with the family's knobs, whose times are not the family's.
     """
     package = type(family).__module__.rpartition(".")[0]
     own = _source_of(family) if package and f"{kernel.fn.__module__}.".startswith(f"{package}.") else None
@@ -205,28 +219,29 @@ def source_that_ran(family: Family | str, kernel: Any) -> str:
 
 
 def _source_of(family: Family | str) -> str | None:
-    with suppress(Exception):  # a family that only predicts, or Triton that is not here
+    """Return the family's source hash; None if it has none or Triton is missing."""
+    with suppress(Exception):
         return str(family.source_hash())  # type: ignore[union-attr]
     return None
 
 
-# What Triton's own autotuners measure.
+# Measurements of Triton's own autotuners.
 
 
 @dataclass(frozen=True)
 class _Expected:
-    """What the next benchmarks in a thread are of."""
+    """The configs that an autotuner will benchmark next in a thread."""
 
     family: Family | str
     problem: Problem
     device: DeviceSpec
-    values: Mapping[int, KernelConfig]  # by the id of the triton.Config, which the list keeps alive
-    kept: tuple[Any, ...]
+    values: Mapping[int, KernelConfig]  # by the id of the triton.Config
+    kept: tuple[Any, ...]  # the configs, kept alive so that no id is reused
     source_hash: str | None
     timed: str  # see `log_row`
 
     def log(self, timings: Mapping[triton.Config, Any]) -> None:
-        """Log timings if they are of these very configs."""
+        """Log timings if they belong to these configs."""
         if not timings or not all(id(config) in self.values for config in timings):
             return
         for config, timing in timings.items():
@@ -254,10 +269,18 @@ def expect(
     *,
     timed: str,
 ) -> None:
-    """Announce what the autotuner that prunes now, in this thread, will benchmark: these configs, with these values.
+    """Announce the configs that the autotuner now pruning in this thread will benchmark. Never raises.
 
-    `timed` is as `log_row` has it. Nothing without FORETUNE_LOG; never raises. From Triton 3.8 on its listener reports
-    the timings. Before, those of a key are read from the autotuner when the next one is pruned, or the process ends.
+    Does nothing without FORETUNE_LOG. From Triton 3.8 on, its listener reports the timings. With earlier releases, the
+    timings of a key are read from the autotuner when the next key is pruned or the process ends.
+
+    Args:
+        family: The kernel's family, or a name.
+        problem: The launch's problem.
+        device: The current device.
+        configs: The configs that will be benchmarked.
+        values: The same configs with the family's knobs.
+        timed: How they are timed, as for `log_row`.
     """
     if not is_logging():
         return
@@ -269,7 +292,7 @@ def expect(
         source = None if found is None else source_that_ran(family, Kernel(found).jit)
         due = _Expected(family, problem, device, by_id, tuple(configs), source, timed)
         if _listens():
-            _thread.due = due if len(configs) > 1 else None  # of one alone, nothing is benchmarked or told
+            _thread.due = due if len(configs) > 1 else None  # a single config is not benchmarked
             return
         _read_pending()
         if found is not None:
@@ -278,7 +301,7 @@ def expect(
 
 @contextmanager
 def _harmless() -> Iterator[None]:
-    """Warn about an error instead of raising it: no trouble of ours stops a launch."""
+    """Warn about an error instead of raising it, because logging never stops a launch."""
     try:
         yield
     except Exception as error:  # noqa: BLE001
@@ -286,22 +309,22 @@ def _harmless() -> Iterator[None]:
 
 
 class _Listener:
-    """Triton's one listener: ours, after the one that was there."""
+    """Foretune's listener of Triton's benchmarks, which calls the previous listener first."""
 
     def __init__(self, before: Any) -> None:
         self.before = before
 
-    def __call__(self, **said: Any) -> None:
+    def __call__(self, **report: Any) -> None:
         if self.before is not None:
-            self.before(**said)
+            self.before(**report)
         due, _thread.due = getattr(_thread, "due", None), None
-        if due is not None and not said.get("cache_hit"):
+        if due is not None and not report.get("cache_hit"):
             with _harmless():
-                due.log(said["configs_timings"])
+                due.log(report["configs_timings"])
 
 
 def _listens() -> bool:
-    """Whether Triton tells of benchmarks; from then on, us."""
+    """Register the listener; return whether this Triton has listeners."""
     from triton import knobs
 
     if not hasattr(knobs.autotuning, "listener"):
@@ -312,6 +335,7 @@ def _listens() -> bool:
 
 
 def _read_pending() -> None:
+    """Log the pending benchmarks whose autotuners have new timings."""
     while _pending:
         autotuner, before, due = _pending.pop()
         timings = getattr(autotuner(), "configs_timings", None)
@@ -323,7 +347,10 @@ atexit.register(_read_pending)
 
 
 def _launching_autotuner() -> Any:
-    """The one whose `run` leads here. (An attached one's list is pruned by a copy of it, which keeps no timings.)"""
+    """Return the autotuner whose `run` called the pruner; None if there is none.
+
+    An attached autotuner prunes with a copy of itself, which keeps no timings.
+    """
     from triton.runtime.autotuner import Autotuner
 
     frame: Any = sys._getframe(1)

@@ -1,8 +1,8 @@
 """`sm_partition`: some of a GPU's SMs as a device of its own.
 
-What depends on a device can so be trained and tested on several of them with one card: a CUDA green context runs
-only on its own SMs (64 of an H200's 132 take 2.0x as long for a matrix product, 2026-11), while the memory, the L2
-and the clocks stay the whole card's.
+It lets code that depends on the device be trained and tested on several devices with one card. A CUDA green context
+runs only on its own SMs (64 of an H200's 132 take 2.0 times as long for a matrix product, 2026-11), but shares the
+memory, the L2 and the clocks of the full card.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from ...datasets import DeviceSpec, ForetuneError
 
-#: Makes the current stream one that runs on at least so many SMs of the current device, and says on how many.
+#: A context manager that sets a stream on at least this many SMs of the current device, and yields how many it got.
 Carve = Callable[[int], AbstractContextManager[int]]
 
 _SM_RESOURCE = 1  # CU_DEV_RESOURCE_TYPE_SM
@@ -25,13 +25,18 @@ _SM_COUNT_WORD = 24  # ... whose union, 96 bytes in, starts with smCount
 
 @contextmanager
 def sm_partition(sms: int, device: DeviceSpec | None = None, *, carve: Carve | None = None) -> Iterator[DeviceSpec]:
-    """Work queued inside runs on `sms` SMs of `device`, the current one; yields their spec (`DeviceSpec.with_sms`).
+    """Run the work queued in the block on some SMs of the current device; yield the partition's spec.
 
-    The driver may give more SMs than asked for (on an H100 and later, the next multiple of 8): the spec says how many
-    it gave. Inputs, timers and launches belong inside, and only work on the current stream is confined. `carve` is
-    what takes the SMs: tests put one of their own in its place.
+    Create inputs and timers and launch kernels inside of the block. Only work on the current stream is confined.
 
-    Raises `ForetuneError` for a number of SMs that the device does not have, and where there are no green contexts.
+    Args:
+        sms: The number of SMs. The driver may give more (on an H100 and later, the next multiple of 8); the yielded
+            spec has the actual number.
+        device: The spec of the current device; queried if None.
+        carve: Takes the SMs; tests replace it.
+
+    Raises:
+        ForetuneError: The device does not have so many SMs, or there are no green contexts.
 
     >>> from contextlib import nullcontext
     >>> with sm_partition(60, DeviceSpec.named("h200"), carve=lambda sms: nullcontext(sms + -sms % 8)) as device:
@@ -39,13 +44,14 @@ def sm_partition(sms: int, device: DeviceSpec | None = None, *, carve: Carve | N
     ('NVIDIA H200 (64 SMs)', 64)
     """
     device = DeviceSpec.live() if device is None else DeviceSpec.find(device)
-    device.with_sms(sms)  # which refuses what it does not have
+    device.with_sms(sms)  # raises for an impossible number
     with (carve or _green_context)(sms) as given:
         yield device.with_sms(given)
 
 
 @contextmanager
 def _green_context(sms: int) -> Iterator[int]:
+    """Make a green context's stream the current one for the block; yield its number of SMs."""
     import torch
 
     outside = torch.cuda.current_stream()
@@ -60,14 +66,16 @@ def _green_context(sms: int) -> Iterator[int]:
 
 @cache
 def _made(index: int, sms: int) -> tuple[Any, Any]:
-    """A green context and its stream. Kept for good: PyTorch's allocator keeps memory by stream, and must not meet
-    the handle of one that is gone."""
+    """Return a green context and its stream, which live until the process ends.
+
+    PyTorch's allocator keeps memory by stream, so a deleted stream's handle must not be used again.
+    """
     try:
         from torch.cuda.green_contexts import SUPPORTED, GreenContext
     except ImportError:
         SUPPORTED = False
     if not SUPPORTED:
-        raise ForetuneError("there are no partitions here: they are green contexts of PyTorch 2.11 or later with CUDA")
+        raise ForetuneError("partitions need green contexts: PyTorch 2.11 or later with CUDA")
     try:
         context: Any = GreenContext.create(num_sms=sms, device_id=index)
         return context, context.Stream()
@@ -76,12 +84,12 @@ def _made(index: int, sms: int) -> tuple[Any, Any]:
 
 
 def _granted(stream: int, driver: Any) -> int:
-    """On how many SMs a green context's stream runs, as the driver (libcuda) tells."""
+    """Return the number of SMs of a green context's stream, as the driver (libcuda) reports it."""
     context, resource = ctypes.c_void_p(), (ctypes.c_uint32 * _RESOURCE_WORDS)()
     for function, arguments in (
         ("cuStreamGetGreenCtx", (ctypes.c_void_p(stream), ctypes.byref(context))),
         ("cuGreenCtxGetDevResource", (context, resource, _SM_RESOURCE)),
     ):
         if failure := getattr(driver, function)(*arguments):
-            raise ForetuneError(f"{function} fails with error {failure}: is the driver older than CUDA 12.4?")
+            raise ForetuneError(f"{function} fails with error {failure}; it needs a driver of CUDA 12.4 or later")
     return int(resource[_SM_COUNT_WORD])

@@ -1,18 +1,18 @@
-"""`Timer`: how long one kernel launch takes on the GPU, alone.
+"""`Timer`: the time of one kernel launch on the GPU, without anything around it.
 
-Three traps, and what is done about each:
+There are three traps:
 
-- *The launch gap.* Events around a launch on an empty queue also time the wait for the host (25-40 % too much on
-  an H200, 2026-11). So the device is held back by a spinning kernel until every launch is queued. That it was is
-  checked: if it got past the hold before the host was done, the samples are thrown away and the hold is doubled.
-- *A warm L2.* Between samples a buffer of twice the L2 is written, outside the timed interval. (Its last lines
-  are still dirty when the kernel starts, as the previous layer's output would be. A `clean` timer reads that buffer.)
-- *The events themselves.* Between the first event's time stamp and the kernel's start, and between its end and the
-  second one's stamp, the front end of the GPU is at work: the same time for every kernel, 3 us and more on an H200,
-  of which a pair of events around nothing shows less than half. So the constant is measured, when the timer is
-  made, on a kernel whose own time is known: an empty one. What its events read, less `EMPTY_KERNEL_US`, is
-  subtracted from every sample. tests/runtime/test_exactness.py compares the result with CUPTI, and this constant
-  with others that one could subtract.
+- *The launch gap.* Events around a launch on an empty queue also measure the wait for the host (25-40 % too much on an
+  H200, 2026-11). So a spinning kernel holds the device back until every launch is queued. The timer checks this: if the
+  hold ended before the host was done, the samples are discarded and the hold is doubled.
+- *A warm L2.* Between samples, outside of the timed interval, a buffer of twice the L2's size is written. Its last
+  lines are still dirty when the kernel starts, as the previous layer's output would be. A `clean` timer reads the
+  buffer instead.
+- *The events themselves.* The GPU's front end takes time between the first event's time stamp and the kernel's start,
+  and between the kernel's end and the second stamp: the same time for every kernel, 3 us and more on an H200, of which
+  a pair of events around nothing shows less than half. So the timer measures this constant when it is created, on an
+  empty kernel, whose own time is known (`EMPTY_KERNEL_US`), and subtracts it from every sample.
+  tests/runtime/test_exactness.py compares the result with CUPTI, and this constant with other possible ones.
 """
 
 from __future__ import annotations
@@ -28,20 +28,25 @@ from ...datasets import ForetuneError, KernelConfig, Measurable, Problem
 from ...datasets.errors import reason_of
 from ..arguments import warn_once
 
+#: The bounds on the number of samples that `Timer.time` chooses.
 MIN_SAMPLES, MAX_SAMPLES = 5, 30
-#: What starting and draining a grid takes, as CUPTI sees it in an empty kernel. It is part of every kernel's own time,
-#: and no event can tell it from what happens around the kernel: the one figure that a timer cannot find for itself.
-#: tests/runtime/test_exactness.py prints it (an H200's, 2026-11), and fails where this is 0.3 us off.
+#: Microseconds of starting and draining a grid, as CUPTI measures an empty kernel. They are part of every kernel's own
+#: time, and events cannot separate them from what happens around the kernel, so a timer cannot measure them.
+#: tests/runtime/test_exactness.py prints the figure (H200, 2026-11), and fails if this value is 0.3 us off.
 EMPTY_KERNEL_US = 0.64
-_HOST_US = (50.0, 300.0)  # what a launch costs the host: assumed until one has been seen, and the most that is believed
-_HOLD_US = 60.0  # the shortest hold: what queueing the hold itself and its mark costs the host
-_TRIES = 8  # the hold doubles at each
-_SHORTEST_US = 0.01  # a launch that queues nothing reads 0 or less, but a time is positive
+#: Host microseconds of one launch: the value assumed before the first launch, and the upper bound of measured ones.
+_HOST_US = (50.0, 300.0)
+#: The shortest hold in microseconds: the host's time to queue the hold itself and its mark.
+_HOLD_US = 60.0
+#: The most attempts; the hold doubles at each one.
+_TRIES = 8
+#: The shortest time reported, in microseconds: a launch that queues nothing reads 0 or less, but times are positive.
+_SHORTEST_US = 0.01
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What some launches of one kernel took.
+    """The time of several launches of one kernel.
 
     >>> Timing.of([12.0, 10.0, 11.0])
     Timing(time_us=11.0, spread=0.09090909090909091, samples=3)
@@ -53,7 +58,7 @@ class Timing:
 
     @classmethod
     def of(cls, times_us: Sequence[float]) -> Timing:
-        """The summary of at least one sample."""
+        """Return the summary of at least one sample, in microseconds."""
         median = statistics.median(times_us)
         if len(times_us) == 1:
             return cls(median, 0.0, 1)
@@ -62,12 +67,17 @@ class Timing:
 
 
 class Timer:
-    """Times launches on one device (the current one if `device_index` is left out), on its current stream.
+    """Times launches on one device, on its current stream.
 
-    `flush_bytes` is how much is written between samples to evict the L2 (twice its size if left out; 0 leaves
-    it warm, for a kernel that finds its inputs there); `clean` has it read instead, for comparing with a bandwidth:
-    writing back what is dirty takes up to 11 us of it (H200, 2026-11). `overhead_us` is what is subtracted from every
-    sample.
+    The module's docstring explains the method. `overhead_us` is the constant that is subtracted from every sample.
+
+    Args:
+        device_index: The device; the current one if None.
+        flush_bytes: How many bytes are written between samples to evict the L2: twice its size if None. With 0 the L2
+            stays warm, for a kernel that finds its inputs there.
+        clean: Read these bytes instead of writing them. Use this to compare with a bandwidth: writing back dirty lines
+            takes up to 11 us of a kernel's time (H200, 2026-11).
+        queue: The device's queue; tests replace it.
 
     >>> import torch
     >>> if torch.cuda.is_available():
@@ -98,13 +108,19 @@ class Timer:
         budget_us: float = 5000.0,
         before: Callable[[], Any] | None = None,
     ) -> Timing:
-        """The time of `launch`, which must queue its work on the current stream and not wait for it.
+        """Return the time of a launch.
 
-        One launch is measured first, alone. It is a sample like the others, and it decides how many there are in all:
-        `samples`, or what `samples` makes of its time (so that a hopeless config costs one launch), or as many as
-        take about `budget_us` of device time, flushes included, but 5 at least and 30 at most.
+        One launch is measured first, alone. It is one of the samples, and its time may set how many there are.
 
-        Raises `ForetuneError` for a launch that waits for the device, and whatever `launch` raises.
+        Args:
+            launch: A function that queues its work on the current stream and does not wait for it.
+            samples: The number of samples, or a function from the first one's microseconds to that number, which may
+                return 1 to stop early. If None, as many as fit into `budget_us`, but at least 5 and at most 30.
+            budget_us: Microseconds of device time, including flushes.
+            before: Called before each launch, to restore what launches overwrite. What it queues is not timed.
+
+        Raises:
+            ForetuneError: The launch waits for the device. Exceptions of `launch` pass through.
         """
         first = self.sample(launch, 1, before)
         if samples is None:
@@ -116,10 +132,16 @@ class Timer:
         return Timing.of(first + self.sample(launch, samples - 1, before) if samples > 1 else first)
 
     def sample(self, launch: Callable[[], Any], samples: int, before: Callable[[], Any] | None = None) -> list[float]:
-        """The time of each of some launches, in microseconds, (samples,), queued together. Raises as `time` does.
+        """Return the time of each of several launches that are queued together, in microseconds, (samples,).
 
-        `before` is called before each launch, and what it queues is not timed: it puts back what launches overwrite.
-        A kernel's very first launch loads its binary, which outlasts the hold: it then counts as a rehearsal."""
+        A kernel's very first launch loads its binary, which takes longer than the hold, so its samples are repeated.
+        Raises as `time` does.
+
+        Args:
+            launch: As for `time`.
+            samples: The number of launches.
+            before: Called before each launch, to restore what launches overwrite. What it queues is not timed.
+        """
         hold_us = _HOLD_US + 1.5 * self._host_us * samples
         for _ in range(_TRIES):
             self._device_queue.hold(hold_us)
@@ -137,11 +159,12 @@ class Timer:
                 ]
             hold_us *= 2
         raise ForetuneError(
-            f"the device got ahead of the host although it was held back for {hold_us / 2000:.0f} ms: "
-            "does the launch wait for it? Time a function that only queues its work"
+            f"the device got ahead of the host although it was held back for {hold_us / 2000:.0f} ms: the launch "
+            "probably waits for the device, so time a function that only queues its work"
         )
 
     def _queue(self, launch: Callable[[], Any], before: Callable[[], Any] | None) -> tuple[Any, Any]:
+        """Queue `before`, a flush and a launch; return the time stamps around the launch."""
         if before is not None:
             before()
         self._device_queue.flush()
@@ -151,6 +174,7 @@ class Timer:
 
 
 def _samples(budget_us: float, each_us: float) -> int:
+    """Return how many samples fit into a budget."""
     return min(max(int(budget_us / max(each_us, 1.0)), MIN_SAMPLES), MAX_SAMPLES)
 
 
@@ -158,46 +182,50 @@ _timers: dict[int, Timer] = {}
 
 
 def timer_of(device_index: int) -> Timer:
-    """The timer of a device, made once: making one takes measurements of its own. One that found too little memory
-    to clear the L2 is not kept: it would hold what little there is, and there may be more next time."""
+    """Return the timer of a device, which is created once, because creating it takes measurements.
+
+    A timer with too little memory to clear the L2 is not kept: it would occupy scarce memory, and more may be free next
+    time.
+    """
     if device_index in _timers:
         return _timers[device_index]
-    queue = CudaQueue(device_index, may_shrink=True)  # it chooses configs: data are measured by timers that are whole
+    queue = CudaQueue(device_index, may_shrink=True)  # for choosing configs; data need a full flush
     timer = Timer(queue=queue)
     if queue.flush.is_whole:
         _timers[device_index] = timer
     return timer
 
 
-_CALIBRATION_CYCLES = 2_000_000  # about 1 ms: long enough that the launch gap does not count
+#: Cycles of the calibrating launch: about 1 ms, so that the launch gap does not matter.
+_CALIBRATION_CYCLES = 2_000_000
 
 
 class DeviceQueue(Protocol):
     """A queue of work on one device. All but `wait` return at once."""
 
     def hold(self, us: float) -> None:
-        """Queues one kernel that keeps the device busy for about this long; with 0, one that does nothing."""
+        """Queue one kernel that keeps the device busy for about `us` microseconds; with 0, an empty kernel."""
 
     def flush(self) -> None:
-        """Queues the eviction of everything from the L2."""
+        """Queue the eviction of everything from the L2."""
 
     def mark(self) -> Any:
-        """Queues a time stamp."""
+        """Queue a time stamp, and return it."""
 
     def passed(self, mark: Any) -> bool:
-        """Whether the device has already come to this time stamp."""
+        """Return whether the device has passed this time stamp."""
 
     def elapsed_us(self, start: Any, end: Any) -> float:
-        """The time between two stamps that the device has passed."""
+        """Return the microseconds between two stamps that the device has passed."""
 
     def wait(self) -> None:
-        """Returns when the queue is empty."""
+        """Wait until the queue is empty."""
 
 
 class CudaQueue:
-    """The current stream of one CUDA or HIP device (the current device if `index` is left out).
+    """The current stream of one CUDA or HIP device, the current device if `index` is None.
 
-    `flush_bytes`, `clean` and `may_shrink`: see `L2Flush`.
+    `flush_bytes`, `clean` and `may_shrink` are as for `L2Flush`.
     """
 
     def __init__(
@@ -210,12 +238,13 @@ class CudaQueue:
     ) -> None:
         import torch
 
-        self._cuda: Any = torch.cuda  # large parts of it are untyped
+        self._cuda: Any = torch.cuda  # Any, because large parts of it are untyped
         self._device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
         self.flush = L2Flush(self._device, flush_bytes, clean=clean, may_shrink=may_shrink)
         self._cycles_per_us = self._calibrate()
 
     def _calibrate(self) -> float:
+        """Return the cycles per microsecond of torch's spinning kernel."""
         us = 0.0
         for _ in range(2):  # the first launch also loads the kernel and wakes the clocks
             start = self.mark()
@@ -227,36 +256,45 @@ class CudaQueue:
         return _CALIBRATION_CYCLES / us
 
     def hold(self, us: float) -> None:
+        """Queue torch's spinning kernel."""
         with self._cuda.device(self._device):
             self._cuda._sleep(int(us * self._cycles_per_us))
 
     def mark(self) -> Any:
+        """Record and return an event."""
         event = self._cuda.Event(enable_timing=True)
         event.record(self._cuda.current_stream(self._device))
         return event
 
     def passed(self, mark: Any) -> bool:
+        """Return whether the device has passed an event."""
         return bool(mark.query())
 
     def elapsed_us(self, start: Any, end: Any) -> float:
+        """Return the microseconds between two events."""
         return float(start.elapsed_time(end)) * 1000
 
     def wait(self) -> None:
+        """Synchronize with the device."""
         self._cuda.synchronize(self._device)
 
 
-#: Enough that nothing of the last launch is left in the L2; a bigger buffer only costs time.
+#: The size of the flushed buffer in L2 sizes: nothing of the last launch stays in the L2. More only costs time.
 _FLUSH_L2_SIZES = 2
-#: Integers of the smallest buffer that is tried: 64 KiB.
+#: The 32-bit integers of the smallest buffer that is tried (64 KiB).
 _SMALLEST = 1 << 14
 
 
 class L2Flush:
-    """Queues the eviction on the current stream of one CUDA or HIP device.
+    """Queues the eviction of the L2 on the current stream of one CUDA or HIP device.
 
-    `flush_bytes` is how much is written to evict the L2: twice its size if left out. With `clean` it is read instead,
-    and no launch finds lines that must go to memory before its own can come. With `may_shrink` the buffer is as large
-    as fits where so much memory is not free; `is_whole` says whether it is as large as it should be.
+    `is_whole` is False if less memory was free than requested.
+
+    Args:
+        device: The torch device.
+        flush_bytes: How many bytes are written to evict the L2: twice its size if None.
+        clean: Read the bytes instead, so that the L2 has no dirty lines that must be written back first.
+        may_shrink: Use a smaller buffer if so much memory is not free.
     """
 
     def __init__(
@@ -270,6 +308,7 @@ class L2Flush:
         self._clean = clean
 
     def __call__(self) -> None:
+        """Queue the eviction."""
         if self._clean:
             self._buffer.sum()
         else:
@@ -277,16 +316,16 @@ class L2Flush:
 
 
 def _allocated(count: int, device: Any, *, may_shrink: bool) -> tuple[Any, bool]:
-    """A buffer of so many 32-bit integers, or of as many as fit (halved until they do), and whether it is all of them.
+    """Return a buffer of `count` 32-bit integers, halved until it fits, and whether it has its full size.
 
-    Raises torch's `OutOfMemoryError` where it may not shrink, and where not even `_SMALLEST` fit.
+    Raises torch's `OutOfMemoryError` if it may not shrink, or if not even `_SMALLEST` integers fit.
     """
     import torch
 
     wanted = count
     while True:
         try:
-            # Written, not read, and not with zeros: those may take a short cut (compression) on the way to memory.
+            # Not zeros, which may be compressed on the way to memory.
             buffer = torch.full((count,), 0x5EED, dtype=torch.int32, device=device)
         except torch.cuda.OutOfMemoryError:
             if not may_shrink or count <= _SMALLEST:
@@ -294,7 +333,7 @@ def _allocated(count: int, device: Any, *, may_shrink: bool) -> tuple[Any, bool]
             count //= 2
             continue
         if count < wanted:
-            what = f"{4 * wanted >> 20} MiB of GPU memory to clear the L2 with are not free"
+            what = f"{4 * wanted >> 20} MiB of GPU memory to clear the L2 are not free"
             warn_once(what, f": {4 * count >> 10} KiB are used, and kernels may find some of their inputs in the L2")
         return buffer, count == wanted
 
@@ -309,18 +348,18 @@ def resetting(family: Measurable, inputs: Any) -> dict[str, Any]:
 def time_configs(
     timer: Timer, family: Measurable, problem: Problem, inputs: Any, configs: Sequence[KernelConfig]
 ) -> dict[KernelConfig, float]:
-    """The time in microseconds of each config that compiles and launches, on `inputs` of the problem, in their order.
+    """Return the time in microseconds of each config that compiles and launches, in the given order.
 
-    Raises `ForetuneError` where none does, with what was wrong with the last one.
+    Raises `ForetuneError` if no config does, with the error of the last one.
     """
     times: dict[KernelConfig, float] = {}
-    reason = "there are none"
+    reason = "the list is empty"
     for config in configs:
         launch = partial(family.launch, inputs, config)
         try:
-            launch()  # compiled, and loaded
+            launch()  # compile and load the binary
             times[config] = timer.time(launch, **resetting(family, inputs)).time_us
-        except Exception as error:  # noqa: BLE001 - one that does not compile or launch is none
+        except Exception as error:  # noqa: BLE001 - a config that fails has no time
             reason = reason_of(error)
     if not times:
         raise ForetuneError(f"none of {len(configs)} configs of {family.name} ran {problem}: {reason}")

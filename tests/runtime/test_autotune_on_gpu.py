@@ -73,7 +73,7 @@ def test_with_little_memory_free_it_tunes_all_the_same(gpu_kernels, monkeypatch,
     torch.cuda.empty_cache()
     taken = torch.empty(torch.cuda.mem_get_info()[0] - (22 << 20), dtype=torch.uint8, device="cuda")
     try:
-        with pytest.warns(foretune.ForetuneWarning, match="of GPU memory to clear the L2 with are not free"):
+        with pytest.warns(foretune.ForetuneWarning, match="of GPU memory to clear the L2 are not free"):
             gpu_kernels.launch(tuned, x, y)
     finally:
         del taken

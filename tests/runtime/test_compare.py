@@ -178,7 +178,7 @@ def test_no_problem_is_begun_when_the_time_is_up(timers, monkeypatch):
     assert ([row.name for row in compared.rows], compared.left_out) == (["first layer"], 1)
     console = Console(file=io.StringIO(), width=200)
     console.print(compared)
-    assert "Problems that there was no time for: 1" in console.file.getvalue()
+    assert "Problems left out because the budget was spent: 1" in console.file.getvalue()
 
 
 def test_contenders_are_chosen_by_name_and_one_that_fails_is_one_less(timers):

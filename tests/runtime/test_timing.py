@@ -124,7 +124,7 @@ def test_holds_longer_when_the_device_got_ahead(timer, queue):
 
 def test_a_launch_that_waits_for_the_device_is_named(timer, queue):
     queue.late = 10**9
-    with pytest.raises(ForetuneError, match="does the launch wait for it"):
+    with pytest.raises(ForetuneError, match="the launch probably waits for the device"):
         timer.time(lambda: queue.work(10.0))
 
 
@@ -176,7 +176,7 @@ class Card:
 
 def test_the_buffer_that_clears_the_l2_is_as_large_as_fits(monkeypatch):
     card = Card(monkeypatch, free_bytes=22 << 20)
-    with pytest.warns(ForetuneWarning, match="100 MiB of GPU memory to clear the L2 with are not free: 12800 KiB are"):
+    with pytest.warns(ForetuneWarning, match="100 MiB of GPU memory to clear the L2 are not free: 12800 KiB are"):
         flush = L2Flush("cuda", may_shrink=True)
     assert [size >> 20 for size in card.asked] == [100, 50, 25, 12]
     assert not flush.is_whole
@@ -227,7 +227,7 @@ def test_with_little_memory_free_configs_are_timed_all_the_same(monkeypatch):
     free, _ = torch.cuda.mem_get_info()
     taken = torch.empty(free - (22 << 20), dtype=torch.uint8, device="cuda")
     try:
-        with pytest.warns(ForetuneWarning, match="of GPU memory to clear the L2 with are not free"):
+        with pytest.warns(ForetuneWarning, match="of GPU memory to clear the L2 are not free"):
             time_us = timer_module.timer_of(torch.cuda.current_device()).time(lambda: x.mul_(2)).time_us
         assert 0 < time_us < 1000
         assert not timer_module._timers

@@ -199,7 +199,7 @@ def test_a_size_that_was_hardly_begun_is_left_out(data):
     cut = replace(data, measurements=rows[(rows["problem"] != lost) | few].reset_index(drop=True))
     found = measured_cover(FakeFamily(), PROBLEM, "rows", (64, 2048), 2, DEVICE, cut)
     assert found.sizes == tuple(size for size in SIZES if size != 1024)
-    assert found.reason == "measured in fake, less rows 1024, of which too little was"
+    assert found.reason == "measured in fake, without rows 1024, where too few configs were measured"
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_a_size_that_was_hardly_begun_is_left_out(data):
         ({"ranges": 0}, "ranges must be"),
         ({"within": -0.1}, "within must be"),
         ({"within": "2 %"}, "within must be"),
-        ({"n": 3, "within": 0.02}, "how many configs, or how much they may lose, but not both: n=3, within=0.02"),
+        ({"n": 3, "within": 0.02}, "n and within exclude each other but are 3 and 0.02"),
         ({"sizes": []}, "sizes must be a list of sizes"),
         ({"sizes": [32]}, "each of sizes must be"),
         ({"sizes": itertools.cycle([64, 128])}, "sizes must be a list of sizes, 1 to 1048576 of them, but has more"),

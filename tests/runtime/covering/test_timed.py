@@ -30,7 +30,7 @@ def test_few_configs_are_timed_and_those_chosen_lose_two_per_cent_hardly_anywher
     half = len(replay.timed) // 2
     assert replay.timed[:half] == replay.timed[half:]  # the third begins when the second is through
     assert Counter(replay.compiled).most_common(1)[0][1] == 1  # each binary, which serves every size
-    assert f"timed here, the {len(timed)} configs" in found.reason
+    assert f"timed here: the {len(timed)} configs" in found.reason
 
 
 def test_with_room_for_noise_they_lose_two_per_cent_nowhere():
@@ -71,13 +71,13 @@ def test_only_what_can_run_here_is_timed(monkeypatch):
         raise ForetuneError("no GPU is visible here")
 
     monkeypatch.setattr(cover, "device_here", none)
-    with pytest.raises(ForetuneError, match="what is timed runs on a GPU of this machine: no GPU is visible here"):
+    with pytest.raises(ForetuneError, match="measure=True needs a GPU in this machine: no GPU is visible here"):
         make_cover(find_measurable("matmul"), problem, "m", (1, 64), None, "h200", measure=True)
     monkeypatch.setattr(cover, "device_here", lambda: DeviceSpec.named("h100"))
-    with pytest.raises(ForetuneError, match=r"on the current device, NVIDIA H100 80GB HBM3, and not on NVIDIA H200"):
+    with pytest.raises(ForetuneError, match=r"on the current device, NVIDIA H100 80GB HBM3, but device is NVIDIA H200"):
         make_cover(find_measurable("matmul"), problem, "m", (1, 64), None, "h200", measure=True)
     monkeypatch.setattr(cover, "Measurable", str)
-    with pytest.raises(ForetuneError, match="fake only predicts: what is timed must be a Measurable family"):
+    with pytest.raises(ForetuneError, match="fake cannot be timed: measure=True needs a Measurable family"):
         make_cover(
             FakeFamily(), Problem.of("fake", groups=1, n=8, k=8, rows=8), "rows", (1, 8), None, DEVICE, measure=True
         )

@@ -454,7 +454,7 @@ def test_nothing_is_logged_in_a_sealed_dataset(log: Path, tmp_path: Path, monkey
     seal_dataset(log, tmp_path / "sealed", name="mine")
     before = {path.name for path in (tmp_path / "sealed").iterdir()}
     monkeypatch.setenv(flywheel.VARIABLE, str(tmp_path / "sealed"))
-    with pytest.warns(ForetuneWarning, match="a sealed dataset stays as it is"):
+    with pytest.warns(ForetuneWarning, match="a sealed dataset must not change"):
         log_three(rows=65)
     assert {path.name for path in (tmp_path / "sealed").iterdir()} == before
 
