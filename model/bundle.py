@@ -195,7 +195,6 @@ class Bundle:
     def _repr_html_(self) -> str:
         """Return a table of the families for a notebook."""
         from ..datasets.console import table
-        from .notebook import html_table
 
         rows = []
         for name in self.families:
@@ -205,7 +204,7 @@ class Bundle:
             calibrated = "no" if one.calibration is None else f"on {one.calibration.problems} problems"
             rows.append((name, cards, one.origin.get("problems", ""), parts, calibrated))
         columns = ("family", "measured on", "problems", "ranker", "calibrated")
-        return html_table(table(f"Bundle {self.digest[:12]}", columns, rows))
+        return table(f"Bundle {self.digest[:12]}", columns, rows)._repr_html_()
 
     @property
     def families(self) -> tuple[str, ...]:

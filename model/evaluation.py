@@ -56,9 +56,8 @@ class Evaluation:
 
     def _repr_html_(self) -> str:
         """Return the table of `__rich__` for a notebook."""
-        from .notebook import html_table
 
-        return html_table(self.__rich__())
+        return self.__rich__()._repr_html_()
 
     @cached_property
     def places(self) -> NDArray[np.float64]:

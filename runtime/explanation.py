@@ -11,7 +11,6 @@ from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
 from ..datasets.console import table
 from .how_many import HowMany, Length
 from .launching.stub_driver import device_here
-from .notebook import html_table
 from .shortlist import bundle_in_force, chooser_of, predicted_slowdowns
 
 if TYPE_CHECKING:
@@ -159,7 +158,7 @@ class Explanation:
         )
 
     def _repr_html_(self) -> str:
-        return html_table(self.__rich__())
+        return self.__rich__()._repr_html_()
 
 
 def make_explanation(

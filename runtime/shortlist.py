@@ -18,7 +18,6 @@ from ..datasets.console import table
 from ..datasets.errors import check_path, reason_of, shown
 from .arguments import configs_of, family_of, warn_once
 from .how_many import TRIAL_S, HowMany, Length
-from .notebook import html_table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,7 +100,7 @@ class Shortlist:
         )
 
     def _repr_html_(self) -> str:
-        return html_table(self.__rich__())
+        return self.__rich__()._repr_html_()
 
 
 def make_shortlist(

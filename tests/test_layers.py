@@ -30,7 +30,7 @@ ITS_DIMENSIONS = {"groups", "n", "k"}
 #: The parts of runtime/, lowest first: each may import itself and those before it. A module belongs to the part with
 #: the longest name that its own begins with. (What lists and exports the cache folder is above what keeps in it.)
 PARTS = (
-    ("arguments", "node_copies", "notebook"),
+    ("arguments", "node_copies"),
     ("launching",),
     ("timing",),
     ("how_many", "shortlist", "explanation", "prune", "triton_declaration", "triton_family"),

@@ -22,7 +22,6 @@ from ...datasets.errors import check_between, check_integer, shown
 from ...datasets.problem import MOST_SIZE, POINTS_PER_OCTAVE
 from ..arguments import configs_of, family_of
 from ..launching.stub_driver import device_here
-from ..notebook import html_table
 from ..shortlist import bundle_of
 from .dispatch import Dispatch, best_dispatch, fewest_dispatch
 from .losses import SizeLosses, at_size, measured_losses, predicted_losses
@@ -146,7 +145,7 @@ class Cover:
         )
 
     def _repr_html_(self) -> str:
-        return html_table(self.__rich__())
+        return self.__rich__()._repr_html_()
 
 
 def make_cover(
