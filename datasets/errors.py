@@ -25,7 +25,17 @@ _NOT_THE_USERS = (__name__.partition(".")[0], "triton", "torch")
 
 
 class ForetuneError(ValueError):
-    """Bad input. The message names the bad value and the accepted values."""
+    """Bad input. The message names the bad value and the accepted values.
+
+    It is a `ValueError`, and the base class of `DatasetError`, `BundleError` and `FamilyError`.
+
+    >>> from foretune.datasets import DeviceSpec
+    >>> try:
+    ...     DeviceSpec.named("h300")
+    ... except ForetuneError as error:
+    ...     print(error)
+    unknown device 'h300'; known: h100, h200
+    """
 
 
 class DatasetError(ForetuneError):

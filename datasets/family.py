@@ -44,6 +44,28 @@ class Family(ABC):
     The packages model and runtime use a kernel only through this interface. Subclass `Measurable` to collect
     measurements as well. `foretune.TritonFamily` derives nearly all of both interfaces from a Triton kernel, and
     `foretune.kernels.testing.FamilyContract` is the test suite for an implementation.
+
+    >>> import numpy as np
+    >>> class RowSum(Family):
+    ...     name, dims, dtypes = "row_sum", ("rows", "columns"), ("bf16", "fp32")
+    ...     knobs, feature_names = ("BLOCK", "num_warps"), ("columns", "block")
+    ...
+    ...     def space(self, device=None):
+    ...         return tuple(KernelConfig.of(BLOCK=block, num_warps=4) for block in (256, 1024, 4096))
+    ...
+    ...     def supports(self, config, problem, device):
+    ...         fits = config["BLOCK"] >= problem["columns"]
+    ...         return None if fits else f"BLOCK={config['BLOCK']} must be at least columns={problem['columns']}"
+    ...
+    ...     def features(self, problem, device, configs, binaries=None):
+    ...         return np.array([[problem["columns"], config["BLOCK"]] for config in configs], np.float32)
+    ...
+    ...     def problem_from_call(self, arguments):
+    ...         x = arguments["x_ptr"]
+    ...         return Problem.of("row_sum", rows=x.shape[0], columns=x.shape[1])
+    >>> family, h200 = RowSum(), DeviceSpec.named("h200")
+    >>> family.supports(family.space()[0], Problem.of("row_sum", rows=8, columns=500), h200)
+    'BLOCK=256 must be at least columns=500'
     """
 
     #: The family's name. All names here consist of letters, digits and _ . : + -
@@ -269,7 +291,13 @@ class Measurable(Family):
 
 
 def roofline_us(family: Measurable, problem: Problem, device: DeviceSpec) -> float:
-    """Return the roofline time of a problem in microseconds: the larger of its compute and its memory time."""
+    """Return the roofline time of a problem in microseconds: the larger of its compute and its memory time.
+
+    >>> from foretune.kernels import find_family
+    >>> problem = Problem.of("matmul", batch=1, m=4096, n=4096, k=4096)
+    >>> round(roofline_us(find_family("matmul"), problem, DeviceSpec.named("h200")))
+    175
+    """
     memory_us = family.bytes(problem) / (device.copy_bandwidth_gbs * 1e3)
     return max(compute_us(family, problem, device), memory_us)
 
@@ -308,6 +336,9 @@ def check_attributes(family: Family) -> None:
 
     Raises:
         ForetuneError: An attribute is missing, cannot be read, or has a wrong value.
+
+    >>> from foretune.kernels import find_family
+    >>> check_attributes(find_family("matmul"))
     """
     if _sound.get(id(family)) is family:
         return
@@ -360,6 +391,11 @@ def check_problem_of(family: Family, problem: Problem) -> None:
 
     Checked are the family's name, the dimensions and their `smallest` and `largest` sizes, the ragged dimension, the
     dtype if all operands share one, and the flags. `Family.supports` decides about one dtype for each operand.
+
+    >>> from foretune.kernels import find_family
+    >>> check_problem_of(find_family("matmul"), Problem.of("matmul", batch=1, m=0, n=64, k=64))
+    Traceback (most recent call last):
+    foretune.datasets.errors.ForetuneError: m of matmul must be at least 1 but is 0
     """
     if not isinstance(problem, Problem):
         raise ForetuneError(f"a problem of {family.name} must be a Problem but is {shown(problem)}")
@@ -408,6 +444,10 @@ def not_empty(family: Family, problem: Problem) -> Problem:
 
     A launch may have no work, for example an empty batch. It must not fail or warn, and any config is valid
     for it.
+
+    >>> from foretune.kernels import find_family
+    >>> str(not_empty(find_family("matmul"), Problem.of("matmul", batch=1, m=0, n=64, k=64)))
+    'matmul batch=1 k=64 m=1 n=64 bf16'
     """
     if all(size or not family.smallest.get(dim, 1) for dim, size in problem.dims):
         return problem
@@ -427,6 +467,10 @@ def wrong_knobs(family: Family, config: KernelConfig) -> str | None:
 
     It cannot if it has a knob that the family lacks, if it lacks one that all configs of the family's space have, or if
     it has a value like 64.0 or True where they have an integer: these compare equal but compile to different code.
+
+    >>> from foretune.kernels import find_family
+    >>> wrong_knobs(find_family("rms_norm_rope_fwd"), KernelConfig.of(TILE=8))  # doctest: +ELLIPSIS
+    'the knobs of rms_norm_rope_fwd are ..., but a config lacks ... and has TILE'
     """
     named = {name for name, _ in config.meta} | {name for name in _UNUSUAL if getattr(config, name) is not None}
     unknown = sorted(named - set(family.knobs))

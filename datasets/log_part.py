@@ -122,8 +122,8 @@ def _read(file: BinaryIO, place: str) -> tuple[LogPart | None, list[LeftOut]]:
     run_id, facts, device = run
     is_complete = [number for lines in wrong.values() for number in lines] in ([], [last])
     left_out = [LeftOut(place, why, len(lines), tuple(lines[:_MOST_LINES])) for why, lines in wrong.items()]
-    measurements, lines = (tuple(values) for values in zip(*rows.values(), strict=True)) if rows else ((), ())
-    return LogPart(run_id, facts, device, measurements, lines, is_complete), left_out
+    measurements, numbers = tuple(row for row, _ in rows.values()), tuple(number for _, number in rows.values())
+    return LogPart(run_id, facts, device, measurements, numbers, is_complete), left_out
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:

@@ -107,6 +107,10 @@ def dtype_of_tensor(name: str, tensor: Any) -> str:
 
     Raises:
         ForetuneError: The object has no `dtype`, or one that is not in `DTYPES`.
+
+    >>> import torch
+    >>> dtype_of_tensor("x", torch.empty(2, dtype=torch.float8_e4m3fn))
+    'fp8e4m3'
     """
     dtype = str(getattr(tensor, "dtype", None)).removeprefix("torch.")
     if dtype not in _THEIR_NAMES:
