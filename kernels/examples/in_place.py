@@ -1,7 +1,7 @@
 """A kernel that works in place: x = gelu(x + bias).
 
-`output` is then also an input. `reads_output = True` makes Foretune start each check, and the timing of each config,
-from the original tensor, instead of filling it with NaN.
+`output` is then also an input. `in_place` names it, so that Foretune restores it before each launch, outside of the timed
+interval, instead of filling it with NaN.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ class BiasGelu(TritonFamily):
     ]
     dims_from = {"rows": lambda call: call["n_elements"] // call["n_columns"], "columns": "n_columns"}
     output = "x_ptr"
-    reads_output = True
+    in_place = ("x_ptr",)
     dtypes = ("bf16", "fp32")
     ranges = {"rows": (1, 65536), "columns": {768, 1024, 2048, 4096, 8192}}
     most_bytes = 2.0**30

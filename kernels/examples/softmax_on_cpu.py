@@ -11,7 +11,7 @@ import foretune
 import rich
 import torch
 import triton
-from foretune import DeviceSpec, Problem
+from foretune import Problem
 from softmax import CONFIGS, RowSoftmax, softmax_kernel
 
 DATA = Path(__file__).parent / "measured_h200"
@@ -37,7 +37,7 @@ def main() -> None:
             softmax_kernel
         )
         x = torch.randn(3000, 1500, dtype=torch.float16)
-        with foretune.runtime.use_stub_driver(DeviceSpec.named("h200")):
+        with foretune.testing.use_stub_device("h200"):
             tuned[lambda meta: (triton.cdiv(3000, meta["ROWS"]),)](x, torch.empty_like(x), 3000, 1500, 1500, 1500)
         print(f"{len(CONFIGS)} configs -> {len(tuned.configs_timings)} timed; chosen: {tuned.best_config}")
 
