@@ -28,6 +28,10 @@ def test_softmax_on_cpu_prunes_to_four() -> None:
     assert "85 configs -> 4 timed; chosen: BLOCK: 2048" in printed("softmax_on_cpu.py")
 
 
+def test_prune_matmul_times_8_of_360() -> None:
+    assert "timed 8 of 360 - chosen: BM: " in printed("prune_matmul.py")
+
+
 def test_new_gpu_prints_the_regret_before_and_after() -> None:
     before, after = printed("new_gpu.py").splitlines()
     assert before.startswith("before: ")

@@ -170,7 +170,7 @@ def test_the_bare_install_prunes_a_real_autotuner(wheel: Path, tmp_path: Path) -
 def test_the_readme_gives_the_commands_that_ci_runs() -> None:
     readme = (ROOT / "README.md").read_text()
     first, second = re.findall(r"^```sh\n(python3 -m venv .*)\n```$", readme, re.MULTILINE)
-    assert "foretune quickstart" in first
+    assert "kernels/examples/prune_matmul.py" in first
     assert "'.[test]'" in second
     assert "pytest" in second
     assert all("-c .ci/constraints.txt" in command for command in (first, second))
