@@ -176,8 +176,7 @@ def replacing(path: Path | str, *, is_cache: bool = False) -> Iterator[Path]:
     Args:
         path: The file to replace.
         is_cache: Write the file of a cache: only the owner may read it (mode 0600, whatever it was before), and it is
-        not
-            flushed, so a killed process leaves it intact but a power cut may lose it. A link or a pipe at `path` is
+            not flushed, so a killed process leaves it intact but a power cut may lose it. A link or a pipe at `path` is
             replaced, and neither followed nor written to.
 
     Raises:

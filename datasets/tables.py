@@ -111,8 +111,7 @@ def read_table(source: Path | pa.Buffer, schema: pa.Schema) -> pa.Table:
 
     Raises:
         UnreadableError: The file is missing or damaged, or lacks a column, has one of another type, or has missing
-        values
-            in a required one.
+            values in a required one.
         OSError: The disk failed.
     """
     try:

@@ -73,7 +73,7 @@ FORGOT = {
         "wrong_knob",
         "does not name NO_SUCH_KNOB: no",
     ),
-    "an empty reason": ({"supports": lambda *call: ""}, "why_not", "the reason why not but returned ''"),
+    "an empty reason": ({"supports": lambda *call: ""}, "why_not", "a non-empty reason but returned ''"),
     "nothing supported": ({"supports": lambda *call: "never"}, "why_not", "no config supports .*: never"),
     "features of 64 bits": (
         {"features": lambda *call: GroupedGemmForward.features(*call).astype(np.float64)},

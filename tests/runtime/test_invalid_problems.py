@@ -41,11 +41,11 @@ def layer(family=GROUPED, **changed):
 INVALID = [
     (layer(rows=0), "rows of grouped_gemm_fwd must be at least 1 but is 0"),
     (layer(groups=0), "groups of grouped_gemm_fwd must be at least 1 but is 0"),
-    (layer(ragged={"rows": (32, 32)}), "as many sizes along rows as groups=4 but there are 2"),
-    (layer(ragged={"rows": (64,) + (0,) * 4}), "as many sizes along rows as groups=4 but there are 5"),
+    (layer(ragged={"rows": (32, 32)}), "there must be 4 sizes along rows, because groups=4, but there are 2"),
+    (layer(ragged={"rows": (64,) + (0,) * 4}), "there must be 4 sizes along rows, because groups=4, but there are 5"),
     (layer(ragged={"n": (16,) * 4}), "grouped_gemm_fwd is ragged along rows, not along n"),
     (layer("grouped_gemm_dw", ragged={"k": (16,) * 4}), "grouped_gemm_dw is ragged along rows, not along k"),
-    (layer("scaled_grouped_gemm_fwd", ragged={"rows": (64,)}, dtype="fp8e4m3"), "as groups=4 but there are 1"),
+    (layer("scaled_grouped_gemm_fwd", ragged={"rows": (64,)}, dtype="fp8e4m3"), "because groups=4, but there are 1"),
     (Problem.of("matmul", batch=1, m=0, n=64, k=64), "m of matmul must be at least 1 but is 0"),
     (Problem.of("matmul", batch=1, m=64, n=64, k=64, ragged={"m": (64,)}), "matmul is ragged along no dimension"),
 ]
