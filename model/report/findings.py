@@ -181,7 +181,7 @@ class Headline:
         """Return the "headline" of a family in `foretune report --json`."""
         return {
             "text": str(self),
-            "k": self.k,
+            "best_of": self.k,
             "configs": self.configs,
             "regret": round(self.regret, 4),
             "tuning_ratio": round(self.tuning_ratio, 2),
