@@ -56,7 +56,7 @@ def show_cache(kernel: OneKernel = None, as_json: AsJson = False) -> None:
     """List the tuned kernels and functions, or the tuned problems of one of them."""
     from ...runtime.tuning.cache.cache_folder import cache_contents
 
-    emit(cache_contents(kernel), as_json, caption=_ALL_CAPTION if kernel is None else _ONE_CAPTION)
+    emit(cache_contents(kernel), as_json, _ALL_CAPTION if kernel is None else _ONE_CAPTION)
 
 
 @command("clear", "foretune cache clear package.module.kernel", into=cache)

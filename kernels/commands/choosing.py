@@ -235,7 +235,7 @@ def cover(
             found = make_hint_matrix(kernel, problem, dynamic, sizes, configs, spec, dataset, hints=at, **limits)
         else:
             found = covered(kernel, problem, dynamic, sizes, configs, device=spec, data=data, measure=measure, **limits)
-    emit(found, as_json, caption=_COVER_CAPTION if hints is None else _HINTS_CAPTION)
+    emit(found, as_json, _COVER_CAPTION if hints is None else _HINTS_CAPTION)
 
 
 @command("warmup", f"foretune warmup {FAMILY} --shapes shapes.csv")

@@ -214,4 +214,4 @@ def replay(
 
     what = "measuring by the plan, training and judging"
     found = for_each_family(replayed, dataset, families_of(dataset, family), what, _REPLAYING_S)
-    emit(ByFamily(found), as_json, caption=_CAPTION)
+    emit(ByFamily(found), as_json, _CAPTION)

@@ -36,7 +36,7 @@ def list_datasets(context: typer.Context, as_json: AsJson = False) -> None:
     if context.invoked_subcommand is None:
         from ...datasets import describe, names
 
-        emit(listed([describe(name) for name in names()]), as_json, caption=_CAPTION)
+        emit(listed([describe(name) for name in names()]), as_json, _CAPTION)
 
 
 @command("show", "foretune datasets show measured --json", into=datasets)
@@ -49,7 +49,7 @@ def show_dataset(data: OneDataset, as_json: AsJson = False) -> None:
     for name, known in families().items():
         if name in described["families"]:
             check_sources(described["name"], described["provenance"], known)
-    emit(listed([described]), as_json, caption=_CAPTION)
+    emit(listed([described]), as_json, _CAPTION)
 
 
 @command("merge", "foretune datasets merge mine theirs --out both", into=datasets)

@@ -121,7 +121,7 @@ def bench_runtime(
             repeats=repeats,
             on_start=say,
         )
-    emit(compared, as_json, caption=_FIRST_CALLS_CAPTION)
+    emit(compared, as_json, _FIRST_CALLS_CAPTION)
 
 
 @command("predictions", "foretune bench predictions --json", into=bench)
@@ -146,7 +146,7 @@ def bench_predictions(
 
     known = load_bundle(bundle)
     families = [find_family(name) for name in ([family] if family else known.families)]
-    emit(time_predictions(families, DeviceSpec.find(device), known), as_json, caption=_PREDICTIONS_CAPTION)
+    emit(time_predictions(families, DeviceSpec.find(device), known), as_json, _PREDICTIONS_CAPTION)
 
 
 @command("kernels", "foretune bench kernels --json", into=bench)
@@ -217,4 +217,4 @@ def bench_kernels(
             compile_ahead=compile_ahead,
             on_row=print_row,
         )
-    emit(compared, as_json, caption=_KERNELS_CAPTION)
+    emit(compared, as_json, _KERNELS_CAPTION)

@@ -59,7 +59,7 @@ class ByFamily:
         return Group(*self.families.values())
 
 
-def emit(result: Result, as_json: bool, *, caption: str = "", **places: Path) -> None:
+def emit(result: Result, as_json: bool, caption: str = "", /, **places: Path) -> None:
     """Print a result as a table, or as JSON.
 
     Args:
