@@ -5,6 +5,7 @@ Text is shown literally: rich does not interpret it as markup, and control codes
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -174,8 +175,8 @@ def _framed(columns: Sequence[str], rows: Sequence[Sequence[str]], room: int) ->
     from rich.table import Table as Framed
     from rich.text import Text
 
-    framed = Framed()
-    for name, width in zip(columns, _widths(columns, rows, room) or [None] * len(columns), strict=True):
+    framed, widths = Framed(), _widths(columns, rows, room)
+    for name, width in zip(columns, widths or itertools.repeat(None), strict=False):
         framed.add_column(Text(name), width=width)
     for row in rows:
         framed.add_row(*map(Text, row))

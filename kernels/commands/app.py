@@ -49,7 +49,8 @@ def _write_example(epilog: str | None, formatter: Any) -> None:
         return
     before, after = "Example: ", "    "
     width = max(formatter.width - formatter.current_indent - 4, 40)
-    line, lines = "", []
+    lines: list[str] = []
+    line = ""
     for part in epilog.removeprefix(before).replace(" --", "\n--").splitlines():
         if line and len(before if not lines else after) + len(line) + len(part) + 3 > width:
             lines.append(f"{line} \\")
@@ -67,7 +68,7 @@ def _write_example(epilog: str | None, formatter: Any) -> None:
 _NO_BREAK = "\u2011"
 
 
-class _Formatter(typer.Context.formatter_class):  # type: ignore[name-defined,misc]
+class _Formatter(typer.Context.formatter_class):  # type: ignore[valid-type,misc]
     """A formatter of help texts that breaks lines only at spaces."""
 
     def write(self, string: str) -> None:
@@ -92,7 +93,7 @@ class _Helpful:
         """Return the help as text."""
         formatter = _Formatter(width=ctx.terminal_width, max_width=ctx.max_content_width)
         self.format_help(ctx, formatter)  # type: ignore[attr-defined]
-        return formatter.getvalue().rstrip("\n")
+        return str(formatter.getvalue()).rstrip("\n")
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         """Write the example and the help text."""

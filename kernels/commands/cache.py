@@ -28,6 +28,17 @@ from .printing import emit
 #: Formats of `cache export`, the default first.
 EXPORTS = ("foretune", "fla")
 
+#: Defines the rows and columns of the tables of `cache show`.
+_ALL_CAPTION = (
+    "Rows: a tuned kernel on a device, or a tuned function. Columns: the number of its tuned problems or keys, of "
+    "timed and of failed configs, of choices, and of versions of its source."
+)
+#: Defines the rows and columns of the tables of `cache show KERNEL`.
+_ONE_CAPTION = (
+    "Rows: a tuned problem or key. Columns: the number of configs that were timed or failed, the fastest or "
+    "chosen config, and its time in microseconds."
+)
+
 
 def kernel_names(incomplete: str) -> list[str]:
     """Complete the name of a tuned kernel or of a kernel family."""
@@ -45,7 +56,7 @@ def show_cache(kernel: OneKernel = None, as_json: AsJson = False) -> None:
     """List the tuned kernels and functions, or the tuned problems of one of them."""
     from ...runtime.tuning.cache.cache_folder import cache_contents
 
-    emit(cache_contents(kernel), as_json)
+    emit(cache_contents(kernel), as_json, _ALL_CAPTION if kernel is None else _ONE_CAPTION)
 
 
 @command("clear", "foretune cache clear package.module.kernel", into=cache)

@@ -232,4 +232,4 @@ def replay(
 
     what = "measuring by the plan, training and judging"
     found = for_each_family(replayed, dataset, families_in(dataset, family), what, _REPLAYING_S)
-    emit(ByFamily(found, caption=_CAPTION), as_json)
+    emit(ByFamily(found), as_json, _CAPTION)

@@ -50,7 +50,7 @@ def source_names(incomplete: str) -> list[str]:
 @completes
 def model_names() -> Iterable[str]:
     """Complete the name of a model whose MoE layers are known."""
-    from ..fused_moe.workload import load_models
+    from ..workloads import load_models
 
     return [one.model for one in load_models() if one.is_gated]
 

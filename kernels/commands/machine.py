@@ -34,6 +34,23 @@ from .printing import emit
 _GROUPED_GEMMS = (FAMILY, "grouped_gemm_dx", "grouped_gemm_dw")
 
 
+#: Defines the rows and columns of the table of `bench runtime`.
+_FIRST_CALLS_CAPTION = (
+    "Rows: ways to tune. Columns: configs declared and benchmarked, seconds of the first call, microseconds of "
+    "the chosen config, and how many times sooner the first call ends than with the whole space."
+)
+#: Defines the columns of the table of `bench predictions`.
+_PREDICTIONS_CAPTION = (
+    "Columns: configs in the space; the first prediction in a process; the best config of a new problem; its "
+    "shortlist; the shortlist of a problem whose answer is cached. Times are the least and the median."
+)
+#: Defines the rows and columns of the tables of `bench kernels`.
+_KERNELS_CAPTION = (
+    "Rows: problems. Columns: microseconds with the best known config, with the predicted config, of other "
+    "implementations, and the least that the rates of the GPU allow (roofline). Goals compare them over all problems."
+)
+
+
 @command("device", "foretune device --out my-gpu.json")
 def device(
     spec: Annotated[
@@ -105,7 +122,7 @@ def bench_runtime(
             repeats=repeats,
             on_start=say,
         )
-    emit(compared, as_json)
+    emit(compared, as_json, _FIRST_CALLS_CAPTION)
 
 
 @command("predictions", "foretune bench predictions --json", into=bench)
@@ -130,7 +147,7 @@ def bench_predictions(
 
     known = load_bundle(bundle)
     families = [find_family(name) for name in ([family] if family else known.families)]
-    emit(time_predictions(families, DeviceSpec.find(device), known), as_json)
+    emit(time_predictions(families, DeviceSpec.find(device), known), as_json, _PREDICTIONS_CAPTION)
 
 
 @command("kernels", "foretune bench kernels --json", into=bench)
@@ -201,4 +218,4 @@ def bench_kernels(
             compile_ahead=compile_ahead,
             on_row=print_row,
         )
-    emit(compared, as_json)
+    emit(compared, as_json, _KERNELS_CAPTION)

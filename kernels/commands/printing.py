@@ -48,7 +48,6 @@ class ByFamily:
 
     families: Mapping[str, Any]
     more: Mapping[str, Any] = field(default_factory=dict)
-    caption: str = ""  # printed once below all tables: what their rows and columns are
 
     def to_json(self) -> dict[str, Any]:
         """Return the value that --json prints."""
@@ -56,17 +55,17 @@ class ByFamily:
 
     def __rich__(self) -> Any:
         from rich.console import Group
-        from rich.text import Text
 
-        return Group(*self.families.values(), *([Text(self.caption)] if self.caption else []))
+        return Group(*self.families.values())
 
 
-def emit(result: Result, as_json: bool, **places: Path) -> None:
+def emit(result: Result, as_json: bool, caption: str = "", /, **places: Path) -> None:
     """Print a result as a table, or as JSON.
 
     Args:
         result: The result.
         as_json: Whether to print JSON.
+        caption: One line below the tables that defines their rows and columns.
         places: Files and folders that the command wrote, by the field of the JSON that names them.
     """
     if as_json:
@@ -80,6 +79,8 @@ def emit(result: Result, as_json: bool, **places: Path) -> None:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 200  # a file or pipe has no width
     console.print(result)
+    if caption:
+        console.print(caption, markup=False, emoji=False, highlight=False)
     for path in places.values():
         typer.echo(f"Written to {printable(str(path))}")
 

@@ -239,13 +239,13 @@ def evaluate(
 
     judged = for_each_family(judge, dataset, kernels, what, row_s)
     if max_regret1 is None:
-        emit(ByFamily(judged, caption=_CAPTION), as_json)
+        emit(ByFamily(judged), as_json, _CAPTION)
         return
     regrets1 = {name: one.to_json()["regret"]["1"]["geomean"] - 1 for name, one in judged.items()}
     over = [f"{name} {100 * regret1:.2f} %" for name, regret1 in regrets1.items() if regret1 > max_regret1]
     error = f"regret@1 must be at most {100 * max_regret1:g} % but is: {', '.join(over)}"
     more = {"max_regret1": max_regret1} | ({"error": error} if over else {})
-    emit(ByFamily(judged, more, _CAPTION), as_json)
+    emit(ByFamily(judged, more), as_json, _CAPTION)
     if over:
         typer.echo(f"Error: {printable(error)}", err=True)
         raise typer.Exit(1)

@@ -173,3 +173,11 @@ def test_progress_shows_odd_texts_as_they_are(capsys: pytest.CaptureFixture[str]
     with showing_steps() as show:
         show(Progress(1, 3, odd, 50, 12.5, 90.0))
     assert ODD in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line", [f"{PREDICT} --configs 2", "datasets", "cache show", "bench predictions --family matmul"]
+)
+def test_a_caption_defines_the_columns_of_a_table_and_is_not_in_json(line: str) -> None:
+    assert re.search(r"^(rank: |Rows: |Columns: )", call(line).stdout, re.MULTILINE)
+    assert "Columns: " not in call(line, "--json").stdout

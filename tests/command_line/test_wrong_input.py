@@ -20,6 +20,12 @@ COLLECT = f"collect {FAMILY} --out o"
 COVER = f"cover {FAMILY} --device h200 --dynamic rows --range 64:96 --groups 64 --n 2048 --k 1024"
 
 
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the families that a test names by their place."""
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -253,7 +259,6 @@ def test_bad_input_exits_with_1_and_is_named(
 
 def test_a_family_in_a_file_is_found_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     (tmp_path / "in_a_file.py").write_text("from fakes import FakeFamily\nclass Mine(FakeFamily):\n    name = 'mine'\n")
     monkeypatch.chdir(tmp_path)
     for place in ("./in_a_file.py:Mine", "in_a_file.py:Mine", str(tmp_path / "in_a_file.py:Mine")):

@@ -255,7 +255,7 @@ def test_merge_says_how_many_rows_it_drops(tmp_path: Path, monkeypatch: pytest.M
     write_log(tmp_path / "log", [good(16), good(32)])
     result = call("datasets merge log log --out merged --json")
     assert (result.exit_code, json.loads(result.stdout)["dropped"]) == (0, 2)
-    said = "again: 2 measurements. 2 more are left out: exact repeats, or named in a warning."
+    said = "again: 2 measurements. 2 more were left out: exact duplicates, or rows that a warning names."
     assert said in words(call("datasets merge log log --out again").stdout)
 
 

@@ -214,9 +214,11 @@ def test_the_command_writes_the_files_with_their_verdict(tmp_path, none_installe
 
 
 def test_the_command_needs_a_format_for_a_dataset_and_a_card_to_measure(tmp_path):
-    assert "must be given: t4 or csv" in call("export h200 --out", tmp_path / "x").output
+    assert "a dataset needs a format: t4 or csv" in call("export h200 --out", tmp_path / "x").output
     line = "export vllm --model Mixtral-8x7B --measure --device h100 --out"
-    assert "is not here" in " ".join(call(line, tmp_path).output.replace("│", " ").split())
+    assert "--measure: this machine has no NVIDIA H100" in " ".join(
+        call(line, tmp_path).output.replace("│", " ").split()
+    )
 
 
 def tuned_by_vllm(tmp_path, monkeypatch):

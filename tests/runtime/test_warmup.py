@@ -140,7 +140,7 @@ def test_the_problems_of_a_dataset_may_be_taken(tmp_path, monkeypatch):
 def test_the_command_wants_to_know_which_problems():
     result = call("warmup grouped_gemm_fwd --device h200")
     assert result.exit_code == 2
-    assert "say which problems" in result.output
+    assert "give problems with --shapes or --data" in result.output
 
 
 @pytest.mark.parametrize("name", ["grouped_gem", "no/such"])
