@@ -1,1 +1,1 @@
-"""Tuning in front of any autotuned kernel: attach, remember, agree, learn."""
+"""Tune autotuned kernels and functions: shortlist, measure, remember, and agree across ranks."""

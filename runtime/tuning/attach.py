@@ -1,4 +1,4 @@
-"""`attach`: a shortlist for a kernel that somebody else declared under `triton.autotune`; `detach` undoes it."""
+"""Provide `attach`: shortlists for kernels declared elsewhere under `triton.autotune`; `detach` undoes it."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ if TYPE_CHECKING:
 
 
 class Attachment:
-    """What stands between one autotuner and Triton while it is attached: four attributes of its own, which hide those
-    of its class:
+    """The hooks that Foretune places on one attached autotuner: four instance attributes that hide those of its class.
 
-    - `prune_configs`, which says what to time: here the kernel's own `early_config_prune` goes first, ours picks among
-      what that leaves, and `perf_model` comes last. (`early_config_prune` itself stays as it is, because others ask it:
-      FLA, whether a config from a file is allowed; and Dynamo, which then makes an autotuner anew of what is left, but
-      without `reset_to_zero` and `restore_value`, so that compiled code would compute something else; torch 2.13.)
-    - `_bench`, which times one config. Here our timer does, unless the kernel has a `do_bench` of its own, or its class
-      a `_bench`; each time is learned and kept as it comes, so that none is lost when the process is killed; what is
-      known from before is not timed again; and what is to be timed is compiled in parallel.
-    - `run`, which launches. Here it is one thread at a time, because Triton keeps a launch's arguments on the
-      autotuner, where two threads mix them up. While a CUDA graph is captured nothing is timed: a new key runs the
-      predicted config, else the first that is allowed, which is not remembered.
-    - `__getstate__`, which copies and pickles ask: they get the autotuner without the attachment.
+    - `prune_configs` selects the configs to time. The kernel's own `early_config_prune` runs first, Foretune picks
+      among the configs that it leaves, and `perf_model` comes last. `early_config_prune` itself is not replaced,
+      because other code calls it: FLA, to check that a config from a file is allowed; and Dynamo (torch 2.13), which
+      makes a new autotuner of the configs that it returns, but without `reset_to_zero` and `restore_value`, so that
+      compiled code would compute wrong results.
+    - `_bench` times one config. It uses Foretune's timer, unless the kernel has its own `do_bench` or its class its own
+      `_bench`. Each time is learned and stored at once, so that none is lost if the process is killed. Known times are
+      not measured again, and the other configs are compiled in parallel first.
+    - `run` launches. It serves one thread at a time, because Triton keeps a launch's arguments on the autotuner, where
+      two threads would mix them up. While a CUDA graph is captured nothing is timed: a new key runs the predicted
+      config, or else the first allowed one, and the choice is not remembered.
+    - `__getstate__` gives copies and pickles the autotuner without the attachment.
 
-    `holders` counts the `attached` blocks that it belongs to; 0 for `attach`.
+    `holders` counts the open `attached` blocks that hold it; 0 for `attach`.
 
-    Where ranks choose together (`agree`), `prune_configs` does: it times what it has left, and lets one config through.
-    What Triton remembers is that from then on, and not what each rank had chosen alone.
+    Where ranks choose together (`agree`), `prune_configs` times the configs and returns only the agreed one. Triton
+    then remembers that config, not what each rank had chosen alone.
     """
 
     holders, is_on = 0, False
@@ -68,24 +68,25 @@ class Attachment:
         self._k, self._is_interpreted = k, Kernel(tuner).is_interpreted
         self._known: dict[DeviceSpec, KnownTimes] = {}
         self._epoch = epoch()
-        self._chosen_together: dict[int, dict[Any, triton.Config]] = {}  # Triton's `cache`, by whom it was chosen with
-        self._met: set[Any] = set()  # keys that were launched before the cache was cleared
+        self._chosen_together: dict[int, dict[Any, triton.Config]] = {}  # Triton's `cache` by `scope()`
+        self._met: set[Any] = set()  # keys launched before the cache was cleared
         renew_in_children(self)
 
     def renew(self) -> None:
-        """See `renew_in_children`."""
+        """Create the lock and reset the state of a running launch; see `renew_in_children`."""
         self.lock = threading.RLock()
         self._tuning: _Tuning | None = None
         self._is_running = False
 
     @staticmethod
     def of(tuner: triton.runtime.Autotuner) -> Attachment | None:
-        """That of an autotuner, unless it has none."""
+        """Return an autotuner's attachment; None if it is not attached."""
         bench = getattr(tuner.__dict__.get("_bench"), "__self__", None)
         return bench if isinstance(bench, Attachment) else None
 
     def begin(self) -> None:
-        # (By name at each launch, so that `forced` can stand before it.)
+        """Place the hooks on the autotuner."""
+        # A lambda that looks `run` up at each launch, so that `forced` can replace it.
         run = lambda *args, **kwargs: self.run(*args, **kwargs)  # noqa: E731
         self._ours = {"prune_configs": self.prune_configs, "_bench": self.bench, "run": run}
         self._ours["__getstate__"] = self.state
@@ -94,23 +95,28 @@ class Attachment:
         self.is_on = True
 
     def end(self) -> None:
-        """Leaves the autotuner as it was. Raises `ForetuneError` where somebody has put something else there since."""
+        """Remove the hooks from the autotuner.
+
+        Raises:
+            ForetuneError: Other code has replaced one of them meanwhile.
+        """
         here = self.tuner.__dict__
-        with self.lock:  # after the launch that is going on
+        with self.lock:  # wait for a running launch
             if changed := [name for name, ours in self._ours.items() if here.get(name) is not ours]:
                 raise ForetuneError(
-                    f"{self.name} cannot be detached: somebody has replaced its {changed[0]} since it was attached"
+                    f"{self.name} cannot be detached: its {changed[0]} was replaced by other code after it was attached"
                 )
             self._put_back(here)
             self.is_on = False
 
     def state(self) -> Any:
-        """Return the state for a copy or a pickle of the autotuner: its attributes without ours."""
-        get_state = getattr(type(self.tuner), "__getstate__", None)  # every class has one since Python 3.11
+        """Return the state for a copy or pickle of the autotuner: its attributes without the hooks."""
+        get_state = getattr(type(self.tuner), "__getstate__", None)  # every class has it from Python 3.11
         state = self.tuner.__dict__ if get_state is None else get_state(self.tuner)
         return self._put_back(dict(state)) if isinstance(state, dict) else state
 
     def _put_back(self, attributes: dict[str, Any]) -> dict[str, Any]:
+        """Replace the hooks in a dict of attributes by the values that they hid, and return it."""
         for name, ours in self._ours.items():
             if attributes.get(name) is ours:
                 del attributes[name]
@@ -119,6 +125,7 @@ class Attachment:
         return attributes
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Launch the kernel through Triton's own `run`, one thread at a time, and record what it chose."""
         with self.lock:
             if self._epoch != epoch():
                 self._epoch, ranks = epoch(), scope()
@@ -130,20 +137,20 @@ class Attachment:
             try:
                 result = self.own_run(*args, **kwargs)
                 if self._tuning is not None:
-                    self._tried(self._finish, self._tuning, before)
+                    self._or_warn(self._finish, self._tuning, before)
                 return result
             except _CapturedError as captured:
                 return self._run_once(captured.config, args, kwargs)
             except Exception:
                 if self._tuning is not None and self._tuning.session.best is None:
-                    for key in self.tuner.cache.keys() - self._tuning.keys:  # of configs that all failed: try again
+                    for key in self.tuner.cache.keys() - self._tuning.keys:  # all configs failed: try them again
                         del self.tuner.cache[key]
                 raise
             finally:
                 self._tuning, self._is_running = None, False
 
     def _run_once(self, config: triton.Config, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Launch with a config, and do not remember it."""
+        """Launch with a config without remembering it."""
         real = self.tuner.cache
         self.tuner.cache = OneConfigCache(config)
         try:
@@ -152,14 +159,16 @@ class Attachment:
             self.tuner.cache = real
 
     def bench(self, *args: Any, config: triton.Config, **meta: Any) -> Any:
+        """Return the timing of a config as Triton's `_bench` does; a known time is not measured again."""
         tuning = self._tuning if self._tuning is not None and config in self._tuning.configs else None
         if tuning is None:
             timing = self._bench(*args, config=config, **meta)
         elif (known := tuning.session.measured.get(config)) is not None:
-            return [math.inf if known.time_us is None else known.time_us / 1e3] * 3  # as Triton's benchmarker gives it
+            # Three quantiles, as Triton's benchmarker returns them.
+            return [math.inf if known.time_us is None else known.time_us / 1e3] * 3
         else:
             if tuning.uncompiled:
-                self._tried(self._compile, tuning, args, meta)
+                self._or_warn(self._compile, tuning, args, meta)
             timing = self._timed(args, config, meta)
         try:
             time_us = _microseconds(timing)
@@ -173,15 +182,17 @@ class Attachment:
         return timing
 
     def _timed(self, args: tuple[Any, ...], config: triton.Config, meta: Mapping[str, Any]) -> Any:
+        """Return the timing of a config, in milliseconds, from Foretune's timer where possible, else from Triton's."""
         if self._how_timed == "cold" and measures(self.tuner):
             try:
                 return [OneLaunch(self.tuner, args, meta).time_us(config) / 1e3] * 3
-            except Exception:  # noqa: BLE001 - Triton knows which failures of a config are none of the launch
+            except Exception:  # noqa: BLE001 - Triton tells a config's failure from the launch's
                 pass
         return self._bench(*args, config=config, **meta)
 
     def prune_configs(self, kwargs: dict[str, Any]) -> list[triton.Config]:
-        view = copy(self.tuner)  # the class's own way, with another early_config_prune: nobody else sees it
+        """Return the configs that Triton should time for this launch; a single one where nothing may be timed."""
+        view = copy(self.tuner)  # the class's prune_configs with our early_config_prune, on a copy
         view.early_config_prune = self._prune
         self._n_allowed = 0
         pruned: list[triton.Config] = type(self.tuner).prune_configs(view, kwargs)
@@ -192,7 +203,7 @@ class Attachment:
         resets = len(pruned) == 1 and self._would_be_timed(kwargs)
         if len(pruned) > 1 and choose_together():
             pruned, resets = [self._chosen_with_others(pruned, kwargs)], True
-        if resets and not times_one():  # as Triton would have done after it had timed them
+        if resets and not times_one():  # as Triton does after it has timed configs
             self.tuner.pre_hook({**self.tuner.nargs, **kwargs, **pruned[0].all_kwargs()}, reset_only=True)
         return pruned
 
@@ -205,8 +216,10 @@ class Attachment:
         return left > 1 and key_of_launch(tuner, {**tuner.nargs, **kwargs}) not in self._met
 
     def _chosen_with_others(self, configs: Sequence[triton.Config], kwargs: Mapping[str, Any]) -> triton.Config:
-        """The config that is fastest on the rank where it is slowest; the first, which is the same everywhere, where
-        ranks do not agree or this launch is no problem."""
+        """Return the config that all ranks agree on: the fastest on the rank where it is slowest.
+
+        The first config, which is the same on every rank, if they do not agree or the launch is not a `Problem`.
+        """
         tuning, tuner = self._tuning, self.tuner
         if tuning is None:
             return configs[0]
@@ -217,23 +230,24 @@ class Attachment:
 
         best, time_us = tuning.times.agree(configs, times_us)
         best = best or configs[0]
-        tuning.session.measured[best] = Measured.of(time_us)  # Triton 3.6 times also the only config that is left
+        tuning.session.measured[best] = Measured.of(time_us)  # Triton 3.6 times even a single config
         return best
 
     def _prune(
         self, configs: Sequence[triton.Config], named_args: Mapping[str, Any], /, **kwargs: Any
     ) -> Sequence[triton.Config]:
+        """Return what the kernel's `early_config_prune` allows, shortened to a shortlist if one is available."""
         theirs = self.tuner.early_config_prune
         allowed = configs if theirs is None else theirs(configs, named_args, **kwargs)
         self._n_allowed = len(allowed)
-        kept = self._tried(self._picked, allowed, named_args, kwargs) if allowed else None
+        kept = self._or_warn(self._picked, allowed, named_args, kwargs) if allowed else None
         return allowed if kept is None else kept
 
     def _picked(
         self, allowed: Sequence[triton.Config], named_args: Mapping[str, Any], kwargs: Mapping[str, Any]
     ) -> list[triton.Config]:
-        """Those that are worth timing, best first; all where nobody knows."""
-        known, arguments = self._here(), {**named_args, **kwargs}
+        """Return the configs worth timing, best first; all of them if the model is not sure."""
+        known, arguments = self._known_here(), {**named_args, **kwargs}
         problem = known.shortlister.problem(arguments)
         times = known.of(known.shortlister.stand_in(problem))
         if self._pruner is not None:
@@ -242,32 +256,36 @@ class Attachment:
                 kept = kept[:1]
         else:
             kept = [allowed[position] for position in known.shortlister.positions(problem, tuple(allowed))]
-        if self._is_running:  # else Triton only compiles
-            self._tried(self._expect, times, kept, arguments)
+        if self._is_running:  # otherwise Triton only compiles
+            self._or_warn(self._expect, times, kept, arguments)
         return kept
 
     def _expect(self, times: KeyTimes, configs: Sequence[triton.Config], arguments: Mapping[str, Any]) -> None:
-        """Takes note of what is about to be timed, and of what of that is known."""
+        """Prepare the tuning of a new key: load its known times and list what must be compiled."""
         tuner, session = self.tuner, TuningSession(times)
         self._tuning = tuning = _Tuning(times, session, frozenset(configs), set(tuner.cache), arguments)
-        # Somebody's own do_bench may give another kind of value, which Triton would compare with what is known, so
-        # there it is all of them or none.
+        # A kernel's own do_bench may return another kind of value, which Triton would compare with known times. So
+        # known times are used only if all configs have one.
         if tuner._do_bench is None or len(times.recall(configs)) == len(configs):
             session.recall(configs)
-        # A pre_hook may change arguments that a binary depends on, and a perf_model leaves some configs out.
+        # Compile ahead only if no pre_hook can change arguments that a binary depends on, and no perf_model drops
+        # configs.
         left = [config for config in configs if config not in session.measured]
         plain = tuner.perf_model is None and not any(config.pre_hook for config in left)
         if plain and len(configs) > 1 and not self._is_interpreted:
             tuning.uncompiled = tuple(left)
 
     def _compile(self, tuning: _Tuning, args: Sequence[Any], meta: Mapping[str, Any]) -> None:
-        """Compiles what will be timed, in parallel. What fails does so again when it is timed, and Triton says so."""
+        """Compile the configs that will be timed, in parallel.
+
+        Errors are ignored here: Triton meets them again when it times the config.
+        """
         configs, tuning.uncompiled = tuning.uncompiled, ()
         given = {name: value for name, value in meta.items() if name != "warmup"}
         tuning.session.compile(configs, lambda config: self.tuner.fn.warmup(*args, **given, **config.all_kwargs()))
 
     def _finish(self, tuning: _Tuning, before: Any) -> None:
-        """After a launch for which a config was chosen. Timings that came from Triton's own cache are learned now."""
+        """Store the choice after a tuned launch, and learn times that came from Triton's own cache."""
         tuner, session = self.tuner, tuning.session
         after = tuner.__dict__.get("configs_timings")
         if after is not None and after is not before:
@@ -281,18 +299,18 @@ class Attachment:
             is_pruned = bool(tuner.early_config_prune or tuner.perf_model)
             tuning.times.choose(tuner.best_config, new, tuning.arguments, is_pruned=is_pruned, bundle="")
 
-    def _here(self) -> KnownTimes:
-        """What is known on the device of this launch; the first time, with what earlier processes left."""
+    def _known_here(self) -> KnownTimes:
+        """Return the known times on the current device, loaded from the cache at the first launch."""
         device = device_here()
         with self.lock:
             if device not in self._known:
-                # What ranks choose together they have to shortlist alike, by what was agreed on alone.
+                # Ranks that choose together need the same shortlist, so their model learns from agreed times alone.
                 shortlister: Shortlister = (
                     OwnShortlister(self.tuner, self._k, ranks=lambda: scope() if choose_together() else 0)
                     if self._pruner is None
                     else FamilyShortlister(self._pruner)
                 )
-                # (What a family's pruner leaves is logged as that of any pruner is.)
+                # With a family, its pruner does the logging.
                 self._known[device] = KnownTimes(
                     self.tuner, self.name, shortlister, device, timed=self._how_timed, logs=self._pruner is None
                 )
@@ -300,8 +318,8 @@ class Attachment:
             known.open()
             return known
 
-    def _tried(self, do: Any, *about: Any) -> Any:
-        """What comes of it; None, and one warning, where it cannot be done: no trouble of ours stops a launch."""
+    def _or_warn(self, do: Any, *about: Any) -> Any:
+        """Call a function; if it raises, warn once and return None, so that the launch goes on."""
         try:
             return do(*about)
         except Exception as error:  # noqa: BLE001
@@ -310,41 +328,41 @@ class Attachment:
 
 @dataclass
 class _Tuning:
-    """One key's tuning, while it goes on. Triton has the loop over `configs`."""
+    """The tuning of one key while it runs; Triton has the loop over `configs`."""
 
     times: KeyTimes
     session: TuningSession[triton.Config]
     configs: frozenset[triton.Config]
-    keys: set[Any]  # those that Triton had chosen for before
+    keys: set[Any]  # the keys that Triton already had a config for
     arguments: Mapping[str, Any]
     uncompiled: tuple[triton.Config, ...] = ()
 
 
 class _CapturedError(Exception):
-    """Ends a launch with a new key while a CUDA graph is captured, before anything is timed."""
+    """Ends a launch with a new key during CUDA graph capture, before Triton times anything."""
 
     def __init__(self, config: triton.Config) -> None:
         self.config = config
 
 
 def _microseconds(timing: Any) -> float | None:
-    """Return the time that a benchmarker gave (its median, or all quantiles, in ms); None for a config that failed.
+    """Return the time of a benchmarker's result in ms (a median, or all quantiles); None for a failed config.
 
     Raises:
-        ForetuneError: It gave no time (see `milliseconds`).
+        ForetuneError: The result is not a time (see `milliseconds`).
     """
     time_us = 1e3 * milliseconds(timing)
     return time_us if math.isfinite(time_us) else None
 
 
 class _Changing:
-    """Whose lock is held while something is attached or detached."""
+    """The lock that is held while something is attached or detached."""
 
     def __init__(self) -> None:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """See `renew_in_children`."""
+        """Create the lock; see `renew_in_children`."""
         self.lock = threading.Lock()
 
 
@@ -352,19 +370,23 @@ _changing = _Changing()
 
 
 def attach_to(kernel: Any, family: Family | None = None, k: Length = "auto") -> Any:
-    """See `foretune.attach`."""
+    """Attach Foretune to a kernel's autotuner and return the kernel; see `foretune.attach`."""
     tuner = autotuner_of(kernel)
     check_length(k)
-    resolve_mode()  # a value that does not exist is refused here, not in a launch
+    resolve_mode()  # raise for an invalid FORETUNE_MODE here, not in a launch
     with _changing.lock:
         if (there := Attachment.of(tuner)) is not None:
-            raise ForetuneError(f"{there.name} is attached already: foretune.detach it first")
+            raise ForetuneError(f"{there.name} is attached already: call foretune.detach first")
         Attachment(tuner, family, k).begin()
     return kernel
 
 
 def _hold(tuner: triton.runtime.Autotuner) -> list[Attachment]:
-    """Attach a tuner for one `attached` block, or count the block where others hold it; nothing after an `attach`."""
+    """Attach a tuner for one `attached` block, or count the block if other blocks hold the tuner.
+
+    Returns:
+        The attachment in a list; an empty list if the tuner was attached by `attach`, which a block leaves alone.
+    """
     with _changing.lock:
         there = Attachment.of(tuner)
         if there is None:
@@ -377,10 +399,10 @@ def _hold(tuner: triton.runtime.Autotuner) -> list[Attachment]:
 
 
 def _let_go(there: Attachment) -> list[ForetuneError]:
-    """Detach at the end of the last block that holds it; the error where that cannot be."""
-    with there.lock, _changing.lock:  # after the launch that is going on, which may attach something itself
+    """End one block's hold and detach after the last one; return the error if the tuner cannot be detached."""
+    with there.lock, _changing.lock:  # wait for a running launch, which may attach something itself
         there.holders -= 1
-        if there.holders == 0 and there.is_on:  # else somebody has detached it
+        if there.holders == 0 and there.is_on:  # otherwise it was detached meanwhile
             try:
                 there.end()
             except ForetuneError as error:
@@ -389,24 +411,34 @@ def _let_go(there: Attachment) -> list[ForetuneError]:
 
 
 def detach(kernel: Any) -> None:
-    """Undoes `attach`: the autotuner is as it was before, but for the configs that it has found since.
+    """Undo `attach`: restore the autotuner, except for the configs that it has found since.
 
-    Raises `ForetuneError` for what is not attached, and where somebody has replaced since what was attached.
+    Args:
+        kernel: The attached kernel.
+
+    Raises:
+        ForetuneError: The kernel is not attached, or other code has replaced one of the hooks meanwhile.
     """
     tuner = autotuner_of(kernel)
-    there = _there(tuner)
+    there = _attachment_of(tuner)
     with there.lock, _changing.lock:
-        _there(tuner).end()
+        _attachment_of(tuner).end()
 
 
 @contextmanager
 def attached(kernels: ModuleType | Iterable[Any]) -> Iterator[list[triton.runtime.Autotuner]]:
-    """Attaches all autotuners of a package (whose modules are imported for it; one warning names those that cannot be),
-    or these kernels, until the end of the block: `with foretune.attached(fla): train()`. Those that are attached
-    already are left alone. Blocks may overlap, also in several threads: a kernel is attached until the last one ends.
+    """Attach all autotuners of a package, or a list of kernels, for the duration of a `with` block.
 
-    Raises `ForetuneError` for anything but a module or a list of autotuned kernels, and at the end of a block that has
-    raised nothing itself where a kernel cannot be detached (see `detach`); the others are detached then, too.
+    Kernels that `attach` has attached before are left alone. Blocks may overlap, also in several threads: a kernel is
+    detached when the last block ends.
+
+    Args:
+        kernels: A module, whose submodules are imported too (one warning lists those that cannot be); or autotuned
+            kernels.
+
+    Raises:
+        ForetuneError: The argument is neither a module nor a list of autotuned kernels; or, at the end of a block that
+            has not raised, a kernel cannot be detached (see `detach`). The other kernels are detached then, too.
 
     >>> import json
     >>> with attached(json) as tuners:
@@ -418,7 +450,7 @@ def attached(kernels: ModuleType | Iterable[Any]) -> Iterator[list[triton.runtim
         for tuner in _autotuners(kernels):
             held += _hold(tuner)
         yield [there.tuner for there in held]
-    except BaseException:  # which must be what the caller sees
+    except BaseException:  # the caller must see this exception, not one of detaching
         for error in _let_go_of_all(held):
             warn_once(str(error), ": it stays attached")
         raise
@@ -427,12 +459,12 @@ def attached(kernels: ModuleType | Iterable[Any]) -> Iterator[list[triton.runtim
 
 
 def _let_go_of_all(held: Sequence[Attachment]) -> list[ForetuneError]:
-    """Let go of each, whatever becomes of the others."""
+    """End the hold on each attachment and return the errors."""
     return [error for there in reversed(held) for error in _let_go(there)]
 
 
 def _autotuners(kernels: Any) -> list[triton.runtime.Autotuner]:
-    """Each once."""
+    """Return the autotuners of a module or of a list of kernels, each once."""
     if isinstance(kernels, ModuleType):
         return autotuners_in(kernels)
     if isinstance(kernels, (str, bytes)) or not isinstance(kernels, Iterable):
@@ -440,7 +472,8 @@ def _autotuners(kernels: Any) -> list[triton.runtime.Autotuner]:
     return list(dict.fromkeys(autotuner_of(kernel) for kernel in kernels))
 
 
-def _there(tuner: triton.runtime.Autotuner) -> Attachment:
+def _attachment_of(tuner: triton.runtime.Autotuner) -> Attachment:
+    """Return an autotuner's attachment; raise `ForetuneError` if it has none."""
     if (there := Attachment.of(tuner)) is None:
         raise ForetuneError(f"{tuner.base_fn.__module__}.{tuner.base_fn.__qualname__} is not attached")
     return there

@@ -1,4 +1,4 @@
-"""`@foretune.autotune`: an autotuner that measures a predicted shortlist, and survives what it measures."""
+"""Provide `foretune.autotune`: an autotuner that times a predicted shortlist and survives configs that fail."""
 
 from __future__ import annotations
 
@@ -33,18 +33,19 @@ from .shortlisters import FamilyShortlister, OwnShortlister, Shortlister, Traced
 if TYPE_CHECKING:
     from ...model import Bundle
 
-#: What `triton.autotune` takes besides (3.6 to 3.9).
+#: Further options of `triton.autotune`, as of Triton 3.6 to 3.9.
 _OPTIONS = {"reset_to_zero", "restore_value", "pre_hook", "post_hook", "warmup", "rep"}
 _OPTIONS |= {"use_cuda_graph", "do_bench", "cache_results"}
-#: Those that name arguments.
+#: The options that name tensor arguments.
 _TENSORS = ("reset_to_zero", "restore_value")
 
 
 class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
-    """What `@foretune.autotune` makes of a kernel: Triton's own `Autotuner` for whoever asks, with another `run`.
+    """The autotuner that `foretune.autotune` returns: a `triton.runtime.Autotuner` with its own `run`.
 
-    As in Triton, `cache` has the config of each key, `best_config` the last launch's, and `configs_timings` the
-    milliseconds of the last tuning (a list of one, inf for what failed), which took `bench_time` seconds.
+    As in Triton, `cache` maps each key to its config, `best_config` is the config of the last launch, and
+    `configs_timings` has the milliseconds of the last tuning (lists of one time, inf for a failed config), which took
+    `bench_time` seconds.
     """
 
     def __init__(
@@ -63,11 +64,11 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         prune_configs_by: Mapping[str, Any] | None,
         **options: Any,
     ) -> None:
-        kernel, configs = Kernel(fn), list(configs or ())  # of none, Triton makes one
+        kernel, configs = Kernel(fn), list(configs or ())  # Triton replaces an empty list by one default config
         if (odd := next((config for config in configs if not isinstance(config, triton.Config)), None)) is not None:
             raise ForetuneError(f"configs must be triton.Configs but one is {shown(odd)}")
         for option, names in (("key", key), *((option, options.get(option)) for option in _TENSORS)):
-            if unknown := [name for name in names or () if name not in fn.arg_names]:  # before Triton 3.9 nobody looks
+            if unknown := [name for name in names or () if name not in fn.arg_names]:  # Triton checks it from 3.9
                 known = ", ".join(fn.arg_names)
                 raise ForetuneError(f"{option} names {unknown[0]}, but the kernel's arguments are {known}")
         super().__init__(fn, fn.arg_names, configs, list(key), prune_configs_by=prune_configs_by, **options)
@@ -83,23 +84,26 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         self._own_prune = (prune_configs_by or {}).get("early_config_prune")
         timed = "cold" if self._do_bench is None else "autotuner"
         self._known = KnownTimes(self, self.name, self._shortlister, device, timed=timed)
-        # Who asks for this is Dynamo, which traces it, and `Autotuner.warmup`.
+        # Only Dynamo, which traces it, and `Autotuner.warmup` call this.
         self.early_config_prune = TracedPrune(
             self.name, self._own_prune, self._shortlister, self._best_known, alters=alters
         )
-        # By stand-in, whom it was agreed on with, and what the kernel's own callbacks had allowed.
+        # The chosen config by stand-in problem, `scope()`, and the configs that the kernel's own callbacks allowed.
         self._tuned: dict[tuple[Problem | None, int, frozenset[triton.Config]], triton.Config] = {}
         self._epoch = epoch()
-        self._met: set[tuple[Any, ...]] = set()  # keys that were launched in an earlier epoch
+        self._met: set[tuple[Any, ...]] = set()  # keys launched in an earlier epoch of `agree`
         renew_in_children(self)
 
     def renew(self) -> None:
-        """See `renew_in_children`."""
+        """Create the lock; see `renew_in_children`."""
         self._lock = threading.RLock()
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Launches with the config of this key; the first time, finds it. Raises `TuningFailed` where no config can be
-        launched."""
+        """Launch the kernel with the config of this key, which is tuned at its first launch.
+
+        Raises:
+            TuningFailed: No config can be launched.
+        """
         if len(self.configs) == 1:
             config = self.configs[0]
         else:
@@ -118,7 +122,10 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         return self.fn.run(*args, **kwargs, **config.all_kwargs())
 
     def _key(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """As Triton's, but in the kernel's order: keyword arguments in another order are not another key."""
+        """Return the launch's key as Triton computes it, but in the order of the kernel's parameters.
+
+        So keyword arguments in another order give the same key.
+        """
         given = dict(zip(self.arg_names, args, strict=False))
         given.update(kwargs)
         key = [given[name] for name in self.keys if name in given]
@@ -129,24 +136,24 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         return tuple(key)
 
     def _first_run(self, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Finds a config and launches it. One that cannot be launched is a config less, and the next best is taken."""
+        """Choose a config for a new key and launch it; if the launch fails, take the next best config."""
         call = OneLaunch(self, args, kwargs)
         if not self._is_interpreted:
-            driver.active.get_current_device()  # where there is no GPU, Triton says so: it is no config's failure
+            driver.active.get_current_device()  # raises Triton's error if there is no GPU; not a config's failure
             call.prepare()
         with self._lock:
-            if key not in self.cache:  # else another thread was first
+            if key not in self.cache:  # otherwise another thread has tuned it
                 tuning = _Tuning(self, key, call)
                 resets = key not in self._met and (len(tuning.allowed) > 1 or times_one()) and not is_capturing()
                 while True:
                     config, was_launched = tuning.choose()
-                    if resets or call.was_timed:  # as Triton does, which times every new key
+                    if resets or call.was_timed:  # as Triton does after timing a new key
                         call.reset(config)
                     try:
                         result = call.launch(config)
                     except Exception as error:
                         if was_launched:
-                            raise  # it ran when it was timed, so this is not the config's doing
+                            raise  # it ran when it was timed, so the config is not the cause
                         tuning.session.refuse(config, error)
                         continue
                     self.best_config = config
@@ -156,8 +163,10 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         return self.run(*args, **kwargs)
 
     def _save_tensors(self, arguments: Mapping[str, Any], reset_only: bool = False) -> None:
-        """The `pre_hook` of a kernel without one: as Triton's, but a tensor that is None or left out is passed over,
-        which before 3.9 was an error."""
+        """Reset and save tensors before a launch: the default `pre_hook`.
+
+        It does what Triton's does, but skips a tensor that is None or left out, which raises before Triton 3.9.
+        """
         for name in self.reset_to_zero:
             if arguments.get(name) is not None:
                 arguments[name].zero_()
@@ -166,13 +175,16 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
             self.restore_copies = {name: arguments[name].clone() for name in saved}
 
     def _restore_tensors(self, arguments: Mapping[str, Any], exception: BaseException | None) -> None:
-        """The `post_hook` that goes with `_save_tensors`."""
+        """Restore the tensors that `_save_tensors` saved: the default `post_hook`."""
         copies, self.restore_copies = self.restore_copies, {}
         for name, value in copies.items():
             arguments[name].copy_(value)
 
     def _allowed(self, call: OneLaunch) -> list[triton.Config]:
-        """What the kernel's own callbacks leave of its configs. What they raise is theirs, as in Triton."""
+        """Return the configs that the kernel's own pruning callbacks leave.
+
+        Exceptions of the callbacks are passed on, as in Triton.
+        """
         allowed = list(self.configs)
         if self._own_prune:
             allowed = list(self._own_prune(self.configs, call.named, **call.kwargs))
@@ -189,14 +201,17 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         return allowed
 
     def _best_known(self, problem: Problem, configs: tuple[triton.Config, ...]) -> int | None:
-        """The position of the config that was found for this problem; None where none was, or others were not tried."""
+        """Return the position of the config that is known to be the fastest for a problem.
+
+        None if the problem was not tuned yet, or if some shortlisted configs were not measured.
+        """
         if resolve_mode() is not Mode.SHORTLIST:
             return None
         stand_in = self._shortlister.stand_in(problem)
         tuned = self._tuned.get((stand_in, scope(), frozenset(configs)))
         if tuned is not None and self._shortlister.supports(tuned, problem):
             return configs.index(tuned)
-        if scope():  # what this rank measured alone, no other rank knows
+        if scope():  # other ranks do not know what this rank measured alone
             return None
         self._known.open()
         positions = self._shortlister.positions(problem, configs)
@@ -205,23 +220,23 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         best = min(times, key=times.__getitem__, default=None)
         return best if best is not None and len(known) == len(positions) and times[best] < math.inf else None
 
-    def _asked(self, ask: Callable[..., Any], *about: Any) -> Any:
-        """What a shortlister answers; None, and a warning, where it cannot: no trouble of ours stops a launch."""
+    def _query(self, ask: Callable[..., Any], *about: Any) -> Any:
+        """Call a method of the shortlister; if it raises, warn and return None, so that the launch goes on."""
         try:
             return ask(*about)
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - a failed prediction must not stop a launch
             then = f": it is tuned over all {len(self.configs)} configs"
             warn_once(f"{self.name}: no prediction ({reason_of(error)})", then)
             return None
 
 
 class _Tuning:
-    """The tuning of one key: what a `TuningSession` has to know of a launch of a `PredictedAutotuner`."""
+    """The tuning of one key of a `PredictedAutotuner`, with a `TuningSession` for the launch that started it."""
 
     def __init__(self, tuner: PredictedAutotuner, key: tuple[Any, ...], call: OneLaunch) -> None:
         self._tuner, self._key, self._call, shortlister = tuner, key, call, tuner._shortlister
-        self._problem = tuner._asked(shortlister.problem, call.arguments)
-        stand_in = None if self._problem is None else tuner._asked(shortlister.stand_in, self._problem)
+        self._problem = tuner._query(shortlister.problem, call.arguments)
+        stand_in = None if self._problem is None else tuner._query(shortlister.stand_in, self._problem)
         if stand_in is None:
             self._problem = None
         self._known = tuner._known.of(stand_in, key)
@@ -233,21 +248,25 @@ class _Tuning:
             workers=tuner._workers,
             budget_s=tuner._budget_s,
         )
-        self.ran_out = False  # whether the time was over before any config was timed
-        # For every new key: what was chosen for another launch of its bucket may not be allowed here.
+        self.ran_out = False  # whether budget_s ended before any config was timed
+        # Computed for every new key: a config chosen for another launch of the same bucket may not be allowed here.
         self.allowed = tuner._allowed(call)
 
     def choose(self) -> tuple[triton.Config, bool]:
-        """The config to launch, and whether it has been launched before. Raises `TuningFailed` where none is left."""
+        """Return the config to launch, and whether it has been launched before.
+
+        Raises:
+            TuningFailed: All configs have failed.
+        """
         tuner, session, problem = self._tuner, self.session, self._problem
         memo = None if problem is None else (self._known.problem, scope(), frozenset(self.allowed))
         tuned = None if memo is None else tuner._tuned.get(memo)
         is_usable = tuned is not None and tuned not in session.failed
-        if is_usable and tuner._asked(tuner._shortlister.supports, tuned, problem):
+        if is_usable and tuner._query(tuner._shortlister.supports, tuned, problem):
             return tuned, False
         tuner._known.open()
         while left := [config for config in self.allowed if config not in session.failed]:
-            positions = None if problem is None else tuner._asked(tuner._shortlister.positions, problem, tuple(left))
+            positions = None if problem is None else tuner._query(tuner._shortlister.positions, problem, tuple(left))
             chosen = [left[position] for position in positions or range(len(left))]
             is_one = len(chosen) == 1 or resolve_mode() is Mode.PREDICT
             if is_one or not may_tune() or not self._call.can_be_timed():
@@ -255,7 +274,7 @@ class _Tuning:
             self._measure(chosen)
             times = session.times(chosen)
             best = None
-            if times or choose_together():  # other ranks wait for what this one found, even if that is nothing
+            if times or choose_together():  # other ranks wait for this rank's times, even if all configs failed
                 best, _ = self._known.agree(chosen, [times.get(config) for config in chosen])
             if best is not None:
                 if memo is not None:
@@ -263,15 +282,15 @@ class _Tuning:
                     is_pruned = bool(tuner._own_prune or tuner.perf_model)
                     self._known.choose(best, [self._key], self._call.arguments, is_pruned=is_pruned)
                 return best, True
-            if times:  # other ranks are elsewhere: they run the first too
+            if times:  # no agreement: every rank runs the first config
                 return chosen[0], chosen[0] in times
-            if untried := [config for config in chosen if config not in session.failed]:  # the time is over
-                self.ran_out = bool(tuner._budget_s)  # of a budget of 0 there will never be more
+            if untried := [config for config in chosen if config not in session.failed]:  # budget_s has ended
+                self.ran_out = bool(tuner._budget_s)  # with a budget of 0, later calls cannot time anything either
                 return untried[0], False
         raise none_launched(tuner.name, session)
 
     def _measure(self, configs: Sequence[triton.Config]) -> None:
-        """Measures those of the configs that are not known."""
+        """Measure those of the configs whose time is not known."""
         tuner, session, began = self._tuner, self.session, time.monotonic()
         session.recall(configs)
         if n_new := sum(config not in session.measured for config in configs):
@@ -289,7 +308,7 @@ class _Tuning:
         }
 
     def _time_one(self, config: triton.Config) -> Measured | Exception:
-        """In a process of its own where that was asked for, and can be."""
+        """Time a config, in a separate process if `isolate` asks for it and it is possible; return its exception."""
         try:
             if self._isolated is not None:
                 try:
@@ -297,7 +316,7 @@ class _Tuning:
                 except NoIsolationError as error:
                     warn_once(f"{self._tuner.name}: {error}", ": its configs are timed in this process")
             return checked_time(self._call.time_us(config))
-        except Exception as error:  # noqa: BLE001 - a config that fails is one config less
+        except Exception as error:  # noqa: BLE001 - a failing config is skipped
             return error
 
 
@@ -319,7 +338,7 @@ def autotune(
     prune_configs_by: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Callable[[Any], PredictedAutotuner]:
-    """See `foretune.autotune`."""
+    """Return a decorator that tunes a kernel over a shortlist; see `foretune.autotune` for the arguments."""
     k = check_length(k)
     if budget_s is not None:
         check_between("budget_s", budget_s, 0.0, math.inf)
@@ -330,16 +349,17 @@ def autotune(
         raise ForetuneError(f"prune_configs_by must be a dict of functions but is {shown(prune_configs_by)}")
     key, bucket = check_words("key", key), check_words("bucket", bucket)
     if unknown := sorted(options.keys() - _OPTIONS):
-        raise ForetuneError(f"there is no option {unknown[0]}; of Triton's there are {', '.join(sorted(_OPTIONS))}")
+        known = ", ".join(sorted(_OPTIONS))
+        raise ForetuneError(f"unknown option {unknown[0]}; the options of triton.autotune are {known}")
     if not isinstance(configs, Iterable) and configs is not None:
         raise ForetuneError(f"configs must be a list of triton.Configs but is {shown(configs)}")
     configs = tuple(configs or ())  # a generator may be used for several kernels
     options |= {name: check_words(name, options[name]) for name in _TENSORS if options.get(name) is not None}
-    resolve_mode()  # a value that does not exist is refused where the kernel is declared, not in a launch
+    resolve_mode()  # raise for an invalid FORETUNE_MODE here, not in a launch
     if family is None:
         given = {"problem": problem, "knobs": knobs, "fixed": fixed, "bundle": bundle}
         if idle := [name for name, value in given.items() if value is not None]:
-            raise ForetuneError(f"{idle[0]} says something of a family, but no family was given")
+            raise ForetuneError(f"{idle[0]} needs a family, but family is None")
         spec = None if device is None else DeviceSpec.find(device)
         shortlister = None
     else:

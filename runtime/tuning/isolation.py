@@ -1,14 +1,15 @@
-"""`IsolatedTimer`: times configs in a process of their own, which an illegal access may end.
+"""Time configs in a separate process, which an illegal memory access may end: `IsolatedTimer`.
 
-An illegal access breaks the CUDA context of its process for good: no later launch works, and no `except` helps. So
-the launch is made again in a spawned process, which imports the kernel's module, gets the same arguments, and times.
-That costs a start (torch, Triton, the module and a CUDA context) a tuning, and again for each config that ends it.
+An illegal access breaks the CUDA context of its process for good: no later launch works, and catching the exception
+does not help. So the launch is repeated in a spawned process, which imports the kernel's module, gets the same
+arguments, and times. Each tuning pays for one start (torch, Triton, the module and a CUDA context), and for another one
+after each config that ends the process.
 
-Its limits. The kernel must be found by its module and name, and a script needs the guard that `multiprocessing` asks
-for (`if __name__ == "__main__"`). Arguments are tensors, and what survives a pickle. Tensors keep shape, strides,
-offset and dtype; the values go along of integer ones, and of floats in at most `_MOST_BYTES`. Others are filled with
-random numbers: a kernel whose time depends on what large tensors of floats say is timed on something else. The device's
-memory must have room for the tensors twice.
+Limits: The kernel must be importable by module and name, and a script needs the guard that `multiprocessing` requires
+(`if __name__ == "__main__"`). Arguments must be tensors or picklable. Tensors keep shape, strides, offset and dtype.
+Values are copied for integer tensors, and for float tensors of at most `_MOST_BYTES`; larger float tensors are filled
+with random numbers, so a kernel whose time depends on their values is timed on other data. The device's memory must
+hold the tensors twice.
 """
 
 from __future__ import annotations
@@ -32,34 +33,33 @@ if TYPE_CHECKING:
 
     from .one_launch import OneLaunch
 
-#: Of a float tensor, up to which its values go along.
+#: The largest float tensor whose values are copied, in bytes.
 _MOST_BYTES = 1 << 20
-#: A start takes longer only where it is stuck, and a config only where it hangs.
+#: Time limits in seconds: the process counts as stuck after the first, a config as hanging after the second.
 START_S, CONFIG_S = 120.0, 60.0
-#: What a process takes to go when its pipe ends.
+#: Seconds that a process gets to end after its pipe is closed.
 _ENDING_S = 5.0
 
 
 class CrashError(ForetuneError):
-    """The process that timed a config died of it, or hung."""
+    """A config ended the process that timed it, or hung."""
 
 
 class NoIsolationError(ForetuneError):
-    """No process can make this launch again; the message says why."""
+    """No separate process can repeat this launch; the message says why."""
 
 
 class IsolatedTimer:
-    """Times the configs of one launch in a process of its own, which is started when it is first needed, and again
-    after each config that broke it. Closed at the end of its block.
+    """Times the configs of one launch in a separate process; a context manager that ends the process.
 
-    Raises `NoIsolationError`, when it is first asked, where no process can make the launch.
+    The process is started at the first use, and again after each config that broke it.
     """
 
     def __init__(self, tuner: Any, call: OneLaunch) -> None:
         self._tuner, self._call = tuner, call
         self._connection: Connection | None = None
         self._process: Any = None
-        self._refusal: str | None = None  # why there is no such process, and will not be
+        self._refusal: str | None = None  # why no process can be started, once that is known
 
     def __enter__(self) -> IsolatedTimer:
         return self
@@ -68,11 +68,16 @@ class IsolatedTimer:
         self._end()
 
     def time_us(self, config: triton.Config) -> float:
-        """As `OneLaunch.time_us`. Raises `CrashError` for a config that ended the process, or hung."""
+        """Return the time of a config in microseconds, as `OneLaunch.time_us` does.
+
+        Raises:
+            CrashError: The config ended the process, or hung.
+            NoIsolationError: No process can repeat the launch.
+        """
         if self._refusal is not None:
             raise NoIsolationError(self._refusal)
         if config not in self._tuner.configs:
-            raise NoIsolationError("a config of a prune callback's own making cannot be sent elsewhere")
+            raise NoIsolationError("a config that a prune callback made cannot be sent to another process")
         connection = self._started()
         connection.send(self._tuner.configs.index(config))
         if not connection.poll(CONFIG_S):
@@ -80,28 +85,29 @@ class IsolatedTimer:
             self._end()
             raise CrashError(f"it did not end within {CONFIG_S:.0f} s")
         try:
-            outcome, is_broken = connection.recv()
+            result, is_broken = connection.recv()
         except (EOFError, OSError):
             code = self._end()
             raise CrashError(f"it ended the process that timed it (exit code {code})") from None
         if is_broken:
             self._end()
-            raise CrashError(str(outcome))
-        if isinstance(outcome, Exception):
-            raise outcome
-        return float(outcome)
+            raise CrashError(str(result))
+        if isinstance(result, Exception):
+            raise result
+        return float(result)
 
     def _started(self) -> Connection:
+        """Return the connection to the process, which is started if necessary."""
         if self._connection is not None:
             return self._connection
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         try:
-            asked = _Asked.of(self._tuner, self._call)
-            process = context.Process(target=_serve, args=(theirs, asked), daemon=True)
+            request = _Request.of(self._tuner, self._call)
+            process = context.Process(target=_serve, args=(theirs, request), daemon=True)
             process.start()
-        except Exception as error:  # noqa: BLE001 - whatever a pickle or the system raises
-            self._refusal = f"a launch cannot be made again elsewhere ({type(error).__name__}: {error})"
+        except Exception as error:  # noqa: BLE001 - pickling and the system may raise anything
+            self._refusal = f"its launch cannot be repeated in another process ({type(error).__name__}: {error})"
             raise NoIsolationError(self._refusal) from None
         finally:
             theirs.close()
@@ -113,12 +119,12 @@ class IsolatedTimer:
             trouble = "it ended at once"
         if trouble is not None:
             self._end()
-            self._refusal = f"the process that was to time it did not start ({trouble})"
+            self._refusal = f"the process that should time its configs did not start ({trouble})"
             raise NoIsolationError(self._refusal)
         return ours
 
     def _end(self) -> int | None:
-        """Ends the process, and says how it ended by itself, if it did."""
+        """End the process and return its exit code; None if it was not running."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -134,19 +140,20 @@ class IsolatedTimer:
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A launch, as a message."""
+class _Request:
+    """A launch in a form that can be sent to another process."""
 
     module: str
     qualname: str
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    grids: tuple[Any, ...]  # of each config
+    grids: tuple[Any, ...]  # one for each config
     stub: DeviceSpec | None
     device_index: int | None
 
     @classmethod
-    def of(cls, tuner: Any, call: OneLaunch) -> _Asked:
+    def of(cls, tuner: Any, call: OneLaunch) -> _Request:
+        """Return the request for a launch."""
         import torch
 
         stub, index = stubbed(), torch.cuda.current_device() if torch.cuda.is_available() else None
@@ -160,18 +167,19 @@ class _Asked:
 
 @dataclass(frozen=True)
 class _Tensor:
-    """A tensor's shape and, where they matter or are few, its values, on the CPU."""
+    """A tensor's layout and, if its values are integers or few, its values, on the CPU."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int
     dtype: torch.dtype
     device: str
-    values: bytes | None  # of the whole storage
-    elements: int  # of the storage
+    values: bytes | None  # the bytes of the whole storage
+    elements: int  # number in the storage
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> _Tensor:
+        """Return the picklable form of a tensor."""
         import torch
 
         flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
@@ -189,6 +197,7 @@ class _Tensor:
         )
 
     def tensor(self) -> torch.Tensor:
+        """Return a tensor of this layout, with the stored values or random ones."""
         import torch
 
         if self.values is not None:
@@ -199,22 +208,24 @@ class _Tensor:
             flat = torch.empty(self.elements, dtype=self.dtype, device=self.device)
             if flat.element_size() > 1:
                 flat.normal_()
-            else:  # of 8 bits, torch draws none
+            else:  # torch cannot draw 8-bit floats
                 flat.copy_(torch.randn(self.elements, device=self.device))
         return flat.as_strided(self.shape, self.strides, self.offset)
 
 
 def _packed(value: Any) -> Any:
+    """Return the picklable form of an argument."""
     is_tensor = hasattr(value, "untyped_storage") and hasattr(value, "storage_offset")
     return _Tensor.of(value) if is_tensor else value
 
 
 def _unpacked(value: Any) -> Any:
+    """Return the argument of a picklable form."""
     return value.tensor() if isinstance(value, _Tensor) else value
 
 
-def _found(module: str, qualname: str) -> Any:
-    """The autotuner of a kernel, by the place where it is declared."""
+def _autotuner_at(module: str, qualname: str) -> Any:
+    """Return the autotuner of a kernel by its module and qualified name."""
     from triton.runtime import Autotuner
 
     found: Any = importlib.import_module(module)
@@ -222,53 +233,53 @@ def _found(module: str, qualname: str) -> Any:
         found = getattr(found, name)
     while not isinstance(found, Autotuner):
         if not hasattr(found, "fn") or inspect.isfunction(found.fn):
-            raise ForetuneError(f"{module}.{qualname} is no autotuned kernel there")
+            raise ForetuneError(f"{module}.{qualname} is not an autotuned kernel in the new process")
         found = found.fn
     return found
 
 
-def _serve(connection: Connection, asked: _Asked) -> None:
-    """The process: times one config after the other, until the pipe ends or the device is broken."""
+def _serve(connection: Connection, request: _Request) -> None:
+    """Run the process: time one config after the other, until the pipe closes or the device is broken."""
     with ExitStack() as stack:
         try:
             from .one_launch import OneLaunch
 
-            if asked.device_index is not None:
+            if request.device_index is not None:
                 import torch
 
-                torch.cuda.set_device(asked.device_index)
-            if asked.stub is not None:
-                stack.enter_context(use_stub_driver(asked.stub))
-            tuner = _found(asked.module, asked.qualname)
-            args, kwargs = tuple(map(_unpacked, asked.args)), {k: _unpacked(v) for k, v in asked.kwargs.items()}
+                torch.cuda.set_device(request.device_index)
+            if request.stub is not None:
+                stack.enter_context(use_stub_driver(request.stub))
+            tuner = _autotuner_at(request.module, request.qualname)
+            args, kwargs = tuple(map(_unpacked, request.args)), {k: _unpacked(v) for k, v in request.kwargs.items()}
             connection.send(None)
-        except Exception as error:  # noqa: BLE001 - told to whoever waits
+        except Exception as error:  # noqa: BLE001 - sent to the waiting process
             connection.send(abridged(f"{type(error).__name__}: {error}"))
             return
         while True:
             try:
-                place = connection.recv()
+                position = connection.recv()
             except EOFError:
                 return
-            call = OneLaunch(tuner, args, {**kwargs, "grid": asked.grids[place]})
-            outcome: float | Exception
+            call = OneLaunch(tuner, args, {**kwargs, "grid": request.grids[position]})
+            result: float | Exception
             try:
-                outcome = call.time_us(tuner.configs[place])
-            except Exception as error:  # noqa: BLE001 - the config's outcome
-                outcome = ForetuneError(abridged(f"{type(error).__name__}: {error}"))
-            connection.send((outcome, is_broken := _is_broken()))
+                result = call.time_us(tuner.configs[position])
+            except Exception as error:  # noqa: BLE001 - a failing config
+                result = ForetuneError(abridged(f"{type(error).__name__}: {error}"))
+            connection.send((result, is_broken := _is_broken()))
             if is_broken:
                 return
 
 
 def _is_broken() -> bool:
-    """Whether the device answers no more: an illegal access shows at the next wait."""
+    """Return whether the device no longer works; an illegal access shows at the next synchronization."""
     import torch
 
     if not torch.cuda.is_available() or stubbed() is not None:
         return False
     try:
         torch.cuda.synchronize()
-    except Exception:  # noqa: BLE001 - whatever it is
+    except Exception:  # noqa: BLE001 - any error
         return True
     return False

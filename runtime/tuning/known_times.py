@@ -1,4 +1,4 @@
-"""`KnownTimes`: what was measured of a kernel's configs in this process and, as far as it was kept, earlier."""
+"""Remember what was measured of a kernel's configs, in this process and in the choice cache on disk: `KnownTimes`."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 
 class KnownTimes:
-    """The times of one kernel on one device; `of` returns them by key.
+    """The times of one kernel on one device; `of` returns those of one key.
 
-    What has no place in the cache on disk (a launch that is no `Problem`, a config that is more than values, times that
-    no GPU measured) is kept in memory alone. Never raises.
+    Some times are kept in memory only: those of a launch that is not a `Problem`, of a config that a `KernelConfig`
+    cannot express, and times that no GPU measured. Methods never raise for trouble with the cache.
 
     Args:
         tuner: The kernel's autotuner.
         name: The kernel's name.
         shortlister: Learns from each time.
-        device: Left out, the one that is current when `open` is first called.
-        timed: How `tuner` takes times, for whoever learns from the log.
-        logs: Whether times go to FORETUNE_LOG from here.
+        device: The device; if left out, the current one when `open` is first called.
+        timed: How `tuner` measures times ("cold" or "autotuner"), for the log.
+        logs: Whether times are written to FORETUNE_LOG.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class KnownTimes:
         self._is_open = False
 
     def open(self) -> None:
-        """Read what earlier processes left, once."""
+        """Load the times of earlier processes, once."""
         if self._is_open or not measures(self.tuner):
             return
         self._is_open = True
@@ -69,47 +69,51 @@ class KnownTimes:
             self.device = self.device or device_here()
             self._on_disk = ChoiceCache.of(self.name, self._kernel.tuned_hash(), self.device)
             for problem in self._on_disk.problems():
-                if problem.family == self.shortlister.family.name:  # the kernel may have been tuned with another, too
+                if (
+                    problem.family == self.shortlister.family.name
+                ):  # the kernel may also have been tuned with another family
                     self.shortlister.learn(problem, self._on_disk.times(problem))
 
     def of(self, stand_in: Problem | None, key: Hashable = None) -> KeyTimes:
-        """Return what is known of a stand-in, or of a key that has none."""
+        """Return the times of a stand-in problem, or of a key without one."""
         return KeyTimes(self, stand_in, self._here.setdefault(key if stand_in is None else stand_in, {}), str(key))
 
     def values(self, configs: Sequence[triton.Config]) -> dict[triton.Config, KernelConfig]:
-        """Return the values that times are kept by, of those configs that have one."""
-        if any(config not in self._values for config in configs):  # shared ones, or a prune callback's own making
+        """Return the `KernelConfig` under which times are stored, for each config that has one."""
+        if any(
+            config not in self._values for config in configs
+        ):  # configs that a prune callback made, or that share a value
             values = values_of([*self._configs, *configs])
         else:
             values = self._values
         return {config: values[config] for config in configs if config in values}
 
     def log(self, problem: Problem, config: triton.Config, time_us: float | None) -> None:
-        """Log a row where FORETUNE_LOG asks for it."""
+        """Log a row if FORETUNE_LOG is set."""
         if not self._logs or self.device is None:
             return
         from ..timing.flywheel import is_logging, log_row, source_that_ran
 
         if is_logging():
             with self.quietly():
-                family, words = self.shortlister.family, self.shortlister.value(config)
+                family, value = self.shortlister.family, self.shortlister.value(config)
                 source = source_that_ran(family, self._kernel.jit)
-                log_row(family, problem, words, time_us, self.device, timed=self._timed, source_hash=source)
+                log_row(family, problem, value, time_us, self.device, timed=self._timed, source_hash=source)
 
     @contextmanager
     def quietly(self) -> Iterator[None]:
-        """Make a warning of what is raised in the block: no trouble of ours stops a launch."""
+        """Turn an exception of the block into a warning, so that it does not stop a launch."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - as above
-            what = f"{self.name}: what is measured cannot be kept ({reason_of(error)})"
-            warn_once(what, ": it is in memory alone")
+        except Exception as error:  # noqa: BLE001 - a full disk, say, must not stop a launch
+            what = f"{self.name}: times cannot be stored ({reason_of(error)})"
+            warn_once(what, ": they are kept in memory only")
 
 
 class KeyTimes:
-    """What is known of one key of a kernel: the `Known` of a `TuningSession`, and what ranks agree on.
+    """The times of one key of a kernel: the `Known` of a `TuningSession`, and the agreement of ranks.
 
-    On the disk, and for whoever learns, the key's `problem` stands for it; None where it has none.
+    On disk and for the shortlister, `problem` represents the key; None if the launch is not a `Problem`.
     """
 
     def __init__(
@@ -128,7 +132,7 @@ class KeyTimes:
         return {config: self._here[config] for config in configs if config in self._here}
 
     def record(self, config: triton.Config, measured: Measured, error: Exception | None = None) -> None:
-        """See `Known`; it is on the disk when this returns. Only failures that last are kept there."""
+        """See `Known`; the disk gets only successes and lasting failures, before this returns."""
         kernel, problem, time_us = self._kernel, self.problem, measured.time_us
         self._here[config] = measured
         value = kernel.values([config]).get(config)
@@ -145,13 +149,17 @@ class KeyTimes:
     def agree(
         self, configs: Sequence[triton.Config], times_us: Times | Callable[[], Times]
     ) -> tuple[triton.Config | None, float]:
-        """Return the config that is fastest on the rank where it is slowest, and its time there.
+        """Return the config that is fastest on the rank where it is slowest, and its time there in microseconds.
+
+        Args:
+            configs: The configs, the same on each rank.
+            times_us: This rank's times, or a function that measures them.
 
         Returns:
-            None and inf where no config works, or the ranks do not agree.
+            The config and its time; None and inf if no config works or the ranks do not agree.
         """
-        words = [{"": str(config)} for config in configs]
-        shared = agreed(times_us, self._kernel.name, self.problem or self._key, words)
+        texts = [{"": str(config)} for config in configs]
+        shared = agreed(times_us, self._kernel.name, self.problem or self._key, texts)
         timed = [(time_us, at) for at, time_us in enumerate(shared) if time_us is not None]
         if self.problem is not None and timed and choose_together():
             known = {value: shared[configs.index(config)] for config, value in self._kernel.values(configs).items()}
@@ -169,15 +177,15 @@ class KeyTimes:
         is_pruned: bool,
         bundle: str | None = None,
     ) -> None:
-        """Keep what was chosen, for `foretune cache freeze`, a warm-up and whoever else reads it.
+        """Store a choice, for `foretune cache freeze`, a warm-up and other readers of the cache.
 
         Args:
-            config: What was chosen.
+            config: The chosen config.
             keys: Triton's keys of launches that it was chosen for.
-            arguments: Those of such a launch.
-            is_pruned: Whether the kernel prunes its configs itself: what another launch of this problem may run, this
-                one may not.
-            bundle: The digest of what predicted, "" for none. Left out, the shortlister's.
+            arguments: The arguments of such a launch.
+            is_pruned: Whether the kernel prunes its configs itself, so that other launches of the same problem may run
+                other configs.
+            bundle: The digest of the bundle that predicted, "" for none. If left out, the shortlister's.
         """
         kernel, problem, tuner = self._kernel, self.problem, self._kernel.tuner
         value = kernel.values([config]).get(config)
@@ -192,8 +200,10 @@ class KeyTimes:
 
 
 def values_of(configs: Sequence[triton.Config]) -> dict[triton.Config, KernelConfig]:
-    """Return the value of each config that can be told by it: not of one that has no value, nor of configs that differ
-    only in their `pre_hook`."""
+    """Return the `KernelConfig` of each config that it identifies.
+
+    Configs that differ only in their `pre_hook`, and those that a `KernelConfig` cannot express, are left out.
+    """
     found: dict[triton.Config, KernelConfig] = {}
     for config in configs:
         with suppress(ForetuneError):
@@ -203,9 +213,9 @@ def values_of(configs: Sequence[triton.Config]) -> dict[triton.Config, KernelCon
 
 
 def is_lasting(error: Exception) -> bool:
-    """Return whether a config that failed with this error will fail again: the compiler or the device refuses it.
+    """Return whether a config that failed with this error will always fail: the compiler or the device refuses it.
 
-    Out of memory, or a missing argument, says nothing of the config.
+    Errors such as out-of-memory or a missing argument are not the config's fault.
     """
     from triton.errors import TritonError
 

@@ -1,4 +1,4 @@
-"""The arguments of a launch as they are kept, to compile its binaries in another process."""
+"""Store the arguments of a launch as JSON, to compile its binaries in another process."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Any
 from ...datasets import ForetuneError
 from ...datasets.errors import LONGEST_WORD, MOST_NAMES, shown
 
-#: What a binary does not depend on, though a launch is given it.
+#: Arguments of a launch that its binary does not depend on.
 OF_THE_LAUNCH = frozenset({"grid", "warmup"})
 
 
 def kept_arguments(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a binary depends on, as JSON: of a tensor its dtype and whether it begins at a multiple of 16 bytes, of a
-    Triton type its name, and of all else the value. None where that is no such value, as a host's tensor descriptor.
+    """Return the parts of a launch's arguments that a binary depends on, as JSON; None if one cannot be stored.
+
+    A tensor is stored as its dtype and whether its address is a multiple of 16 bytes, a Triton type as its name, and
+    anything else as its value. Values that JSON cannot express, such as a host's tensor descriptor, cannot be stored.
 
     >>> kept_arguments({"n": 64, "SCALE": 0.5, "bias": None, "grid": (1,)})
     {'n': 64, 'SCALE': 0.5, 'bias': None}
@@ -27,16 +29,21 @@ def kept_arguments(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def are_kept_arguments(value: Any) -> bool:
-    """Whether it is what `kept_arguments` gives: a file may say anything."""
+    """Return whether a value, perhaps from a file, has the form that `kept_arguments` returns."""
     return isinstance(value, dict) and len(value) <= MOST_NAMES and all(map(_is_kept, value, value.values()))
 
 
 def stand_ins(kept: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments that Triton compiles the same binary for. Raises `ForetuneError` for a type that is none."""
+    """Return arguments for which Triton compiles the same binary as for the stored ones.
+
+    Raises:
+        ForetuneError: A stored type does not exist in torch or Triton.
+    """
     return {name: _stand_in(value) if isinstance(value, dict) else value for name, value in kept.items()}
 
 
 def _kept(value: Any) -> Any:
+    """Return the stored form of one argument."""
     import triton.language as tl
 
     if isinstance(value, tl.dtype):
@@ -47,6 +54,7 @@ def _kept(value: Any) -> Any:
 
 
 def _is_kept(name: Any, value: Any) -> bool:
+    """Return whether a name and a value are valid in stored arguments."""
     if isinstance(value, dict):
         dtype, is_aligned = value.get("tensor", value.get("triton")), value.get("aligned") is True
         return isinstance(dtype, str) and value in ({"tensor": dtype, "aligned": is_aligned}, {"triton": dtype})
@@ -58,6 +66,7 @@ def _is_kept(name: Any, value: Any) -> bool:
 
 
 def _stand_in(value: Mapping[str, Any]) -> Any:
+    """Return a mock tensor, or a Triton type, for its stored form."""
     import torch
     import triton.language as tl
     from triton.runtime.jit import MockTensor

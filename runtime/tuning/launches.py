@@ -1,4 +1,4 @@
-"""Anybody's autotuned kernels: where they are, and what their launches are as a `Problem` without a family."""
+"""Find the autotuned kernels of any package, and describe their launches as `Problem`s without a declared family."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
     from ...datasets import BinaryFacts
 
-#: The dimension that no argument has: how much data the tensors of a launch have, to a power of two. A grid's size, and
-#: whether the data fit into the cache, hang on sizes that many kernels are never told.
+#: A dimension that no argument has: the total number of elements of a launch's tensors, to the nearest power of two.
+#: The grid's size, and whether the data fit into the cache, depend on sizes that many kernels do not take as arguments.
 ELEMENTS = "elements"
-#: What it is called for a kernel that has an argument of that name: no argument can be called so.
+#: Its name for a kernel with an argument of that name: no argument can have a dot in its name.
 OTHER_ELEMENTS = "tensors.elements"
-#: A longer text is kept by its beginning and a digest.
+#: Longer texts are stored as their beginning and a digest; in characters.
 _LONGEST = 100
-#: Texts that could be mistaken for what stands for another value, such as a number, None or a dtype.
+#: Texts that could be mistaken for another value's representation, such as a number, None or a dtype.
 _MISTAKABLE = re.compile(
     r"none|true|false|[+-]?0x.*|['\"<(\[{].*|[lt]\(.*"
     r"|(torch\.)?(void|bool|u?int\d+|bfloat16|float\d+\w*|complex\d+|[bf]p?f?\d+|fp\d+e\d+\w*|pointer<.*)",
@@ -42,9 +42,12 @@ _MISTAKABLE = re.compile(
 
 
 def autotuner_of(kernel: Any) -> triton.runtime.Autotuner:
-    """The autotuner of a kernel: itself, or the one under `triton.heuristics` and whatever else has an `fn`.
+    """Return a kernel's autotuner.
 
-    Raises `ForetuneError` where there is none.
+    It is the kernel itself, or the autotuner under `triton.heuristics` or other wrappers that have an `fn`.
+
+    Raises:
+        ForetuneError: The kernel has no autotuner.
     """
     from triton.runtime import Autotuner
 
@@ -57,8 +60,9 @@ def autotuner_of(kernel: Any) -> triton.runtime.Autotuner:
 
 
 def autotuners_in(module: ModuleType) -> list[triton.runtime.Autotuner]:
-    """Those that a module, or any module of a package below it, has a name for, each once. Modules that were not
-    imported yet are; one warning says which could not be.
+    """Return the autotuners that a module, or any module of a package below it, has a name for, each once.
+
+    Modules that are not imported yet are imported; one warning lists those that cannot be.
 
     >>> import json
     >>> autotuners_in(json)
@@ -76,11 +80,12 @@ def autotuners_in(module: ModuleType) -> list[triton.runtime.Autotuner]:
     if failed:
         names = ", ".join(f"{name} ({why})" for name, why in sorted(failed.items())[:3])
         more = f", and {len(failed) - 3} more" if len(failed) > 3 else ""
-        warn(f"{len(failed)} modules of {module.__name__} cannot be imported, so their kernels are left: {names}{more}")
+        warn(f"skipped {len(failed)} modules of {module.__name__} that cannot be imported: {names}{more}")
     return list(found)
 
 
 def _is_autotuned(kernel: object, layers: tuple[type, ...]) -> bool:
+    """Return whether there is an autotuner among a kernel's wrappers. `layers` are the wrapper types, it first."""
     autotuner = layers[0]
     while isinstance(kernel, layers):
         if isinstance(kernel, autotuner):
@@ -90,7 +95,7 @@ def _is_autotuned(kernel: object, layers: tuple[type, ...]) -> bool:
 
 
 def _modules(module: ModuleType, failed: dict[str, str]) -> list[ModuleType]:
-    """A module and all below it, each after its parent. `failed` gets those that cannot be imported, and why."""
+    """Return a module and all modules below it, parents first; add to `failed` why some cannot be imported."""
     modules = [module]
     prefix = f"{module.__name__}."
     for found in pkgutil.iter_modules(getattr(module, "__path__", ()), prefix):
@@ -98,7 +103,7 @@ def _modules(module: ModuleType, failed: dict[str, str]) -> list[ModuleType]:
             continue
         try:
             below = sys.modules.get(found.name) or importlib.import_module(found.name)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever somebody's module does when it is imported
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a foreign module may raise anything at import
             failed[found.name] = f"{type(error).__name__}: {str(error)[:80]}"
         else:
             modules += _modules(below, failed)
@@ -106,14 +111,14 @@ def _modules(module: ModuleType, failed: dict[str, str]) -> list[ModuleType]:
 
 
 class LaunchFamily(Family):
-    """The family of one autotuner, named "module.qualname". Its problems are what decides on a config, as far as the
-    host sees it:
+    """A family made of one autotuner, named "module.qualname", for kernels without a declared family.
 
-    - dimensions: integers that are in the autotuner's key or constants (a key of `["BC"]` hides the sizes that matter),
-      and `elements`, the number of all tensors' elements to the nearest power of two;
-    - flags: constants and keys that are True, as their names; what is None, text or a number of another kind, as
-      "name=value";
-    - the dtype of each tensor. One that Foretune has no word for is a flag.
+    Its problems are what determines the best config, as far as the host sees it:
+
+    - dimensions: the integers in the autotuner's key or among the constants (a key of `["BC"]` hides the sizes that
+      matter), and `elements`, the total number of the tensors' elements to the nearest power of two;
+    - flags: constants and keys that are True, by name; None, texts and other values as "name=value";
+    - the dtype of each tensor. A dtype that Foretune has no name for is a flag.
 
     It predicts nothing by itself: `OwnTimings` learns from what the autotuner measures.
     """
@@ -127,25 +132,25 @@ class LaunchFamily(Family):
         function = kernel.jit.fn
         if odd := [one for one in tuner.configs if not isinstance(getattr(one, "kwargs", None), Mapping)]:
             raise ForetuneError(f"an autotuner's configs must be triton.Configs but one is {shown(odd[0])}")
-        self.name = f"{function.__module__}.{function.__qualname__}"  # type: ignore[misc]  # of an instance, here
+        self.name = f"{function.__module__}.{function.__qualname__}"  # type: ignore[misc]  # set on the instance
         tuned = {knob for config in tuner.configs for knob in config.kwargs}
         self._parameters = tuple(name for name in kernel.parameters if name not in tuned)
         self._defaults = {name: value for name, value in kernel.defaults.items() if name not in tuned}
         self._decisive = frozenset(self._parameters) & (frozenset(tuner.keys) | kernel.constants)
         self._elements = OTHER_ELEMENTS if ELEMENTS in self._decisive else ELEMENTS
-        self.dims = (*sorted(self._decisive), self._elements)  # type: ignore[misc]  # those that a problem may have
+        self.dims = (*sorted(self._decisive), self._elements)  # type: ignore[misc]  # all that a problem may have
         self._configs = tuple(tuner.configs)
 
     def problem_from_call(self, arguments: Mapping[str, Any]) -> Problem:
+        """Return the problem of a launch with these arguments, by parameter name."""
         given = {**self._defaults, **{name: arguments[name] for name in self._parameters if name in arguments}}
         dims: list[tuple[str, int]] = []
         flags: list[str] = []
         dtypes: dict[str, str] = {}
         elements = 0
         for name, value in given.items():
-            tensor: Any = (
-                getattr(value, "base", None) if hasattr(value, "block_shape") else value
-            )  # a host's descriptor
+            is_descriptor = hasattr(value, "block_shape")  # a host's tensor descriptor
+            tensor: Any = getattr(value, "base", None) if is_descriptor else value
             if hasattr(tensor, "dtype") and hasattr(tensor, "shape"):
                 elements += math.prod(tensor.shape)
                 dtype = str(tensor.dtype).removeprefix("torch.")
@@ -167,10 +172,11 @@ class LaunchFamily(Family):
         return Problem(self.name, tuple(sorted(dims)), tuple(sorted(dtypes.items())) or "bf16", tuple(sorted(flags)))
 
     def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:
+        """Return the autotuner's configs, each once."""
         return tuple(dict.fromkeys(KernelConfig.from_triton(config) for config in self._configs))
 
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
-        """None: what a config of somebody else's kernel cannot run, its own `early_config_prune` says."""
+        """Return None: a foreign kernel's own `early_config_prune` decides which configs can run."""
         return None
 
     def features(
@@ -180,19 +186,23 @@ class LaunchFamily(Family):
         configs: Sequence[KernelConfig],
         binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
     ) -> NDArray[np.float32]:
-        """None, (n_configs, 0): what `OwnTimings` is asked does not hang on what a knob's value means. A smooth model
-        over dimensions and knobs was tried and is worse (README.md)."""
+        """Return no features, an array of shape (n_configs, 0).
+
+        `OwnTimings` does not use the meaning of knobs. A smooth model over dimensions and knobs was worse
+        (runtime/NOTES.md).
+        """
         import numpy as np
 
         return np.zeros((len(configs), 0), np.float32)
 
 
 def _power_of_two(count: int) -> int:
+    """Return the power of two nearest to a count (by ratio), at most `MOST_SIZE`; 0 for 0."""
     return min(2 ** round(math.log2(count)), MOST_SIZE) if count > 0 else 0
 
 
 def flag_of(name: str, value: Any) -> str:
-    """Return "name=value" for a value of which there is no other word.
+    """Return "name=value" for an argument that is neither a dimension nor a plain flag.
 
     Numbers, None and texts stand for themselves. A text that could be mistaken for another value is quoted.
 
@@ -207,6 +217,7 @@ def flag_of(name: str, value: Any) -> str:
 
 
 def _text(value: Any) -> str:
+    """Return a text that tells a value from all others."""
     if isinstance(value, Enum):
         return f"<{type(value).__module__}.{type(value).__qualname__}.{value.name or value.value}>"
     if isinstance(value, str):
@@ -221,11 +232,12 @@ def _text(value: Any) -> str:
 
 
 def _has_objects(values: Any) -> bool:
-    """Whether a list holds anything but numbers and texts, whose own representation may be that of another value."""
+    """Return whether a list has items other than numbers and texts, whose `repr` may be ambiguous."""
     return any(not isinstance(one, (int, float, str, type(None))) or isinstance(one, Enum) for one in values)
 
 
 def _is_number(text: str) -> bool:
+    """Return whether a text reads as a number."""
     try:
         complex(text)
     except ValueError:

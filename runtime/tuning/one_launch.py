@@ -1,4 +1,4 @@
-"""`OneLaunch`: one launch of an autotuned kernel, with whatever config."""
+"""Launch an autotuned kernel once, with any of its configs: `OneLaunch`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 def times_one() -> bool:
-    """Return whether this Triton (before 3.8) times a config that is the only one left, and then resets the tensors."""
+    """Return whether this Triton (before 3.8) times even a single remaining config, and then resets the tensors."""
     import triton
 
     return tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
 
 
 class OneConfigCache(dict[Any, Any]):
-    """Stands for an autotuner's cache in one launch: every key has the same config, and nothing is kept."""
+    """Replaces an autotuner's cache for one launch: every key has the same config, and nothing is stored."""
 
     def __init__(self, config: triton.Config) -> None:
         super().__init__()
@@ -40,56 +40,66 @@ class OneConfigCache(dict[Any, Any]):
         return self._config
 
     def get(self, key: Any, default: Any = None) -> triton.Config:
+        """Return the one config."""
         return self._config
 
 
 def key_of_launch(tuner: Autotuner, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return Triton's key of a launch with these arguments, which are given in the order of the call."""
+    """Return Triton's key of a launch; `arguments` are in the order of the call."""
     given = {name: value for name, value in arguments.items() if name in tuner.arg_names}
     key = [given[name] for name in tuner.keys if name in given]
     return (*key, *(str(value.dtype) for value in given.values() if hasattr(value, "dtype")))
 
 
 class OneLaunch:
-    """The arguments of a launch: `args` and `kwargs` as they were passed, `named` the positional ones by name, and
-    `arguments` all of them. `was_timed` says whether its tensors may have been altered by launches to time configs."""
+    """One launch of an autotuned kernel: its arguments, and what can be done with them.
+
+    `args` and `kwargs` are the arguments as they were passed, `named` are the positional ones by name, and `arguments`
+    are all by name. `was_timed` is True once launches that time configs may have changed the tensors.
+    """
 
     def __init__(self, tuner: Autotuner, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self._tuner, self.args, self.kwargs = tuner, args, kwargs
         self.was_timed = False
         self.named: dict[str, Any] = dict(zip(tuner.arg_names, args, strict=False))
-        self.ran_out = False  # whether the time was over before any config was timed
+        self.ran_out = False  # whether budget_s ended before any config was timed
 
     @property
     def arguments(self) -> dict[str, Any]:
+        """All arguments by name."""
         return {**self.named, **self.kwargs}
 
     def launch(self, config: triton.Config) -> Any:
-        """Launches, with the config's own hook before, and nothing else of the autotuner's."""
+        """Launch with a config after its own hook, without the autotuner's other hooks."""
         if config.pre_hook is not None:
             config.pre_hook(self.everything(config))
         return self._tuner.fn.run(*self.args, **self.kwargs, **config.all_kwargs())
 
     def prepare(self) -> None:
-        """Has what launches any of the kernel's binaries made, before it is known which it will be."""
+        """Build the kernel's launch function, which all of its binaries share, before a config is known."""
         given = {**self.kwargs, **self._tuner.configs[0].all_kwargs()}
         options = {name: value for name, value in given.items() if name not in OF_THE_LAUNCH}
         make_launch_function_ahead(self._tuner.fn, self.args, options)
 
     def compile(self, config: triton.Config) -> Any:
-        """Compiles without a launch. The config's hook comes first: it may make the descriptors that decide on the
-        binary."""
+        """Compile a config without launching it.
+
+        The config's hook runs first, because it may make the tensor descriptors that a binary depends on.
+        """
         if config.pre_hook is not None:
             config.pre_hook(self.everything(config))
         kwargs = {name: value for name, value in self.kwargs.items() if name != "warmup"}
         return self._tuner.fn.warmup(*self.args, **kwargs, **config.all_kwargs())
 
     def time_us(self, config: triton.Config) -> float:
-        """The time of a launch with the config, all of the autotuner's hooks around each. Raises whatever the launch
-        raises; what is to be restored is, then too."""
+        """Return the time of a launch with a config, in microseconds.
+
+        All of the autotuner's hooks run around each launch. What the launch raises is passed on, after tensors have
+        been restored.
+        """
         tuner = self._tuner
         if twice := self.kwargs.keys() & config.kwargs.keys():
-            raise ForetuneError(f"{', '.join(sorted(twice))}: given by the launch and by the autotuner")
+            raise ForetuneError(f"{', '.join(sorted(twice))}: set both by the launch and by the autotuner's configs")
         everything, self.was_timed = self.everything(config), True
 
         def run() -> None:
@@ -106,7 +116,7 @@ class OneLaunch:
         return _timed_ms(tuner, run) * 1e3
 
     def can_be_timed(self) -> bool:
-        """Whether there is a device that can be waited for, or something that times without one."""
+        """Return whether there is a device to synchronize with, or a timer that needs none."""
         if self._tuner._do_bench is not None or stubbed() is not None:
             return not is_capturing()
         import torch
@@ -114,37 +124,41 @@ class OneLaunch:
         return torch.cuda.is_available() and not is_capturing()
 
     def reset(self, config: triton.Config) -> None:
-        """Makes the tensors what they were, after configs were timed."""
+        """Reset the tensors after configs were timed."""
         self._tuner.pre_hook(self.everything(config), reset_only=True)
 
     def everything(self, config: triton.Config) -> dict[str, Any]:
+        """Return all arguments and the config's values by name."""
         return {**self.arguments, **config.all_kwargs()}
 
 
 def _timed_ms(tuner: Autotuner, run: Callable[[], None]) -> float:
-    """By the autotuner's own `do_bench` where it was given one, else by our timer, which takes 5 ms of device time and
-    no launch gap (Triton's takes 125 ms a config), else by Triton's for this driver."""
+    """Return the time of a function that launches, in milliseconds.
+
+    The autotuner's own `do_bench` measures it if there is one. Otherwise our timer does, which takes 5 ms of device
+    time and counts no launch gaps (Triton's benchmark takes 125 ms a config); if it cannot, Triton's does.
+    """
     if tuner._do_bench is None and stubbed() is None:
         import torch
 
-        run()  # compiles and loads; what fails does so here
+        run()  # compiles and loads, and raises what fails
         try:
             return timer_of(torch.cuda.current_device()).time(run).time_us / 1e3
         except ForetuneError:
-            pass  # a hook waits for the device: that, our timer cannot take
+            pass  # a hook synchronizes with the device, which our timer does not support
     return milliseconds(tuner.do_bench(run, quantiles=(0.5, 0.2, 0.8)))
 
 
 def milliseconds(timing: Any) -> float:
-    """Return the time that a `do_bench` gave: its median, or the first of all quantiles; inf for a config that failed.
+    """Return the time in a `do_bench` result: its median, or the first of several quantiles; inf for a failed config.
 
     Raises:
-        ForetuneError: It is no time: negative or 0, NaN, or not a number.
+        ForetuneError: The result is not a time: 0, negative, NaN or not a number.
     """
     first = timing[0] if isinstance(timing, (list, tuple)) and timing else timing
     try:
         time_ms = float(first)
-    except Exception:  # noqa: BLE001 - it may be anything
+    except Exception:  # noqa: BLE001 - a user's do_bench may return anything
         time_ms = math.nan
     if not time_ms > 0 or isinstance(first, (str, bytes, bool)):
         raise ForetuneError(f"do_bench must return milliseconds > 0 but returned {shown(timing)}")

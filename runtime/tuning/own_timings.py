@@ -1,7 +1,7 @@
-"""`OwnTimings`: which configs of a kernel are worth timing, learned from what its autotuner has timed so far.
+"""Learn from a kernel's own timings which of its configs are worth timing: `OwnTimings`.
 
-A config is judged by its slowdowns (its time over the best config's) on the problems that are like the one at hand. On
-the four workloads of `tests/third_party/replay_tunings.py` nothing cleverer did better: see README.md for the table.
+A config is judged by its slowdowns (its time over the best config's) on problems near the current one. On the four
+workloads of `tests/third_party/replay_tunings.py` no more complex model did better; runtime/NOTES.md has the table.
 """
 
 from __future__ import annotations
@@ -16,20 +16,23 @@ from ...datasets.errors import shown
 from ...datasets.forking import renew_in_children
 from ..how_many import Length, check_length
 
-#: So many problems are tuned as ever before anything is left out. (After four of them one choice in a hundred was 23 %
-#: off, after eight 16 %: the replay of November 2026.)
+#: The number of problems that are tuned over all configs before any config is left out. (After four problems, one
+#: choice in a hundred was 23 % off the best; after eight, 16 %: replay of November 2026.)
 LEARNED_FIRST = 8
-#: Problems that are left out in turn must be solved to this, on the average, by a shortlist of the length chosen. It is
-#: more than what is aimed at (3 %), because with one problem less each is guessed worse than a new one will be.
+#: The mean loss that a shortlist may have on known problems, each left out in turn. It is more than the actual aim (3
+#: %), because with one problem less each is predicted worse than a new one will be.
 _TOLERANCE = 0.04
-#: Lists this short may be cut to one, which is then not measured against another.
+#: Lists of at least this many configs are cut to no fewer than two; shorter ones may be cut to one, which then is not
+#: measured.
 _SHORT = 8
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Which configs to time: their positions in the list that was asked about, best first; all of them where `sure` is
-    False. `reason` says why."""
+    """The configs to time: their positions in the list that was passed, best first.
+
+    If `sure` is False, these are all positions. `reason` says why.
+    """
 
     positions: tuple[int, ...]
     sure: bool
@@ -37,8 +40,11 @@ class Advice:
 
 
 class Advisor(Protocol):
-    """A model of the timings of a kernel, or a function: it learns from the problems that were tuned, and says which
-    configs are worth measuring for a new one. `OwnTimings` is one; a user's may be another (see `foretune.tune`)."""
+    """The interface of a model of a kernel's or function's timings.
+
+    It learns from tuned problems and selects the configs worth measuring for a new one. `OwnTimings` implements it; a
+    user may pass another (see `foretune.tune`).
+    """
 
     def learn(self, problem: Problem, times: Mapping[KernelConfig, float | None]) -> None:
         """Learn the times of one problem, in microseconds; None for a config that failed."""
@@ -48,8 +54,9 @@ class Advisor(Protocol):
 
 
 class OwnTimings:
-    """The timings of one kernel on one device, and what they say of problems not tuned yet. Thread-safe; the same
-    timings, learned in any order, give the same advice.
+    """The timings of one kernel on one device, and shortlists learned from them for new problems.
+
+    Thread-safe. The same timings give the same advice, whatever the order in which they were learned.
 
     >>> class Toy(Family):
     ...     name, dims = "toy", ("rows",)
@@ -63,7 +70,7 @@ class OwnTimings:
     >>> advice.positions, advice.sure
     ((2,), True)
     >>> own.advise(Problem.of("toy", rows=10_000), configs, "auto").reason
-    'rows=10000 is far from all that is known (64 to 120)'
+    'rows=10000 is far from the known sizes (64 to 120)'
     """
 
     def __init__(self, family: Family) -> None:
@@ -72,22 +79,37 @@ class OwnTimings:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """See `renew_in_children`."""
+        """Create the lock; see `renew_in_children`."""
         self._lock = threading.Lock()
 
     def learn(self, problem: Problem, times: Mapping[KernelConfig, float | None]) -> None:
-        """Takes note of times in microseconds (any unit would do); None for a config that failed. What was known of
-        other configs stays. Raises `ForetuneError` for a problem of another kernel."""
+        """Add a problem's times to those known; known times of other configs stay.
+
+        Args:
+            problem: A problem of this kernel.
+            times: Microseconds by config (any unit works if it is always the same); None for a config that failed.
+
+        Raises:
+            ForetuneError: The problem is one of another kernel.
+        """
         self._check(problem)
         with self._lock:
             self._times.setdefault(problem, {}).update(times)
 
     def advise(self, problem: Problem, configs: Sequence[KernelConfig], k: Length = "auto") -> Advice:
-        """Which of `configs` to time for a problem. With `k="auto"` as many as solve the known problems, each left out
-        in turn, to 4 % on the average; all of them where half would not do, where fewer than `LEARNED_FIRST`
-        problems are known, or where this one is unlike them. A config that was never timed is always among them.
+        """Return which of `configs` to time for a problem.
 
-        Raises `ForetuneError` for a problem of another kernel, no configs, and a `k` that is no length.
+        All configs are returned, not `sure`, if fewer than `LEARNED_FIRST` problems are known, if this problem is
+        unlike them, or if half of the configs would not be enough. Configs without any known time are always included.
+
+        Args:
+            problem: A problem of this kernel.
+            configs: The configs to choose from.
+            k: The number of configs. "auto" is the smallest number that solves the known problems, each left out in
+                turn, to within 4 % on average.
+
+        Raises:
+            ForetuneError: The problem is one of another kernel, there are no configs, or `k` is not a length.
         """
         self._check(problem)
         if not configs:
@@ -106,22 +128,20 @@ class OwnTimings:
         lost = table.left_out().tolist()
         length = int(k) if k != "auto" else _length(lost)
         if length is None:
-            return Advice(every, False, "half of the configs would not have solved the problems that are known")
+            return Advice(every, False, "half of the configs would not be enough for the known problems")
         chosen = table.ranking()[:length]
         chosen += [at for at in table.untimed if at not in chosen]
         sure_to = 100 * lost[min(len(chosen), len(lost)) - 1]
-        reason = (
-            f"learned from {len(table.problems)} problems; lists this long lose {sure_to:.2g} % on them, each left out"
-        )
+        reason = f"learned from {len(table.problems)} problems; mean loss {sure_to:.2g} % with each problem left out"
         return Advice(tuple(chosen), True, reason)
 
     def _check(self, problem: Problem) -> None:
         if not isinstance(problem, Problem) or problem.family != self._name:
-            raise ForetuneError(f"a problem of {self._name} was due but this is {shown(problem)}")
+            raise ForetuneError(f"problem must be a problem of {self._name} but is {shown(problem)}")
 
 
 def _length(losses: Sequence[float]) -> int | None:
-    """The least length of a shortlist that is long enough; `losses` are what each length loses, from 1 on."""
+    """Return the smallest sufficient list length, given the loss of each length from 1 on; None if over half."""
     enough = next((length for length, loss in enumerate(losses, 1) if loss <= _TOLERANCE), len(losses))
     if len(losses) >= _SHORT:
         enough = max(enough, 2)

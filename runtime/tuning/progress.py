@@ -1,4 +1,4 @@
-"""How far a tuning is: `ProgressLine` for one that takes long, and `teller` for each config of a verbose one."""
+"""Show the progress of a tuning: `ProgressLine` for long ones, and `teller` for each config of a verbose one."""
 
 from __future__ import annotations
 
@@ -13,18 +13,24 @@ from ...datasets.errors import printable
 if TYPE_CHECKING:
     from .functions.in_step import Ranks
 
-#: What is over sooner needs no line.
+#: Shorter tunings show no line; seconds.
 AFTER_S = 2.0
-#: Between two lines where they stay (a log), and where one takes the other's place (a terminal).
+#: Seconds between two updates: in a log, where every line stays, and on a terminal, where one replaces the other.
 _EVERY_S, _ON_TERMINAL_S = 30.0, 0.5
 _CLEAR = "\r\x1b[2K"
 
 
 class ProgressLine:
-    """While its block runs: from two seconds on, a line with the kernel, how many of its configs are done, and the best
-    time so far. On a terminal it is one line that changes and goes; elsewhere another one every half minute.
+    """A context manager that shows a tuning's progress on stderr if it takes longer than two seconds.
 
-    `wait(seconds)` waits so long and tells whether the block has ended (a thread's event, if left out).
+    The line has the kernel's name, how many of its configs are done, and the best time so far. On a terminal it is one
+    line that is updated and finally removed; otherwise a new line is written every 30 seconds.
+
+    Args:
+        kernel: The kernel's name.
+        total: The number of configs.
+        out: Where to write; stderr if left out.
+        wait: Waits for some seconds and returns whether the block has ended; a thread's event if left out.
     """
 
     def __init__(
@@ -34,7 +40,7 @@ class ProgressLine:
         self._out = sys.stderr if out is None else out
         self._over = threading.Event()
         self._wait = wait or self._over.wait
-        self._thread = threading.Thread(target=self._tell, name="foretune-progress", daemon=True)
+        self._thread = threading.Thread(target=self._show, name="foretune-progress", daemon=True)
 
     def __enter__(self) -> ProgressLine:
         self._thread.start()
@@ -45,7 +51,7 @@ class ProgressLine:
         self._thread.join()
 
     def advance(self, time_us: float | None) -> None:
-        """One more config is done; None = it failed."""
+        """Count one more config as done, with its time in microseconds; None if it failed."""
         self.done += 1
         if time_us is not None:
             self.best_us = min(self.best_us, time_us)
@@ -54,7 +60,8 @@ class ProgressLine:
         best = "" if self.best_us == float("inf") else f", best {self.best_us:.1f} us"
         return f"foretune: tuning {self.kernel}: {self.done} of {self.total} configs{best}"
 
-    def _tell(self) -> None:
+    def _show(self) -> None:
+        """Write lines until the block ends; runs in a thread."""
         wait_s, is_terminal, shown = AFTER_S, _is_terminal(self._out), ""
         try:
             while not self._wait(wait_s):
@@ -66,11 +73,12 @@ class ProgressLine:
             if shown and is_terminal:
                 self._out.write(_CLEAR)
                 self._out.flush()
-        except (OSError, ValueError):  # stderr is closed: nobody looks
+        except (OSError, ValueError):  # stderr is closed
             return
 
 
 def _is_terminal(out: TextIO) -> bool:
+    """Return whether a stream is a terminal; False for a closed one."""
     try:
         return out.isatty()
     except (OSError, ValueError, AttributeError):
@@ -78,7 +86,10 @@ def _is_terminal(out: TextIO) -> bool:
 
 
 def teller(is_verbose: bool, function: str, key: str, ranks: Ranks, logs: Path | None = None) -> Callable[[str], None]:
-    """Takes what there is to say. With `logs`, it also goes to rank-N.log in that folder, whether verbose or not."""
+    """Return a function that reports one line of a tuning on stderr if `is_verbose`.
+
+    With `logs`, each line is also appended to rank-N.log in that folder, whether verbose or not.
+    """
     who = f"{function} {key}" if ranks.alone else f"rank {ranks.rank}: {function} {key}"
 
     def say(text: str) -> None:

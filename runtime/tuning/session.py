@@ -1,8 +1,9 @@
-"""`TuningSession`: the tuning of one key, of a kernel or of a function.
+"""Tune one key of a kernel or of a function with a `TuningSession`.
 
-The steps are the same for `foretune.autotune`, `attach`, `tune` and `contextual_autotune`: recall what is known of the
-candidates, compile the others ahead, time one after the other, record each at once, stop at a limit, and choose the
-fastest. What they do not share, they hand over: how a candidate is launched and timed, and where times are kept.
+`foretune.autotune`, `attach`, `tune` and `contextual_autotune` share its steps: recall the known times of the
+candidates, compile the other candidates ahead, time them one after the other, record each time at once, stop at a
+limit, and choose the fastest. The caller passes what differs: how a candidate is launched and timed, and where times
+are stored.
 """
 
 from __future__ import annotations
@@ -21,20 +22,23 @@ from ..launching.ahead import compile_ahead, cores
 
 C = TypeVar("C", bound=Hashable)
 
-#: Configs for each compiling thread before those are timed: enough to keep all threads busy, and few enough that an
-#: interrupted tuning has times to go on with. (Not both at once: compiling threads would disturb the timing.)
+#: Number of configs per compiling thread in one batch: enough to keep all threads busy, and few enough that an
+#: interrupted tuning has stored some times. Compiling and timing do not overlap, because compiling threads disturb the
+#: timing.
 _AT_ONCE = 2
 
 
-class TuningFailed(ForetuneError):  # noqa: N818 - what happened, as people say it
-    """No config of a kernel, or of a function, works; the message lists why, for each. Of a function, `trials` has
-    them all."""
+class TuningFailed(ForetuneError):  # noqa: N818 - reads as what happened
+    """No config of a kernel or function works; the message lists the reason of each.
+
+    For a function, `trials` has the results of all configs.
+    """
 
     trials: Sequence[Any] = ()
 
 
 class Measured(NamedTuple):
-    """The result of timing a config: the median time of `samples` calls, or why there is none."""
+    """The result of timing a candidate: the median time of `samples` calls, or the reason why there is no time."""
 
     status: Status
     time_us: float | None = None  # None unless the status is OK
@@ -44,18 +48,18 @@ class Measured(NamedTuple):
 
     @classmethod
     def of(cls, time_us: float | None) -> Measured:
-        """Return a time, or a failure of which no more is known."""
+        """Return the result for a known time; None stands for an earlier failure whose reason was not kept."""
         return cls(Status.LAUNCH_FAILED, error="it failed before") if time_us is None else cls(Status.OK, time_us)
 
     @classmethod
     def failed(cls, error: Exception) -> Measured:
-        """Return the failure that an exception is."""
+        """Return the result for a candidate that raised an exception."""
         status, text = failure_of(error)
         return cls(status, error=text)
 
 
 def failure_of(error: Exception) -> tuple[Status, str]:
-    """Return the status of an exception, and what a table says of it."""
+    """Return the status that an exception stands for, and its text for tables and messages."""
     kind = type(error).__name__
     text = printable(abridged(f"{kind}: {error}" if str(error) else kind))
     if kind in ("OutOfResources", "OutOfMemoryError", "MemoryError"):
@@ -66,30 +70,31 @@ def failure_of(error: Exception) -> tuple[Status, str]:
 
 
 class Known(Protocol[C]):
-    """The memory of one key's candidates: results from before, and where new ones are kept."""
+    """The stored results of one key's candidates."""
 
     def recall(self, candidates: Sequence[C]) -> Mapping[C, Measured]:
-        """Return what is known of some of these."""
+        """Return the known results among these candidates."""
 
     def record(self, candidate: C, measured: Measured, error: Exception | None) -> None:
-        """Keep what came of a candidate. `error` is the exception, where one was raised here."""
+        """Store a candidate's result. `error` is the exception if the candidate raised one in this process."""
 
 
 class TuningSession(Generic[C]):
-    """Finds out which of one key's candidates is the fastest.
+    """Find the fastest of one key's candidates.
 
     Args:
-        known: Where times come from and go to.
-        time_one: Times a candidate, or returns the exception that it failed with; what it raises ends the session. None
-            where the loop is elsewhere, as Triton's is for `attach`, and hands over each time with `keep`.
-        compile_one: Compiles a candidate ahead; None where there is nothing to compile.
-        workers: The number of compiling threads; None for as many as there are cores.
-        budget_s: No candidate is begun after so many seconds since the session began.
-        max_trials: No more candidates than this are timed.
-        needs_one: Whether the limits wait until one candidate works.
-        in_step: Makes of whether this rank has time left whether all ranks have.
-        report: Called with each candidate and what was measured of it.
-        clock: Seconds, for `budget_s`.
+        known: Stores results and returns earlier ones.
+        time_one: Times a candidate and returns the result, or returns the exception with which the candidate failed. An
+            exception that it raises ends the session. None if the loop is elsewhere (Triton has it for `attach`) and
+            passes each result to `keep`.
+        compile_one: Compiles a candidate ahead of its timing; None if there is nothing to compile.
+        workers: The number of compiling threads; None for one per core.
+        budget_s: The time limit in seconds from the session's construction; no candidate is started after it.
+        max_trials: The maximum number of candidates to time.
+        needs_one: Whether the limits apply only once a candidate has worked.
+        in_step: Combines the ranks: takes whether this rank has time left, and returns whether all ranks do.
+        report: Called with each candidate and its result.
+        clock: Returns the current time in seconds, for `budget_s`.
     """
 
     def __init__(
@@ -111,7 +116,8 @@ class TuningSession(Generic[C]):
         self._budget_s, self._max_trials, self._needs_one, self._in_step = budget_s, max_trials, needs_one, in_step
         self._clock = clock or time.monotonic
         self._began = self._clock()
-        #: What is known of each candidate, from before or from now; why those fail that do; and the fastest so far.
+        #: Each candidate's result, from this session or recalled; the reasons of the failed ones; and the fastest so
+        #: far.
         self.measured: dict[C, Measured] = {}
         self.failed: dict[C, str] = {}
         self.best: C | None = None
@@ -124,22 +130,25 @@ class TuningSession(Generic[C]):
         return {one: time_us for one, time_us in found.items() if time_us is not None}
 
     def fastest(self, candidates: Iterable[C]) -> C | None:
-        """Return the fastest of those that work, the first of equals; None where none does."""
+        """Return the fastest working candidate, the first of equals; None if none works."""
         times = self.times(candidates)
         return min(times, key=times.__getitem__, default=None)
 
     def recall(self, candidates: Sequence[C]) -> None:
-        """Take over what is known of candidates, unless it is only failures: these are tried again."""
+        """Load the known results of candidates.
+
+        If all of them are failures, nothing is loaded, so that these candidates are tried again.
+        """
         known = self.known.recall(candidates)
         if any(measured.time_us is not None for measured in known.values()):
             for one, measured in known.items():
                 self._note(one, measured)
 
     def measure(self, candidates: Sequence[C]) -> str:
-        """Time the candidates of which nothing is known, in order, and record each.
+        """Time the candidates without a result, in order, and record each result.
 
         Returns:
-            The limit that ended it, such as "budget_s=3", or "".
+            The limit that ended the measurement, such as "budget_s=3"; "" if none did.
         """
         new = [one for one in candidates if one not in self.measured]
         size, errors = max(_AT_ONCE * self._threads, 1), dict[C, BaseException | None]()
@@ -158,19 +167,19 @@ class TuningSession(Generic[C]):
         return ""
 
     def compile(self, candidates: Sequence[C], compile_one: Callable[[C], object]) -> dict[C, BaseException | None]:
-        """Compile candidates in parallel, and return the error of each."""
+        """Compile candidates in parallel and return each candidate's error, None for success."""
         errors = compile_ahead([partial(compile_one, one) for one in candidates], self._threads)
         return dict(zip(candidates, errors, strict=True))
 
     def keep(self, candidate: C, measured: Measured, error: Exception | None = None) -> None:
-        """Record what was measured of a candidate, or that it failed with an error."""
+        """Record a candidate's result; `error` is the exception if it failed with one."""
         self._note(candidate, measured, error)
         self.known.record(candidate, measured, error)
         if self.report is not None:
             self.report(candidate, measured)
 
     def refuse(self, candidate: C, error: Exception) -> None:
-        """Count a candidate as failed, in this session alone."""
+        """Count a candidate as failed in this session, without storing the failure."""
         self._note(candidate, Measured.failed(error), error)
 
     def _note(self, candidate: C, measured: Measured, error: Exception | None = None) -> None:
@@ -194,7 +203,7 @@ class TuningSession(Generic[C]):
             self.keep(candidate, found)
 
     def _over(self) -> str:
-        """Return the limit that is reached, or ""."""
+        """Return the limit that has been reached, or ""."""
         if self._needs_one and self.best is None:
             return ""
         if self._max_trials is not None and self.n_timed >= self._max_trials:
@@ -205,21 +214,27 @@ class TuningSession(Generic[C]):
 
 
 def is_capturing() -> bool:
-    """Return whether a CUDA graph is being captured; the device cannot be waited for then."""
+    """Return whether a CUDA graph is being captured, during which the device cannot be synchronized."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.cuda.is_available() and bool(torch.cuda.is_current_stream_capturing())
 
 
 def checked_time(time_us: float) -> Measured:
-    """Return a time that a kernel timer gave. Raises `ForetuneError` for what is none."""
+    """Return the result for a time from a kernel timer, in microseconds.
+
+    Raises:
+        ForetuneError: The time is not a positive finite number.
+    """
     if not 0 < time_us < math.inf:
         raise ForetuneError(f"its time was {time_us} us")
     return Measured.of(time_us)
 
 
 def none_launched(kernel: str, session: TuningSession[Any]) -> TuningFailed:
-    """Return the error of a kernel of which every config failed, caused by the first one's. What many of them failed of
-    is listed once."""
+    """Return the error for a kernel whose configs all failed.
+
+    The message lists each reason once, with the configs that failed for it; the error's cause is the first exception.
+    """
     reasons: dict[str, list[str]] = {}
     for config, reason in session.failed.items():
         reasons.setdefault(reason, []).append(str(config))
@@ -230,7 +245,7 @@ def none_launched(kernel: str, session: TuningSession[Any]) -> TuningFailed:
 
 
 class Failures:
-    """The exceptions of one tuning's configs, the first of each type, as long as no config works.
+    """The exceptions that the configs of one tuning raised, the first of each type, until a config works.
 
     >>> failures = Failures()
     >>> failures.add(KeyError("x"))
@@ -248,7 +263,7 @@ class Failures:
         return next(iter(self._first.values()), None)
 
     def add(self, error: Exception | None) -> None:
-        """Note what a config raised; None for one that failed on another rank."""
+        """Add a config's exception; None for a config that failed on another rank."""
         if error is None:
             self._are_all_ours = False
         elif type(error) not in self._first:
@@ -257,17 +272,20 @@ class Failures:
             while left:
                 if (one := left.pop()) is not None and id(one) not in chain:
                     chain[id(one)] = one
-                    clear_frames(one.__traceback__)  # the frames' variables, tensors among them, would stay in memory
+                    clear_frames(one.__traceback__)  # otherwise the frames keep their variables (tensors) alive
                     left += [one.__cause__, one.__context__]
             self._first[type(error)] = error
 
     def clear(self) -> None:
-        """Forget them, because a config works."""
+        """Drop all exceptions, because a config works."""
         self._first.clear()
 
     def error(self, failed: TuningFailed) -> Exception:
-        """Return what is raised where no config works: the first exception itself, with the list of all as a note,
-        where every config raised the same type; else `failed`, with the first exception as its cause."""
+        """Return the exception to raise when no config works.
+
+        If every config raised the same type, that is the first exception itself, with the message of `failed` as a
+        note; otherwise it is `failed`, with the first exception as its cause.
+        """
         if (first := self.first) is None or len(self._first) > 1 or not self._are_all_ours:
             failed.__cause__ = first
             return failed

@@ -1,4 +1,4 @@
-"""`Shortlister`: which configs of a launch are worth timing, by a family's ranker or by the kernel's own times."""
+"""Choose which configs of a launch to time, by a family's ranker or by the kernel's own times: `Shortlister`."""
 
 from __future__ import annotations
 
@@ -22,16 +22,22 @@ if TYPE_CHECKING:
 
     from ..how_many import Length
 
-#: Says why a launch is tuned over so many configs; warnings are for what is wrong.
+#: Logs, at level INFO, how many configs a launch is tuned over, and why. Problems are warnings instead.
 _log = logging.getLogger("foretune")
 
 
 class Shortlister(ABC):
-    """Reads launches of one kernel as problems of a `family`, and picks configs for them. Any of it may raise: callers
-    go on without a shortlist.
+    """Reads launches of one kernel as problems of a family, and picks configs for them.
 
-    `bundle` is the digest of what predicts, "" for none; `bucket` has the dimensions to round beside those that the
-    family does.
+    Every method may raise; callers then go on without a shortlist.
+
+    Attributes:
+        family: The family.
+        bundle: The digest of the bundle that predicts; "" without one.
+
+    Args:
+        family: The family.
+        bucket: Dimensions to round, in addition to those that the family rounds.
     """
 
     bundle = ""
@@ -44,28 +50,33 @@ class Shortlister(ABC):
         return self.family.problem_from_call(arguments)
 
     def stand_in(self, problem: Problem) -> Problem:
-        """Return what stands for a problem and for all that are tuned with it."""
+        """Return the problem that represents this one and all others of its bucket in tuning."""
         return self.family.at_call_time(problem).rounded(*self._bucket)
 
     def value(self, config: triton.Config) -> KernelConfig:
-        """Return a config in the words of the family."""
+        """Return a config with the family's knob names."""
         return KernelConfig.from_triton(config)
 
     @abstractmethod
     def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
-        """Return which configs to try, the best first, as FORETUNE_MODE has it."""
+        """Return the positions of the configs to try, best first, according to FORETUNE_MODE."""
 
     def supports(self, config: triton.Config, problem: Problem) -> bool:
         """Return whether a config that was chosen for the problem's stand-in can run the problem itself."""
         return True
 
     def learn(self, problem: Problem, times_us: Mapping[KernelConfig, float | None], ranks: int = 0) -> None:  # noqa: B027 - optional
-        """Learn what was measured of a stand-in, None for a config that failed. `ranks` is the `scope()` of times that
-        were agreed on with other ranks."""
+        """Learn the times of a stand-in; None for a config that failed.
+
+        Args:
+            problem: The stand-in.
+            times_us: Microseconds by config.
+            ranks: The `scope()` of times that were agreed on with other ranks; 0 for this rank's own.
+        """
 
 
 class FamilyShortlister(Shortlister):
-    """Asks a family's ranker, which has learned what it knows, as `prune` does."""
+    """Shortlists by a family's trained ranker, as `prune` does."""
 
     def __init__(self, pruner: Pruner, bucket: tuple[str, ...] = ()) -> None:
         if unknown := [dim for dim in bucket if dim not in pruner.family.dims]:
@@ -77,27 +88,32 @@ class FamilyShortlister(Shortlister):
         self._pruner = pruner
 
     @property
-    def bundle(self) -> str:  # type: ignore[override]  # known when it is asked for
+    def bundle(self) -> str:  # type: ignore[override]  # evaluated at each use
+        """The digest of the bundle in force."""
         return bundle_in_force(self._pruner.bundle).digest
 
     def problem(self, arguments: Mapping[str, Any]) -> Problem:
+        """See `Shortlister`."""
         return self._pruner.problem(arguments)
 
     def value(self, config: triton.Config) -> KernelConfig:
+        """See `Shortlister`."""
         return self._pruner.own_knobs.config(config)
 
     def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
+        """See `Shortlister`."""
         return self._pruner.positions(problem, configs)
 
     def supports(self, config: triton.Config, problem: Problem) -> bool:
+        """See `Shortlister`."""
         return self.family.supports(self.value(config), problem, self._pruner.device or device_here()) is None
 
 
 class OwnShortlister(Shortlister):
-    """Asks the model of the kernel's own timings, which has to see some before it shortens a list.
+    """Shortlists by a model of the kernel's own timings, which must see some before it shortens a list.
 
-    There is one for each number that `ranks` gives: the ranks of a job need the same list, so what one of them measured
-    alone does not count there.
+    There is one model for each number that `ranks` returns: the ranks of a job need the same list, so times that one of
+    them measured alone do not count there.
     """
 
     def __init__(self, tuner: Any, k: Length, bucket: tuple[str, ...] = (), ranks: Callable[[], int] = scope) -> None:
@@ -108,7 +124,7 @@ class OwnShortlister(Shortlister):
         self._k, self._ranks = k, ranks
 
     def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
-        """See `Shortlister`; in mode `predict` all that may be the best, which are several where nothing is sure."""
+        """See `Shortlister`; in mode `predict`, all positions if the model is not sure."""
         if (wanted := resolve_mode()) is Mode.OFF or len(configs) == 1:
             return tuple(range(len(configs)))
         values, k = [self.value(config) for config in configs], 1 if wanted is Mode.PREDICT else self._k
@@ -119,20 +135,23 @@ class OwnShortlister(Shortlister):
         return advice.positions
 
     def learn(self, problem: Problem, times_us: Mapping[KernelConfig, float | None], ranks: int = 0) -> None:
+        """See `Shortlister`."""
         self._timings(ranks).learn(problem, times_us)
 
     def _timings(self, ranks: int) -> OwnTimings:
+        """Return the model for a number of `ranks`."""
         return self._own.setdefault(ranks, OwnTimings(self.family))
 
 
 class TracedPrune(TracedPositions):
-    """The `early_config_prune` of a `PredictedAutotuner`, for Dynamo, which makes an autotuner of its own of what this
-    lets through (see `runtime/prune.py`):
+    """The `early_config_prune` of a `PredictedAutotuner`, which only Dynamo calls.
 
-    - Static shapes: the config that is known to be the fastest, alone, so that nothing is tuned; else the shortlist.
-      Of a kernel that needs its tensors reset or restored it is one config, too.
-    - Where that cannot be told, as for dynamic shapes, the graph breaks at the launch, which then runs outside it and
-      chooses as ever; so it does with a torch whose Dynamo cannot hand configs to a function that it does not trace.
+    Dynamo makes its own autotuner from the configs that this returns (see `runtime/prune.py`):
+
+    - For static shapes, that is the config known to be the fastest, alone, so that nothing is tuned; else the
+      shortlist. A kernel that needs its tensors reset or restored gets a single config, too.
+    - Otherwise, as for dynamic shapes, the graph breaks at the launch, which then runs outside the graph and chooses as
+      usual. It also breaks with a torch whose Dynamo cannot pass configs to a function that it does not trace.
     """
 
     def __init__(
@@ -151,6 +170,7 @@ class TracedPrune(TracedPositions):
     def __call__(
         self, configs: Sequence[triton.Config], named_args: Mapping[str, Any], /, **kwargs: Any
     ) -> list[triton.Config]:
+        """Return the configs that Dynamo's autotuner gets, or break the graph."""
         leave_launches_to_triton()
         allowed = configs if self._own is None else self._own(configs, named_args, **kwargs)
         if self._can_ask:
@@ -161,14 +181,14 @@ class TracedPrune(TracedPositions):
         return list(allowed)
 
     def let_through(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
-        """Return which configs go through; none where the launch has to find out by itself."""
+        """Return the positions of the configs for Dynamo; none if the graph must break."""
         try:
             if (best := self._best_known(problem, configs)) is not None:
                 return (best,)
             positions = self._shortlister.positions(problem, configs)
             if resolve_mode() is Mode.PREDICT:
                 positions = positions[:1]
-        except Exception as error:  # noqa: BLE001 - no trouble of ours stops a launch
+        except Exception as error:  # noqa: BLE001 - a failed prediction must not stop a launch
             warn_once(f"{self._kernel}: no prediction ({reason_of(error)})", f": all {len(configs)} configs go through")
             positions = tuple(range(len(configs)))
         if not self._alters:

@@ -1,7 +1,7 @@
-"""`warm_up`: the binaries that a family's launches will ask for, compiled ahead of a run into Triton's cache.
+"""Compile the binaries that a kernel's launches will need ahead of a run, into Triton's cache: `warm_up`.
 
-What a launch waits for the first time is the compiler. Nothing is launched here and nothing is timed, so no inputs are
-needed, and with a stub driver no GPU either: a node that has none fills the cache of those that have.
+A first launch mostly waits for the compiler. Nothing is launched or timed here, so no inputs are needed, and with a
+stub driver no GPU either: a node without GPUs can fill the cache of the nodes with GPUs.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ from .own_timings import OwnTimings
 
 T = TypeVar("T")
 _OTHER_COLUMNS = ("dtype", "flags")
-#: Enough for millions of shapes; reading stops here.
+#: The most bytes that are read of a CSV file: enough for millions of shapes.
 _MOST_CSV_BYTES = 1 << 28
-#: A problem, a config, and a launch's arguments as `kept_arguments` has them; what is wanted has no config yet.
+#: A launch: its problem, its config and its arguments as `kept_arguments` returns them. A wanted launch has no config
+#: yet.
 Launch: TypeAlias = "tuple[Problem, KernelConfig, Mapping[str, Any]]"
 Wanted: TypeAlias = "tuple[Problem, Mapping[str, Any]]"
 
 
 @dataclass(frozen=True)
 class WarmedUp:
-    """What a warm-up compiled. `failed` says which config of which problem did not compile, and why."""
+    """What a warm-up compiled. `failed` lists the configs and problems that did not compile, and why."""
 
     family: str
     device: str
@@ -50,6 +51,7 @@ class WarmedUp:
     failed: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
+        """Return the fields as a dict for JSON."""
         return asdict(self) | {"failed": list(self.failed)}
 
     def __rich__(self) -> Any:
@@ -63,14 +65,20 @@ def warm_up(
 ) -> WarmedUp:
     """Compile the `k` configs predicted to be fastest for each problem, each binary once.
 
-    It compiles for the active Triton driver's target, which should be `device`'s, on `workers` threads (as many as
-    there are cores, if left out).
+    It compiles for the target of the active Triton driver, which should be that of `device`.
+
+    Args:
+        family: The family; it must be `Measurable`.
+        problems: The family's problems.
+        device: The device to predict for.
+        k: The number of configs per problem.
+        workers: The number of compiling threads; one per core if left out.
 
     Raises:
         ForetuneError: The family cannot be compiled, there are no problems, one is another family's, or `k` < 1.
     """
     if not isinstance(family, Measurable):
-        raise ForetuneError(f"{family.name} only predicts: what is compiled must be a Measurable family")
+        raise ForetuneError(f"{family.name} only predicts: a warm-up needs a Measurable family")
     check_integer("the shortlist's length k", k, 1)
     if not problems:
         raise ForetuneError(f"there are no problems of {family.name} to warm up for")
@@ -78,7 +86,7 @@ def warm_up(
     for problem in problems:
         check_problem_of(family, problem)
         chosen = make_shortlist(family, family.at_call_time(problem), device, k=k)
-        for config in chosen.configs[:k]:  # all of them where nothing was predicted: then the first
+        for config in chosen.configs[:k]:  # without a prediction, a shortlist has all configs
             job = partial(family.compile, config, problem)
             jobs.setdefault(family.binary_key(config, problem), (f"{config} of {problem}", job))
     return _compiled(family.name, device, len(problems), jobs, workers)
@@ -87,6 +95,7 @@ def warm_up(
 def _compiled(
     name: str, device: DeviceSpec, n_problems: int, jobs: Mapping[Hashable, tuple[str, Any]], workers: int | None
 ) -> WarmedUp:
+    """Run compile jobs (by binary; each a description and a function) and return the result."""
     errors = compile_ahead([job for _, job in jobs.values()], workers)
     failed = [
         f"{what}: {type(error).__name__}: {abridged(str(error), 200)}"
@@ -105,65 +114,66 @@ def warm_up_seen(
     k: int = 1,
     workers: int | None = None,
 ) -> WarmedUp:
-    """Compile the binaries of kernels that were tuned in earlier runs on this device, attached or with our autotuner.
+    """Compile the binaries of kernels that earlier runs tuned on this device.
 
-    The cache has, of each key that was tuned, the arguments that a binary depends on and the config: those launches are
-    compiled, or, with `shapes` or `logged`, other ones. The binaries are those of this torch and Triton for the
-    kernel's source as it is now; what was tuned with another source is left out.
+    For each key that was tuned, attached or by `foretune.autotune`, the choice cache has the arguments that a binary
+    depends on, and the config. Those launches are compiled; with `shapes` or `logged`, other launches instead. The
+    binaries are those of this torch and Triton for the kernel's current source; what was tuned with another source is
+    skipped.
 
     Args:
         name: A kernel, as "package.module.kernel", or a package: all kernels that its modules have a name for.
         device: The device.
-        shapes: A CSV file of launches of one kernel, with a column for each argument that changes; in all else they are
-            like the nearest launch that is known.
-        logged: Problems that a FORETUNE_LOG has of these kernels.
-        k: Of `shapes` and `logged`, how many configs are compiled: the fastest that the kernel's own timings predict,
-            or all configs where they are not sure.
-        workers: How many threads compile; as many as there are cores if left out.
+        shapes: A CSV file with a row for each launch of one kernel and a column for each argument that changes; the
+            other arguments are those of the nearest known launch.
+        logged: Problems of these kernels from a FORETUNE_LOG.
+        k: How many configs to compile for each launch of `shapes` and `logged`: the fastest that the kernel's own
+            timings predict, or all configs where they are not sure.
+        workers: The number of compiling threads; one per core if left out.
 
     Raises:
         ForetuneError: There is no such module or kernel, the file is invalid, or nothing can be compiled: nothing was
-            tuned on this device, the source has changed, or the arguments were more than values.
+            tuned on this device, the source has changed, or the launch's arguments could not be stored.
     """
     check_integer("the shortlist's length k", k, 1)
     jobs: dict[Hashable, tuple[str, Any]] = {}
     problems: set[tuple[str, Problem]] = set()
-    unlike: dict[str, None] = {}
+    skipped: dict[str, None] = {}
     tuners = _autotuners_named(name)
-    functions = {LaunchFamily(tuner).name for tuner in tuners}  # one may be under several autotuners
+    functions = {LaunchFamily(tuner).name for tuner in tuners}  # several autotuners may share one function
     if not tuners:
-        raise ForetuneError(f"there is no autotuned kernel in {shown(name)}, or of that name")
+        raise ForetuneError(f"{shown(name)} is not an autotuned kernel, nor a module that has one")
     if shapes is not None and len(functions) != 1:
         raise ForetuneError(
-            f"{shown(str(shapes))} has the shapes of one kernel, but {shown(name)} is {len(functions)} of them: "
+            f"{shown(str(shapes))} has the shapes of one kernel, but {shown(name)} has {len(functions)} kernels: "
             "name one as package.module.kernel"
         )
     for tuner in tuners:
         kernel, family = Kernel(tuner), LaunchFamily(tuner)
-        seen = _problems_seen(family.name, kernel.tuned_hash(), device)
+        seen = _known_problems(family.name, kernel.tuned_hash(), device)
         launches = list(_launches_of(seen))
         if shapes is not None or logged:
             like = [one for one in logged if one.family == family.name]
-            wanted = [*_from_csv(shapes, launches), *_from_log(like, launches, unlike)]
+            wanted = [*_from_csv(shapes, launches), *_from_log(like, launches, skipped)]
             launches = list(_predicted(family, seen, wanted, k))
         for problem, config, arguments in launches:
             problems.add((family.name, problem))
-            job = partial(_compile_seen, kernel, arguments, config)
+            job = partial(_compile_known, kernel, arguments, config)
             jobs.setdefault((family.name, config, str(arguments)), (f"{config} of {problem}", job))
     if not jobs:
         raise ForetuneError(
             f"nothing can be compiled for {shown(name)} on {device.name}: no launch is known that was tuned with its "
-            "source as it is now (see foretune cache show)"
+            "current source (see foretune cache show)"
         )
-    warmed = _compiled(name, device, len(problems) + len(unlike), jobs, workers)
-    return replace(warmed, failed=(*warmed.failed, *unlike))
+    warmed = _compiled(name, device, len(problems) + len(skipped), jobs, workers)
+    return replace(warmed, failed=(*warmed.failed, *skipped))
 
 
-def _problems_seen(function: str, source: str, device: DeviceSpec) -> list[KnownProblem]:
-    """What is known of a kernel on a device, the newest last."""
+def _known_problems(function: str, source: str, device: DeviceSpec) -> list[KnownProblem]:
+    """Return the known problems of a kernel (by name and source hash) on a device, the newest last."""
 
     def identity(device: DeviceSpec) -> tuple[str, str, int]:
-        """What tells the files of two devices apart (see `shared_file`)."""
+        """Return what distinguishes the cache files of two devices (see `shared_file`)."""
         return device.name, device.arch, device.sm_count
 
     return [
@@ -176,7 +186,7 @@ def _problems_seen(function: str, source: str, device: DeviceSpec) -> list[Known
 
 
 def _launches_of(problems: Sequence[KnownProblem]) -> Iterator[Launch]:
-    """Each launch that is known, with the configs that were the fastest or chosen."""
+    """Yield each known launch with the configs that were the fastest or chosen for its problem."""
     for one in problems:
         configs = dict.fromkeys([*([one.best] if one.best else []), *one.chosen.values()])
         for config, launch in itertools.product(configs, one.launches):
@@ -185,8 +195,11 @@ def _launches_of(problems: Sequence[KnownProblem]) -> Iterator[Launch]:
 
 
 def _from_csv(path: Path | str | None, launches: Sequence[Launch]) -> list[Wanted]:
-    """The launches that the rows of a file stand for: each as the nearest with all these arguments, but for them. (What
-    heuristics above an autotuner compute is an argument as well, and often the same for sizes that are near.)"""
+    """Return the launches in the rows of a CSV file.
+
+    Each takes the arguments that the file does not have from the nearest known launch. (This includes arguments that
+    heuristics above an autotuner compute, which are often the same for nearby sizes.)
+    """
     if path is None or not launches:
         return []
     path, header, rows = _read_csv(path)
@@ -206,7 +219,7 @@ def _from_csv(path: Path | str | None, launches: Sequence[Launch]) -> list[Wante
         def distance(one: Wanted) -> float:
             return sum(abs(math.log2((size + 1) / (max(one[1][name], 0) + 1))) for name, size in sizes)
 
-        problem, given = min(reversed(like), key=distance)  # of those as near, the newest
+        problem, given = min(reversed(like), key=distance)  # of equally near ones, the newest
         wanted = dict(sizes)
         resized = tuple((dim, wanted.get(dim, size)) for dim, size in problem.dims)
         return replace(problem, dims=resized), {**given, **wanted}
@@ -214,15 +227,17 @@ def _from_csv(path: Path | str | None, launches: Sequence[Launch]) -> list[Wante
     return _each(path, rows, launch_of)
 
 
-def _from_log(problems: Sequence[Problem], launches: Sequence[Launch], unlike: dict[str, None]) -> list[Wanted]:
-    """Logged problems as launches, each like the newest of its dtypes and flags; `unlike` gets those of which there is
-    none."""
+def _from_log(problems: Sequence[Problem], launches: Sequence[Launch], skipped: dict[str, None]) -> list[Wanted]:
+    """Return the launches of logged problems, each with the other arguments of the newest one of its dtypes and flags.
+
+    `skipped` gets a line for each problem without such a launch.
+    """
     found: list[Wanted] = []
     for problem in problems:
         signature = (problem.dtype, problem.flags)
         like = next((given for one, _, given in reversed(launches) if (one.dtype, one.flags) == signature), None)
         if like is None:
-            unlike[f"{problem}: no launch of its dtypes and flags is known"] = None
+            skipped[f"{problem}: no launch of its dtypes and flags is known"] = None
         else:
             no_argument = {ELEMENTS, OTHER_ELEMENTS} - like.keys()
             sizes = {name: size for name, size in problem.dims if name not in no_argument}
@@ -233,6 +248,7 @@ def _from_log(problems: Sequence[Problem], launches: Sequence[Launch], unlike: d
 def _predicted(
     family: LaunchFamily, seen: Sequence[KnownProblem], wanted: Sequence[Wanted], k: int
 ) -> Iterator[Launch]:
+    """Yield each wanted launch with the configs that the kernel's own timings predict for it."""
     own, configs = OwnTimings(family), tuple(dict.fromkeys(config for one in seen for config in one.times_us))
     for one in seen:
         own.learn(one.problem, one.times_us)
@@ -242,12 +258,13 @@ def _predicted(
             yield problem, configs[position], arguments
 
 
-def _compile_seen(kernel: Kernel, arguments: Mapping[str, Any], config: KernelConfig) -> Any:
+def _compile_known(kernel: Kernel, arguments: Mapping[str, Any], config: KernelConfig) -> Any:
+    """Compile a kernel for stored arguments and a config."""
     return kernel.compile((1,), {**stand_ins(arguments), **config.to_triton().all_kwargs()})
 
 
 def _autotuners_named(name: str) -> list[Any]:
-    """Of a module and all below it, or of the module that a kernel's name begins with, that kernel."""
+    """Return the autotuned kernels of a module and all modules below it, or the one kernel of that name."""
     module = name
     while module:
         try:
@@ -264,10 +281,17 @@ def _autotuners_named(name: str) -> list[Any]:
 
 
 def problems_from_csv(path: Path | str, family: Family) -> list[Problem]:
-    """The problems in a CSV file: a column for each dimension but those that have a default, and, if they are there,
-    `dtype` (the family's first where it is empty) and `flags`, with spaces between them. Each once.
+    """Read problems from a CSV file, each once.
 
-    Raises `ForetuneError` naming the file, the line and what is wrong there.
+    The file has a column for each dimension without a default, and optionally `dtype` (empty for the family's first)
+    and `flags`, separated by spaces.
+
+    Args:
+        path: The file.
+        family: The family of the problems.
+
+    Raises:
+        ForetuneError: The file is invalid; the message names the file, the line and the reason.
     """
     path, header, rows = _read_csv(path)
     unknown = [name for name in header if name not in (*family.dims, *_OTHER_COLUMNS)]
@@ -282,7 +306,7 @@ def problems_from_csv(path: Path | str, family: Family) -> list[Problem]:
 
 
 def _each(path: Path, rows: Iterable[tuple[int, list[str]]], read: Callable[[list[str]], T]) -> list[T]:
-    """What each row says. Raises `ForetuneError` naming the line of one that is wrong."""
+    """Return what `read` makes of each row; raise `ForetuneError` with the line's number if it cannot."""
     found = []
     for line, row in rows:
         try:
@@ -294,7 +318,11 @@ def _each(path: Path, rows: Iterable[tuple[int, list[str]]], read: Callable[[lis
 
 
 def _read_csv(path: Path | str) -> tuple[Path, list[str], list[tuple[int, list[str]]]]:
-    """The header, and each row with something in it, by its line. Raises `ForetuneError` for what cannot be read."""
+    """Return a CSV file's path, its header, and each row that is not empty with its line number.
+
+    Raises:
+        ForetuneError: The file cannot be read.
+    """
     path = check_path("the shapes' file", path)
     try:
         text = read_regular(path, _MOST_CSV_BYTES, follow=True).decode("utf-8")
@@ -306,6 +334,7 @@ def _read_csv(path: Path | str) -> tuple[Path, list[str], list[tuple[int, list[s
 
 
 def _problem(family: Family, row: dict[str, str]) -> Problem:
+    """Return the problem of a row."""
     dims = tuple((dim, int(row[dim]) if dim in row else family.default_dims[dim]) for dim in family.dims)
     flags = tuple(row.get("flags", "").split())
     problem = Problem(family.name, dims, row.get("dtype", "").strip() or family.dtypes[0], flags)

@@ -74,10 +74,10 @@ def test_the_log_says_how_many_are_timed_and_why(elsewhere, learned, caplog):
         _launch_all(elsewhere, learned, NEXT, NEXT, 40 * NEXT)
     near, far = (record.getMessage() for record in caplog.records)
     assert f" n={NEXT} " in near
-    assert "2 of 8 configs: learned from 8 problems; lists this long lose " in near
+    assert "2 of 8 configs: learned from 8 problems; mean loss " in near
     assert f" n={40 * NEXT} " in far
     assert "8 of 8 configs: " in far
-    assert " is far from all that is known" in far
+    assert " is far from the known sizes" in far
 
 
 def test_a_length_that_is_asked_for_is_the_length(elsewhere, kernel, bench):
@@ -117,7 +117,7 @@ def test_what_somebody_put_on_the_autotuner_is_given_back(elsewhere, kernel, ben
 def test_what_was_replaced_since_is_not_lost(kernel):
     foretune.attach(kernel)
     ours, kernel.run = kernel.run, print
-    with pytest.raises(foretune.ForetuneError, match="somebody has replaced its run"):
+    with pytest.raises(foretune.ForetuneError, match="its run was replaced by other code"):
         foretune.detach(kernel)
     kernel.run = ours
     foretune.detach(kernel)
@@ -280,7 +280,7 @@ def test_the_mode_counts(elsewhere, learned, bench, monkeypatch):
     monkeypatch.setenv("FORETUNE_MODE", "predict")
     elsewhere.launch(learned, NEXT + 16)
     assert len(bench.timed) <= 8 + 1  # Triton 3.6 times a list of one
-    with pytest.warns(ForetuneWarning, match="is far from all that is known"):
+    with pytest.warns(ForetuneWarning, match="is far from the known sizes"):
         elsewhere.launch(learned, 40 * NEXT)
 
 
@@ -360,7 +360,9 @@ def test_all_of_a_package_are_attached_and_what_fails_to_import_is_said(
 
     before = dict(kernel.__dict__)
     context = foretune.attached(theirs_to_attach)
-    with pytest.warns(ForetuneWarning, match=r"1 modules of theirs_to_attach cannot be imported.*broken \(ModuleNot"):
+    with pytest.warns(
+        ForetuneWarning, match=r"skipped 1 modules of theirs_to_attach that cannot be imported.*broken \(ModuleNot"
+    ):
         tuners = context.__enter__()
     assert tuners == [kernel]
     assert kernel.__dict__ != before
@@ -481,13 +483,14 @@ def test_what_a_block_raises_is_what_is_raised_and_the_others_are_detached(kerne
             if error is not None:
                 raise error
 
-    warns = pytest.warns(ForetuneWarning, match=f"replaced its {name} since it was attached: it stays attached")
+    wanted = f"its {name} was replaced by other code after it was attached: it stays attached"
+    warns = pytest.warns(ForetuneWarning, match=wanted)
     with warns, pytest.raises(ZeroDivisionError):
         block(ZeroDivisionError())
     assert "run" not in other.__dict__
     for one in ("run", "_bench", "prune_configs", "__getstate__"):
         kernel.__dict__.pop(one, None)
-    with pytest.raises(foretune.ForetuneError, match=f"replaced its {name}"):
+    with pytest.raises(foretune.ForetuneError, match=f"its {name} was replaced"):
         block()
     assert "run" not in other.__dict__
 

@@ -521,8 +521,8 @@ def test_ranks_time_only_what_they_agree_on(filler, bench, tuned, monkeypatch):
         ({"bucket": ["rows"]}, "bucket must name dimensions of filler, which has m, n, but has rows"),
         ({"family": 3}, "must be a Family"),
         ({"prune_configs_by": print}, "prune_configs_by must be a dict"),
-        ({"no_such": 3}, "there is no option no_such; of Triton's there are cache_results, do_bench"),
-        ({"family": None, "bundle": None, "knobs": {}}, "knobs says something of a family, but no family was given"),
+        ({"no_such": 3}, "unknown option no_such; the options of triton.autotune are cache_results, do_bench"),
+        ({"family": None, "bundle": None, "knobs": {}}, "knobs needs a family, but family is None"),
     ],
 )
 def test_what_is_declared_wrongly_is_refused_there(filler, tuned, wrong, said):

@@ -65,7 +65,9 @@ def test_what_cannot_be_sent_is_timed_here_and_that_is_said(filler, crashing, mo
     kernel = crashing.crashing_kernel
     with use_stub_driver(filler.H200) as driver:
         monkeypatch.setitem(kernel.__dict__, "do_bench", filler.Bench(driver))
-        with pytest.warns(ForetuneWarning, match=r"elsewhere \(TypeError: not this one\).*timed in this process"):
+        with pytest.warns(
+            ForetuneWarning, match=r"in another process \(TypeError: not this one\).*timed in this process"
+        ):
             kernel[(2,)](torch.ones(8, 8), _Odd(8), 8)
 
 

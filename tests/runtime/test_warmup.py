@@ -275,7 +275,7 @@ def test_a_row_is_otherwise_like_the_nearest_launch_whatever_its_arguments_are_c
     from foretune.runtime.tuning import warmup
 
     kernel, x, compiled = tuned().another, torch.zeros(8), set()
-    monkeypatch.setattr(warmup, "_compile_seen", lambda kernel, given, config: compiled.add(tuple(given.items())[1:]))
+    monkeypatch.setattr(warmup, "_compile_known", lambda kernel, given, config: compiled.add(tuple(given.items())[1:]))
     with use_stub_driver(toy.H200), foretune.attached([kernel]):
         for family, dtype in ((32, 1), (4096, 32), (2048, 7)):
             kernel[(1,)](x, family, dtype)
@@ -310,8 +310,8 @@ def test_a_logged_launch_of_another_kind_is_named(tuned, toy):
         ("tuned_package.fill", "n\n8\nx\n", "line 3: invalid literal"),
         ("tuned_package.fill", "n\n-8\n", "line 2: .*-8"),
         ("tuned_package.fill", "n\n8,8\n", "line 2: "),
-        ("tuned_package", "n\n8\n", "the shapes of one kernel, but 'tuned_package' is 2 of them"),
-        ("json", "n\n8\n", "there is no autotuned kernel in 'json', or of that name"),
+        ("tuned_package", "n\n8\n", "the shapes of one kernel, but 'tuned_package' has 2 kernels"),
+        ("json", "n\n8\n", "'json' is not an autotuned kernel, nor a module that has one"),
     ],
 )
 def test_shapes_that_are_none_of_a_kernels_are_refused(tuned, toy, tmp_path, name, text, said):
