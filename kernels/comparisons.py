@@ -1,4 +1,4 @@
-"""What a family is compared with: `contenders.py` in the folder of a family that has some."""
+"""Find what a family is compared with: the module `contenders` in the family's package, if there is one."""
 
 from __future__ import annotations
 
@@ -17,8 +17,13 @@ if TYPE_CHECKING:
 
 
 def comparison_of(family: Family) -> Comparison:
-    """The object `COMPARISON` of the module `contenders` beside the family's. Raises `ForetuneError` where there is
-    none; what goes wrong while it is imported is its own error."""
+    """Return the object `COMPARISON` of the module `contenders` in the family's package.
+
+    An exception raised while that module is imported propagates unchanged.
+
+    Raises:
+        ForetuneError: There is no such module or object.
+    """
     module = _contenders(family)
     comparison: Comparison | None = getattr(module, "COMPARISON", None)
     if comparison is None:
@@ -28,8 +33,9 @@ def comparison_of(family: Family) -> Comparison:
 
 
 def baselines_of(family: Family) -> Mapping[str, Baseline]:
-    """Rankers that only this family can be compared with, by name: `BASELINES` of the module `contenders` beside the
-    family's, none where it has none.
+    """Return the rankers that only this family is compared with, by name.
+
+    They are the mapping `BASELINES` of the module `contenders` in the family's package; empty if there is none.
 
     >>> from foretune.kernels import find_family
     >>> dict(baselines_of(find_family("grouped_gemm_fwd")))
@@ -42,12 +48,12 @@ def baselines_of(family: Family) -> Mapping[str, Baseline]:
 def judge_predicted(
     rows: Sequence[Row], over: Mapping[str, Sequence[float]], what: str = "predicted config, over {}"
 ) -> list[Goal]:
-    """Return the goals for the predicted config next to contenders.
+    """Return the goals for the speed of the predicted config relative to each contender.
 
     Args:
-        rows: The rows of a comparison; those without a contender do not count for it.
-        over: The least speedups over each contender, in the order of `judge_least`.
-        what: The text of a goal, with the place of the contender's name.
+        rows: The rows of a comparison. A row without a contender's time does not count for that contender.
+        over: The least speedups over each contender, in the order of `judge_least`'s parameters.
+        what: The text of a goal, with `{}` for the contender's name.
     """
     from ..runtime.timing.compare import judge_least
 
@@ -60,7 +66,7 @@ def judge_predicted(
 
 
 def _contenders(family: Family) -> ModuleType | None:
-    """The module, or None where there is none; what goes wrong while it is imported is its own error."""
+    """Return the family's module `contenders`, or None if there is none; exceptions of its import propagate."""
     package = _package(family)
     place = f"{package}.contenders"
     return import_module(place) if package and find_spec(place) else None

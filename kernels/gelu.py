@@ -1,4 +1,7 @@
-"""What gelu is made of, without erf: with `tl.erf` it took a tenth of the time of a large product (H200, 2026-11)."""
+"""The normal distribution function for gelu, without erf.
+
+`tl.erf` took a tenth of the time of a large product (H200, 2026-11).
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,12 @@ import triton.language as tl
 
 @triton.jit
 def normal_cdf(x):
-    """(1 + erf(x / sqrt(2))) / 2 of float32, so that gelu(x) = x * normal_cdf(x).
+    """Return the normal distribution function of float32, so that gelu(x) = x * normal_cdf(x).
 
-    Below -|x| there is 2**p(|x|), p being the polynomial of degree 7 whose largest error on [0, 6] is least (fitted by
-    Lawson's reweighted least squares): relative errors are below 1e-5 from -6 on, where the sum with erf has lost all
-    digits by cancellation. Further out p falls, so that infinities and NaN give what the sum gives.
+    It equals (1 + erf(x / sqrt(2))) / 2. For x <= 0 the result is 2**p(|x|), where p is the minimax polynomial of
+    degree 7 on [0, 6], fitted by Lawson's reweighted least squares. Relative errors are below 1e-5 for x >= -6, where
+    the formula with erf has lost all digits by cancellation. Beyond 6, p keeps falling, so infinities and NaN give the
+    same results as the formula.
     """
     a = tl.abs(x)
     p = -1.8347847e-06 * a + 6.1597733e-05

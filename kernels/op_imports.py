@@ -1,4 +1,4 @@
-"""`attach_ops`: the ops of a family's folder, imported when one is first used."""
+"""`attach_ops`: import the ops of a family's package at their first use."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 def attach_ops(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the `__getattr__` and the `__dir__` of a package whose ops need torch and triton.
 
-    The first use of an op is about to call it, so what a first call waits for begins then.
+    Because a caller that looks up an op is about to call it, the first look-up also starts background work that a first
+    call would wait for (hashing Triton's sources, collecting compilations).
 
     Args:
-        package: The package's name, which has an `__all__`.
+        package: The package's name. The package has an `__all__`.
         homes: The module of each op, relative to the package.
 
     >>> get, _ = attach_ops("foretune.kernels.grouped_gemm", {"grouped_gemm": ".op"})
@@ -27,11 +28,11 @@ def attach_ops(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         from triton import knobs
 
-        # Not at the top: every family's folder imports this module, and predicting has no use for threads.
+        # Imported here because every family's package imports this module, and predicting needs no threads.
         from ..runtime.launching.collector import collecting_later
         from ..runtime.launching.triton_hash import hash_triton_ahead
 
-        if not knobs.runtime.interpret:  # which compiles nothing
+        if not knobs.runtime.interpret:  # the interpreter compiles nothing
             hash_triton_ahead()
         with collecting_later():
             found = getattr(import_module(homes[name], package), name)

@@ -1,6 +1,6 @@
-"""The registry that finds kernel families by name, ours or anybody's.
+"""Find kernel families by name: the families of this package, registered ones, and those of entry points.
 
-Another package has its families found by name with an entry point in the group `foretune.families`:
+Another package makes its families known by name with an entry point in the group `foretune.families`:
 
     [project.entry-points."foretune.families"]
     row_softmax = "their_package.softmax:RowSoftmax"
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: The entry points that name families of other packages.
 GROUP = "foretune.families"
-#: Our own, and where they are: each is imported when it is asked for.
+#: The families of this package and their modules. A module is imported when its family is first looked up.
 _OURS = {
     "fused_moe": ".fused_moe:FusedMoeUp",
     "fused_moe_down": ".fused_moe:FusedMoeDown",
@@ -44,7 +44,7 @@ _OURS = {
     "scaled_gemm": ".scaled_gemm:ScaledGemm",
     "scaled_grouped_gemm_fwd": ".scaled_gemm:ScaledGroupedGemmForward",
 }
-#: What Inductor calls its ops, of which the products are one family: `foretune collect inductor:mm`.
+#: Inductor's names of its ops, as in `foretune collect inductor:mm`. All its matrix products are one family.
 _OTHER_NAMES = {name.replace("_", ":", 1): name for name in _OURS if name.startswith("inductor_")} | dict.fromkeys(
     ("inductor:addmm", "inductor:baddbmm", "inductor:bmm", "inductor:scaled_mm"), "inductor_mm"
 )
@@ -52,9 +52,18 @@ _registered: dict[str, Family] = {}
 
 
 def register(family: Family | type[Family]) -> Family:
-    """Makes a family known by its name in this process; returns it. A class is called without arguments first.
+    """Register a family under its name for this process, and return it.
 
-    Another family of that name is replaced. Raises `ForetuneError` for what is no `Family`.
+    A family that was registered under the same name before is replaced.
+
+    Args:
+        family: The family, or its class, which is instantiated without arguments.
+
+    Returns:
+        The family object, which `find_family` returns for this name from now on.
+
+    Raises:
+        ForetuneError: `family` is not a `Family`, or the class cannot be instantiated without arguments.
 
     >>> register(find_family("grouped_gemm_fwd")).name
     'grouped_gemm_fwd'
@@ -65,9 +74,9 @@ def register(family: Family | type[Family]) -> Family:
 
 
 def families() -> dict[str, Family]:
-    """Every family by name: those of this package, those that were registered, and those of entry points.
+    """Return all families by name: those of this package, registered ones, and those of entry points.
 
-    An entry point that cannot be loaded is somebody else's trouble: it is left out with a warning.
+    An entry point that cannot be loaded is left out with a warning.
 
     >>> "grouped_gemm_dw" in families()
     True
@@ -82,9 +91,15 @@ def families() -> dict[str, Family]:
 
 
 def find_family(family: str | Family | type[Family]) -> Family:
-    """The family of that name, the one at "package.module:attribute", or the family itself; the same object each time.
+    """Return the family that a name, a place, a class or an object stands for; the same object each time.
 
-    Raises `ForetuneError` saying which names there are and how to add one, or what is wrong with the place.
+    Args:
+        family: A name; "package.module:attribute" of an installed module or of one in the working directory; a class,
+            which is instantiated once without arguments; or a family, which is returned unchanged.
+
+    Raises:
+        ForetuneError: The name is unknown (the message lists the known ones and how to add one), nothing can be
+            imported from the place, or the value is not a `Family`.
 
     >>> find_family("grouped_gemm_dw").knobs[:3]
     ('BLOCK_M', 'BLOCK_N', 'BLOCK_K')
@@ -115,10 +130,14 @@ def find_family(family: str | Family | type[Family]) -> Family:
 
 
 def find_measurable(family: str | Family | type[Family]) -> Measurable:
-    """Return a family as `find_family` does. Also raises `ForetuneError` for one that only predicts."""
+    """Return a family as `find_family` does, and require that it can be collected.
+
+    Raises:
+        ForetuneError: The family can only predict (it is not a `Measurable`), or as for `find_family`.
+    """
     found = find_family(family)
     if not isinstance(found, Measurable):
-        raise ForetuneError(f"{found.name} can be predicted but not collected: it is a Family and no Measurable")
+        raise ForetuneError(f"{found.name} can be predicted but not collected: it is a Family but not a Measurable")
     return found
 
 
@@ -127,7 +146,7 @@ def _names() -> list[str]:
 
 
 def _entry_points() -> tuple[EntryPoint, ...]:
-    from importlib.metadata import entry_points  # which takes a third of what importing all the rest does
+    from importlib.metadata import entry_points  # slow: a third of the import time of foretune
 
     return tuple(entry_points(group=GROUP))
 
@@ -136,7 +155,7 @@ def _family_of_entry(entry: EntryPoint) -> Family:
     place = printable(f"the entry point {entry.name} = {entry.value}")
     try:
         family = _family_of(entry.load())
-    except (Exception, SystemExit) as error:  # importing somebody's module can do anything
+    except (Exception, SystemExit) as error:  # importing a third-party module can raise anything
         raise ForetuneError(f"{place} cannot be loaded: {printable(reason_of(error))}") from error
     if family.name != entry.name:
         raise ForetuneError(f"{place} leads to the family {family.name}: the entry point must have its name")
@@ -196,7 +215,7 @@ def _family_of(value: Any) -> Family:
 
 @cache
 def _made(family: type[Family]) -> Family:
-    """One object for a class, however it is asked for: what is remembered of a family is remembered by its identity."""
+    """Return the one instance of a family's class; caches about a family are keyed by the object's identity."""
     try:
         return family()
     except (Exception, SystemExit) as error:

@@ -1,7 +1,7 @@
-"""`use`: Foretune inside projects that people train and compile models with.
+"""`foretune.use`: put Foretune into projects that train and compile models.
 
-A module is imported by the call that needs it, and imports its project only then. What installs Foretune in a project
-returns the function that takes it out again, or raises `ForetuneError` that names the version it needs.
+The module for a project is imported by the call that needs it, and only then imports the project. Its install function
+returns a function that removes Foretune again, or raises `ForetuneError` with the project's required version.
 """
 
 from __future__ import annotations
@@ -16,37 +16,44 @@ from ...datasets.errors import shown
 
 __all__ = ["Use", "use"]
 
-#: Each with what installs Foretune in it, a function of a module of this package, and the options that it takes.
+#: Per project: the module of this package, its install function, and the options that this function takes.
 _PROJECTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "inductor": (".inductor", "install", ("k", "bundle")),
     "torchtitan": (".experts", "install_torchtitan", ()),
     "transformers": (".experts", "install_transformers", ()),
 }
 _lock = Lock()
-_users: dict[str, int] = {}  # the uses of each project that are not undone
-_options: dict[str, dict[str, Any]] = {}  # with which they were asked for
+_users: dict[str, int] = {}  # per project, how many uses are active
+_options: dict[str, dict[str, Any]] = {}  # per project, the options of the active uses
 _removers: dict[str, Callable[[], None]] = {}
 
 
 def use(project: str, **options: Any) -> Use:
-    """Puts Foretune into a project: for good, until `undo()`, or for a `with` block.
+    """Put Foretune into a project until `undo()`, or for a `with` block.
 
-    "inductor" (torch 2.11 to 2.13): `torch.compile` under max_autotune generates, compiles and times the `k` (8 if left
-    out) choices of mm, addmm, bmm, scaled_mm, grouped_mm, convolution and flex attention that are predicted to be
-    fastest, of whatever search space it is told, and ATen's as ever; 2k while nothing is learned of an op. `bundle` is
-    what predicts, or its folder (the shipped one if left out). What Inductor times on a GPU meanwhile is timed by
-    `foretune.runtime.Timer`. Graphs that Inductor has in its caches count as others. Where this torch has no such
-    seams, or there is no prediction, Inductor chooses as ever, with one warning.
+    - "inductor" (torch 2.11 to 2.13): under max_autotune, `torch.compile` generates, compiles and times only the `k`
+      choices predicted fastest of mm, addmm, bmm, scaled_mm, grouped_mm, convolution and flex attention, out of the
+      search space that is configured. ATen's choices are always kept. An op that the bundle has not learned gets 2k
+      choices, ranked by an analytic model. Meanwhile Inductor's GPU benchmarks use `foretune.runtime.Timer`. Inductor's
+      caches keep these graphs apart from others. If this torch has other internals, or nothing can be predicted,
+      Inductor chooses alone, with one warning.
+    - "transformers" (5.7 or later): registers the experts implementation "foretune", for
+      `model.set_experts_implementation("foretune")` and `from_pretrained(..., experts_implementation="foretune")`.
+    - "torchtitan" (0.3 or later): replaces `GroupedExperts._grouped_mm`, also for models that are already built.
 
-    "transformers" (5.7 or later): an experts implementation of the name "foretune", for
-    `model.set_experts_implementation("foretune")` and `from_pretrained(..., experts_implementation="foretune")`.
+    A project that is used several times keeps Foretune until all uses are undone.
 
-    "torchtitan" (0.3 or later): `GroupedExperts._grouped_mm`, so all experts that multiply through it, also those of
-    models that are already built.
+    Args:
+        project: "inductor", "torchtitan" or "transformers".
+        options: Only for "inductor": `k`, the number of choices (8 by default), and `bundle`, the bundle that predicts
+            or its folder (the shipped one by default).
 
-    Used twice, a project keeps Foretune until both are undone. Raises `ForetuneError` listing the projects where there
-    is none of that name, naming the version that is needed where the installed one is too old, or none is there, and
-    for options that the project does not take, or that differ from those that it is used with already.
+    Returns:
+        The use, with a method `undo`; also a context manager.
+
+    Raises:
+        ForetuneError: The project is unknown, or not installed in the required version; it does not take an option; or
+            it is already in use with other options.
 
     >>> use("keras")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -58,26 +65,28 @@ def use(project: str, **options: Any) -> Use:
     module, install, able = _PROJECTS[project]
     if unknown := [name for name in options if name not in able]:
         known = ", ".join(able) or "no options"
-        raise ForetuneError(f"foretune.use({project!r}) takes {known}, and not {unknown[0]}")
+        raise ForetuneError(f"foretune.use({project!r}) takes {known}, but not {unknown[0]}")
     with _lock:
         if not _users.get(project):
             _removers[project] = getattr(import_module(module, __name__), install)(**options)
             _options[project] = options
         elif options != _options[project]:
             given = ", ".join(f"{name}={shown(value)}" for name, value in _options[project].items()) or "no options"
-            raise ForetuneError(f"{project} uses Foretune already, with {given}: undo that before it has others")
+            raise ForetuneError(
+                f"{project} already uses Foretune with {given}: undo that use before choosing other options"
+            )
         _users[project] = _users.get(project, 0) + 1
     return Use(project)
 
 
 class Use:
-    """One use of Foretune in a project; `use` makes it."""
+    """One use of Foretune in a project; a context manager that ends it. Made by `use`."""
 
     def __init__(self, project: str) -> None:
         self.project, self.undone = project, False
 
     def undo(self) -> None:
-        """Ends it. The last use of a project that ends restores what was there before. Twice is the same as once."""
+        """End this use; a second call does nothing. Ending a project's last use restores its original state."""
         with _lock:
             if self.undone:
                 return

@@ -1,4 +1,4 @@
-"""Spaces as dictionaries of knobs, and what a kernel family says of its own space: every rule is the family's."""
+"""Build spaces from dictionaries of knobs, and query the space of a kernel family."""
 
 from __future__ import annotations
 
@@ -16,18 +16,24 @@ from ...datasets.console import table
 from ...datasets.errors import check_word, shown
 from ..registry import find_family, find_measurable
 
-#: More than anybody measures.
+#: The largest space that `generate` accepts, far more than can be measured.
 MOST_CONFIGS = 1_000_000
 
 
 def generate(
     space: Mapping[str, Iterable[Any]], *, keep: Callable[[KernelConfig], bool] | None = None
 ) -> tuple[KernelConfig, ...]:
-    """Return all combinations of a {knob: values} dictionary, each once, the last knob running fastest.
+    """Return all combinations of a {knob: values} dictionary, each once; the last knob varies fastest.
 
-    num_warps, num_stages and num_ctas are knobs like all others. With `keep`, only the configs for which it is true.
-    Raises `ForetuneError` naming a knob whose values are not a list, and for a space with no config or more than a
-    million.
+    Args:
+        space: The values of each knob. num_warps, num_stages and num_ctas are knobs too.
+        keep: A predicate; only configs for which it is true are returned.
+
+    Returns:
+        The configs, at least one.
+
+    Raises:
+        ForetuneError: A knob's values are not a list, the space has more than a million configs, or no config is left.
 
     >>> space = {"BLOCK_M": [64, 128], "num_warps": [4, 8]}
     >>> len(generate(space)), [str(one) for one in generate(space, keep=lambda c: c["BLOCK_M"] // c.num_warps == 8)]
@@ -46,7 +52,11 @@ def generate(
 
 
 def checked_values(knob: str, values: Any) -> list[Any]:
-    """Return the values of one knob. Raises `ForetuneError` naming it if they are not a list, or none."""
+    """Return one knob's values as a list.
+
+    Raises:
+        ForetuneError: The values are not iterable, or there are none; the message names the knob.
+    """
     if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
         raise ForetuneError(f"a space must have a list of values for {knob} but has {shown(values)}")
     if not (found := list(itertools.islice(values, MOST_CONFIGS + 1))):
@@ -55,20 +65,20 @@ def checked_values(knob: str, values: Any) -> list[Any]:
 
 
 def combinations(knobs: Mapping[str, list[Any]]) -> Iterable[dict[str, Any]]:
-    """Return each combination of the knobs' values."""
+    """Yield a dictionary for each combination of the knobs' values."""
     return (dict(zip(knobs, values, strict=True)) for values in itertools.product(*knobs.values()))
 
 
 @dataclass(frozen=True)
 class Filtered:
-    """The configs that are left of a list, in its order, and those that were dropped, each with the reason."""
+    """The configs of a list that can run, in the list's order, and the dropped ones with the reasons."""
 
     configs: tuple[KernelConfig, ...]
     dropped: tuple[tuple[KernelConfig, str], ...] = ()
 
     @classmethod
     def by(cls, configs: Iterable[KernelConfig], reason_against: Callable[[KernelConfig], str | None]) -> Filtered:
-        """Keep the configs that there is no reason against, each once.
+        """Split configs by whether there is a reason against them, each config once.
 
         >>> ones = [KernelConfig.of(BLOCK=size) for size in (64, 128)]
         >>> left = Filtered.by(ones, lambda c: "too large" if c["BLOCK"] > 64 else None)
@@ -82,6 +92,7 @@ class Filtered:
         )
 
     def to_json(self) -> dict[str, Any]:
+        """Return the configs, and the dropped ones with the reasons, as JSON values."""
         return {
             "configs": [config.to_json() for config in self.configs],
             "dropped": [{"config": config.to_json(), "reason": reason} for config, reason in self.dropped],
@@ -97,11 +108,21 @@ class Filtered:
 def ready_space(
     family: Family | type[Family] | str, device: DeviceSpec | Path | str | None = None
 ) -> dict[str, list[Any]]:
-    """Return a family's space as a plain dictionary: each knob with its values, in the order of the family's knobs.
+    """Return a family's space as a plain dictionary, in the order of the family's knobs.
 
-    With a device, only what some problem on it supports. The dictionary is a copy, to be changed and passed to
-    `generate`. The family's own space is that grid less the combinations that cannot be fast. Raises `ForetuneError`
-    for an unknown family.
+    The dictionary can be changed and passed to `generate`. The family's own space is a subset of this grid: it leaves
+    out combinations that cannot be fast.
+
+    Args:
+        family: A family, its class, its name, or "package.module:attribute".
+        device: Leave out values that no config for this device has: a spec, the name of a shipped one, or its JSON
+            file.
+
+    Returns:
+        A new dictionary of each knob's values, sorted.
+
+    Raises:
+        ForetuneError: The family or the device is unknown.
 
     >>> space = ready_space("grouped_gemm_fwd", "h200")
     >>> space["BLOCK_M"], space["num_warps"]
@@ -110,16 +131,25 @@ def ready_space(
     found = find_family(family)
     knobs = [config.to_json() for config in found.space(None if device is None else DeviceSpec.find(device))]
     if unknown := sorted({knob for one in knobs for knob in one} - {*found.knobs, *OPTIONS}):
-        raise ForetuneError(f"a config of {found.name} has {unknown[0]}, which is none of its knobs")
+        raise ForetuneError(f"a config of {found.name} has {unknown[0]}, which is not one of its knobs")
     present = [knob for knob in found.knobs if any(knob in one for one in knobs)]
     return {knob: sorted({one[knob] for one in knobs if knob in one}) for knob in present}
 
 
 def filter_valid(configs: Iterable[KernelConfig], problem: Problem, device: DeviceSpec | Path | str) -> Filtered:
-    """Return the configs that the problem's family supports on a device, and why the others were dropped.
+    """Return the configs that a problem's family supports on a device, and the reasons against the others.
 
-    Raises `ForetuneError` for a problem of an unknown family, or that the family does not have, for what is not a
-    `KernelConfig`, and for an unknown device.
+    Args:
+        configs: The configs to check.
+        problem: A problem of a known family.
+        device: A spec, the name of a shipped one, or its JSON file.
+
+    Returns:
+        The valid configs (`configs`) and the others (`dropped`), each with the reason.
+
+    Raises:
+        ForetuneError: The family or the device is unknown, the problem is not one of the family, or a config is not a
+            `KernelConfig`.
 
     >>> problem = Problem.of("grouped_gemm_fwd", groups=64, rows=8192, n=2048, k=1024)
     >>> space = ready_space("grouped_gemm_fwd") | {"BLOCK_K": [128], "GROUP_M": [1], "PROGRAMS_PER_SM": [1]}
@@ -139,10 +169,14 @@ def filter_valid(configs: Iterable[KernelConfig], problem: Problem, device: Devi
 
 
 def default_config(problem: Problem, device: DeviceSpec | Path | str) -> KernelConfig:
-    """Return the config that the problem's family runs where nothing is predicted.
+    """Return the config that a problem's family runs if nothing can be predicted.
 
-    Raises `ForetuneError` as `filter_valid` does, for a family that only predicts, and if no config can run the
-    problem.
+    Args:
+        problem: A problem of a known family that can be collected.
+        device: A spec, the name of a shipped one, or its JSON file.
+
+    Raises:
+        ForetuneError: As for `filter_valid`; the family can only predict; or no config can run the problem.
 
     >>> problem = Problem.of("grouped_gemm_fwd", groups=64, rows=8192, n=2048, k=1024)
     >>> default_config(problem, "h200")["BLOCK_N"] >= 32

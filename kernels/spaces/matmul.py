@@ -1,9 +1,10 @@
-"""The configs that compilers tune a matrix product over, for any device, and how they are fitted to a problem.
+"""The configs that compilers tune a matrix product over, for any device, and how to fit them to a problem.
 
-Compilers have these lists as tables. Here each follows from what a device is: bytes in flight, accumulators a lane, and
-what shared memory holds. tests/kernels/test_spaces_and_inductor.py compares counts and reach with the tables of the
-installed torch. The limits are those of a plain pipelined Triton GEMM, which loads BLOCK_M x BLOCK_K and BLOCK_K x
-BLOCK_N tiles and accumulates in float32 (int32 for int8); a family's `supports` says what its own kernel needs.
+Compilers have these lists as tables. Here they are computed from a device's properties: bytes in flight, accumulators
+per lane, and the size of shared memory. tests/kernels/test_spaces_and_inductor.py compares counts and values with the
+tables of the installed torch. The limits are those of a plain pipelined Triton GEMM, which loads BLOCK_M x BLOCK_K and
+BLOCK_K x BLOCK_N tiles and accumulates in float32 (int32 for int8); a family's `supports` states what its own kernel
+needs.
 """
 
 from __future__ import annotations
@@ -22,37 +23,37 @@ from ...datasets.problem import MOST_SIZE
 from ..config_limits import ASYNC_PRODUCT_ARCHS, too_much_smem
 from .grids import Filtered, checked_values, combinations, generate
 
-# A lane's accumulators. Blocks are powers of two, so the next number would be 256, beside which no register is left for
-# an address (CUDA has 255 a thread, CDNA as many besides its 256 accumulators, Xe at most 256).
+# Accumulators per lane. Blocks are powers of two, so the next number would be 256, which leaves no registers for
+# addresses (a thread has 255 on CUDA, 256 and 256 accumulators on CDNA, at most 256 on Xe).
 _MOST_ACCUMULATORS = 128
-# A tile of the CPU backend is unrolled whole. (torch 2.13's Inductor, which has a CPU template, has the same bound.)
+# Elements. The CPU backend unrolls a tile completely; Inductor of torch 2.13 has the same bound for its CPU template.
 _MOST_CPU_TILE = 2**13
-#: The smallest side of a matrix instruction's tile, and its product's elements, which every warp has at least.
+#: The smallest side of a matrix instruction's tile, and the least number of output elements per warp.
 LEAST_BLOCK, _LEAST_PRODUCT = 16, 256
 #: ROCm's kpack = 2 joins two steps of the matrix instruction.
 _LEAST_PACKED_K = 32
-#: Accumulators of a lane that keep the matrix units busy and leave room for a second program.
+#: Accumulators per lane that keep the matrix units busy and leave registers for a second program.
 _ACCUMULATORS = 64
-#: The usual order of tiles: so many rows of them side by side share the operands in the L2.
+#: The usual GROUP_M: this many rows of tiles are computed together and share operands in the L2.
 _GROUP_M = 8
 
 
 @dataclass(frozen=True)
 class _Backend:
-    """What a backend's launch options can be."""
+    """The values of a backend's launch options."""
 
     blocks: tuple[int, ...]
     warps: tuple[int, ...]
     stages: tuple[int, ...]
-    usual_stages: int  # of a list: as many of these as fit
-    further: tuple[tuple[str, tuple[int, ...]], ...] = ()  # what only it has
-    usual: tuple[tuple[str, int], ...] = ()  # ... and has in a list
+    usual_stages: int  # a list has this many stages, or as many as fit
+    further: tuple[tuple[str, tuple[int, ...]], ...] = ()  # options that only this backend has
+    usual: tuple[tuple[str, int], ...] = ()  # the values of `further` in lists
 
 
 _BLOCKS = (16, 32, 64, 128, 256)
 _BACKENDS = {
     "cuda": _Backend(_BLOCKS, (2, 4, 8), (1, 2, 3, 4, 5), 4),
-    # A second stage is all that 64 KiB of LDS hold. A workgroup is spread over four SIMDs.
+    # 64 KiB of LDS hold at most two stages. A workgroup is spread over four SIMDs.
     "hip": _Backend(
         _BLOCKS,
         (4, 8),
@@ -61,19 +62,25 @@ _BACKENDS = {
         further=(("matrix_instr_nonkdim", (0, 16)), ("waves_per_eu", (0, 2)), ("kpack", (1, 2))),
         usual=(("matrix_instr_nonkdim", 16), ("waves_per_eu", 0), ("kpack", 2)),
     ),
-    # Its subgroups have 16 lanes, so that there are more of them; its stages are prefetches into the cache.
+    # Subgroups have 16 lanes, so there are more of them. Stages are prefetches into the cache.
     "xpu": _Backend(_BLOCKS, (4, 8, 16, 32), (1, 2, 3, 4), 2),
-    # A program is a thread, with neither warps nor stages.
+    # A program is one thread, without warps or stages.
     "cpu": _Backend((16, 32, 64, 128), (1,), (1,), 1),
 }
 
 
 def matmul_grid(device: DeviceSpec | Path | str) -> dict[str, list[int]]:
-    """The exhaustive space of a matrix product as a plain dictionary of each knob's values.
+    """Return the exhaustive space of a matrix product as a dictionary of each knob's values.
 
-    On CUDA 5 x 5 x 5 blocks, 5 depths and 3 numbers of warps: the 1,875 configs that compiler users know. ROCm has
-    three orders of tiles, and the matrix instruction's size, waves per execution unit and kpack besides. Raises
-    `ForetuneError` for what is no device, or of a backend without Triton.
+    On CUDA it has 5 x 5 x 5 blocks, 5 pipeline depths and 3 warp counts: the 1,875 configs of Inductor's exhaustive
+    search. ROCm additionally has three values of GROUP_M, the size of the matrix instruction, waves per execution unit
+    and kpack.
+
+    Args:
+        device: A spec, the name of a shipped one, or its JSON file.
+
+    Raises:
+        ForetuneError: The device is unknown, or its backend has no Triton.
 
     >>> grid = matmul_grid("h200")
     >>> grid["BLOCK_M"], grid["num_stages"], grid["GROUP_M"]
@@ -97,19 +104,28 @@ def matmul_configs(
     dtype: str | None = None,
     **further: Iterable[Any],
 ) -> tuple[KernelConfig, ...]:
-    """One of the `LISTS` that a matrix product is tuned over, for a device.
+    """Return one of the `LISTS` of configs that a matrix product is tuned over, for a device.
 
-    - "default": about 20 (ROCm: 33), for products of any size; "extra": what that list has only one way of (longer
-      steps, the other number of warps, narrow tiles).
-    - "exhaustive": all of `matmul_grid`, but for what no compiler takes.
-    - "persistent": large tiles for programs that loop over tiles; "int8" and "scaled" (fp8 with scales): theirs.
+    - "default": about 20 configs (ROCm: 33), for products of any size.
+    - "extra": alternatives to the default list: longer steps, the other number of warps, narrow tiles.
+    - "exhaustive": all of `matmul_grid` except what compilers refuse.
+    - "persistent": large tiles for programs that loop over tiles.
+    - "int8" and "scaled" (fp8 with scales): for these dtypes.
 
-    With `shape`, (m, n, k), the list is scaled down to it, pruned by shared memory and registers, and has each config
-    once (`fit_configs`). `dtype` is that of the operands that are loaded: bf16, or int8 and fp8e4m3 for their lists; a
-    list's steps are as long in bytes for all of them. `further` knobs, of a family's own kernel, are combined with
-    each config; the values of one that the list has already take the place of its own.
+    Args:
+        device: A spec, the name of a shipped one, or its JSON file.
+        which: The name of the list.
+        shape: (m, n, k): fit the list to this product, as `fit_configs` does.
+        dtype: The dtype of the operands; int8 and fp8e4m3 for the lists of these types, else bf16. A step has the same
+            length in bytes for all dtypes.
+        further: Knobs of a family's own kernel, with their values, which are combined with each config. They replace a
+            knob of the list that has the same name.
 
-    Raises `ForetuneError` for what is no list, device, shape or dtype.
+    Returns:
+        The configs, each once.
+
+    Raises:
+        ForetuneError: The list, device, shape or dtype is not valid, or no config is left for the shape.
 
     >>> len(matmul_configs("h200")), len(matmul_configs("h200", shape=(16, 4096, 4096)))
     (20, 14)
@@ -132,12 +148,20 @@ def matmul_configs(
 def fit_configs(
     configs: Iterable[KernelConfig], shape: Sequence[int], device: DeviceSpec | Path | str, dtype: str = "bf16"
 ) -> Filtered:
-    """Configs of a product (m, n, k) of `dtype` operands: no block larger than its dimension (rounded up to a power of
-    two), no warp without a matrix instruction of its own, no GROUP_M past the rows of tiles; then without what
-    `gemm_limit` refuses, and each once, though several may have been scaled down to one.
+    """Return configs fitted to a product (m, n, k), each once, and those that the device cannot run.
 
-    Raises `ForetuneError` for a shape or a device that is none, for what is no config with blocks, and where the
-    device can run none of them.
+    Blocks are limited to their dimension rounded up to a power of two, num_warps to one matrix instruction per warp,
+    and GROUP_M to the number of tile rows. Then `gemm_limit` decides which configs are dropped. Several configs can
+    become equal; they are counted once.
+
+    Args:
+        configs: Configs with BLOCK_M, BLOCK_N and BLOCK_K.
+        shape: (m, n, k).
+        device: A spec, the name of a shipped one, or its JSON file.
+        dtype: The dtype of the operands.
+
+    Raises:
+        ForetuneError: The shape, the device or a config is not valid, or the device can run none of the configs.
 
     >>> h200 = DeviceSpec.named("h200")
     >>> whole = matmul_configs(h200, "exhaustive")
@@ -159,8 +183,9 @@ def fit_configs(
 
 
 def gemm_limit(config: KernelConfig, device: DeviceSpec, dtype: str = "bf16") -> str | None:
-    """The reason why a plain pipelined GEMM of this config cannot be fast on a device, or cannot run at all: its
-    accumulators spill, its stages do not fit into shared memory, or the backend's compiler gives up. Else None.
+    """Return why a plain pipelined GEMM cannot be fast with this config, or cannot run at all, or None.
+
+    The reasons are: the accumulators spill, the stages do not fit into shared memory, or the backend's compiler fails.
 
     >>> config = KernelConfig.of(BLOCK_M=256, BLOCK_N=128, BLOCK_K=128, num_warps=8, num_stages=4)
     >>> gemm_limit(config, DeviceSpec.named("h200"))
@@ -174,7 +199,7 @@ def gemm_limit(config: KernelConfig, device: DeviceSpec, dtype: str = "bf16") ->
             f"BLOCK_M x BLOCK_N cannot be {m} x {n} with num_warps = {warps}: at most "
             f"{_MOST_ACCUMULATORS * device.warp_size * warps} elements, which registers hold"
         )
-    if device.backend == "xpu":  # its stages are prefetches into the cache
+    if device.backend == "xpu":  # stages are prefetches into the cache
         return None
     return too_much_smem(smem_bytes(config, device, dtype), device, "a block")
 
@@ -188,7 +213,7 @@ def _configs_of(device: DeviceSpec, which: str, dtype: str) -> tuple[KernelConfi
 
 
 class _Tile(NamedTuple):
-    """BLOCK_M, BLOCK_N, the step along K in bytes, and the launch options if they are not the usual ones."""
+    """BLOCK_M, BLOCK_N, the step along K in bytes, and launch options that are not the usual ones."""
 
     m: int
     n: int
@@ -198,15 +223,15 @@ class _Tile(NamedTuple):
 
 
 def _default(device: DeviceSpec) -> Iterator[_Tile]:
-    """Tiles that are nearly square, with steps of 64 and 128 bytes, and narrow ones for few rows, with long steps."""
+    """Yield nearly square tiles with steps of 64 and 128 bytes, and narrow ones with long steps for few rows."""
     yield from _tiles(_least(device), 256, 4 if device.backend == "hip" else 2, (64, 128))
     yield from (_Tile(16, n, 256) for n in (64, 128))
-    if device.backend == "hip":  # where there is no deep pipeline, a long step takes its place
+    if device.backend == "hip":  # long steps replace the missing deep pipeline
         yield from (_Tile(side, side, 512) for side in (16, 32, 64))
 
 
 def _extra(device: DeviceSpec) -> Iterator[_Tile]:
-    """What the default list has only one way of: longer steps, the other number of warps, narrow tiles."""
+    """Yield alternatives to the default list: longer steps, the other number of warps, narrow tiles."""
     yield from _tiles(64, 128, 2, (256,))
     for tile in _tiles(64, 128, 2, (128,)):
         yield tile._replace(warps=4 if _usual_warps(device, tile.m, tile.n) == 8 else 8)
@@ -214,7 +239,7 @@ def _extra(device: DeviceSpec) -> Iterator[_Tile]:
 
 
 def _persistent(device: DeviceSpec) -> Iterator[_Tile]:
-    """Large tiles, for programs that loop over tiles, at two depths."""
+    """Yield large tiles at two pipeline depths, for programs that loop over tiles."""
     deepest = _backend(device).usual_stages
     for tile, fewer in itertools.product(_tiles(4 * _least(device), 256, 2, (128, 256)), (0, 1)):
         for warps in (4, 8) if (tile.m, tile.n) == (128, 128) else (None,):
@@ -222,12 +247,12 @@ def _persistent(device: DeviceSpec) -> Iterator[_Tile]:
 
 
 def _int8(device: DeviceSpec) -> Iterator[_Tile]:
-    """Tiles that are nearly square."""
+    """Yield nearly square tiles."""
     yield from _tiles(32, 256, 2, (64, 128))
 
 
 def _scaled(device: DeviceSpec) -> Iterator[_Tile]:
-    """Few rows at every depth, because a decode step waits for memory alone; tiles of any shape for more."""
+    """Yield tiles of few rows at every depth (decoding is bound by memory), and any tiles of more rows."""
     depths = range(2, _backend(device).usual_stages + 3) if device.backend == "cuda" else (None,)
     for m, n, step, stages in itertools.product((16, 32), (32, 64, 128, 256), (64, 128), depths):
         yield _Tile(m, n, step, stages=stages)
@@ -246,8 +271,10 @@ LISTS = ("default", "extra", "exhaustive", "persistent", "int8", "scaled")
 
 
 def _config_of(tile: _Tile, device: DeviceSpec, dtype: str) -> KernelConfig | None:
-    """Return a tile's config, with as many stages as fit up to the usual number unless it says how many; None if it
-    cannot run."""
+    """Return a tile's config with as many stages as fit, or None if it cannot run.
+
+    A tile that states its number of stages gets exactly this number.
+    """
     backend = _backend(device)
     if max(tile.m, tile.n) > backend.blocks[-1]:
         return None
@@ -263,13 +290,13 @@ def _config_of(tile: _Tile, device: DeviceSpec, dtype: str) -> KernelConfig | No
 
 def _usual_warps(device: DeviceSpec, m: int, n: int) -> int:
     warps = _backend(device).warps
-    # From 64 rows on Hopper's and Blackwell's products are those of four warps.
+    # From 64 rows on, Hopper and Blackwell multiply with groups of four warps.
     least = max(warps[0], 4) if m >= 64 and device.backend != "cpu" else warps[0]
     return min(max(m * n // (device.warp_size * _ACCUMULATORS), least), warps[-1])
 
 
 def _tiles(least: int, most: int, aspect: int, steps_bytes: Sequence[int]) -> Iterator[_Tile]:
-    """Return all tiles of powers of two with no side more than `aspect` times the other, at each step."""
+    """Return all tiles, at each step, whose sides are powers of two and differ by at most a factor of `aspect`."""
     sides = [side for side in _BLOCKS if least <= side <= most]
     tiles = (_Tile(*one) for one in itertools.product(sides, sides, steps_bytes))
     return (tile for tile in tiles if max(tile.m, tile.n) <= aspect * min(tile.m, tile.n))
@@ -280,7 +307,7 @@ def _least(device: DeviceSpec) -> int:
 
 
 def _has_kpack(device: DeviceSpec) -> bool:
-    """gfx950 and later ignore it, with a warning."""
+    """Return whether the device uses kpack; gfx950 and later ignore it with a warning."""
     return device.backend == "hip" and device.arch != "gfx950"
 
 
@@ -291,7 +318,7 @@ def _backend(device: DeviceSpec) -> _Backend:
 
 
 def compiler_limit(config: KernelConfig, device: DeviceSpec) -> str | None:
-    """The reason why a backend's compiler does not take the config, whatever the device's memories hold, or None."""
+    """Return why a backend's compiler refuses the config, regardless of memory sizes, or None."""
     m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     options = dict(config.meta)
     if device.backend == "cpu" and m * n > _MOST_CPU_TILE:
@@ -305,14 +332,18 @@ def compiler_limit(config: KernelConfig, device: DeviceSpec) -> str | None:
 
 
 def itemsize_of(dtype: str) -> int:
-    """Bytes of one operand's element. Raises `ForetuneError` for what is no dtype."""
+    """Return the bytes of one element of an operand.
+
+    Raises:
+        ForetuneError: The dtype is unknown.
+    """
     if not isinstance(dtype, str):
         raise ForetuneError(f"dtype must be the one dtype of what is loaded but is {shown(dtype)}")
     return Problem.of("gemm", dtype=dtype).itemsize
 
 
 def least_block_k(dtype: str) -> int:
-    """The shortest step that a matrix instruction of 8-bit operands takes, or of wider ones."""
+    """Return the smallest BLOCK_K that matrix instructions take for operands of this dtype."""
     return 32 if itemsize_of(dtype) == 1 else LEAST_BLOCK
 
 
@@ -343,14 +374,17 @@ def _with_blocks(config: object) -> KernelConfig:
 
 
 def _power_of_two(size: int) -> int:
-    """The next power of two, itself if it is one."""
+    """Return the smallest power of two that is at least `size`."""
     return 1 << (size - 1).bit_length()
 
 
 def smem_bytes(config: KernelConfig, device: DeviceSpec, dtype: str) -> int:
-    """Shared memory of the loop's stages on CUDA and ROCm, as Triton 3.6 to 3.9 allot it but for some barriers (tests
-    compare with binaries): all stages where the product reads shared memory itself, else one less, which registers
-    hold. Where the loop takes less than the result does when it is stored, that is what a binary takes."""
+    """Return the shared memory of the loop's stages on CUDA and ROCm, in bytes.
+
+    This is what Triton 3.6 to 3.9 allocate except for some barriers; tests compare it with binaries. All stages are in
+    shared memory if the product reads its operands from there; otherwise one stage is in registers. A binary whose loop
+    needs less than the stored result takes the size of the result instead.
+    """
     m, n, k, itemsize = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"], itemsize_of(dtype)
     reads_smem = device.arch in ASYNC_PRODUCT_ARCHS and m >= 64 and config.num_warps >= 4
     buffers = config.num_stages if reads_smem else max(config.num_stages - 1, 1)

@@ -238,9 +238,9 @@ def test_options_that_it_does_not_take_or_that_differ_are_refused():
         foretune.use("inductor", k=0)
     with pytest.raises(ForetuneError, match=r"takes k, bundle, and not top"):
         foretune.use("inductor", top=3)
-    with pytest.raises(ForetuneError, match=r"takes no options, and not k"):
+    with pytest.raises(ForetuneError, match=r"takes no options, but not k"):
         foretune.use("transformers", k=3)
-    with foretune.use("inductor", k=3), pytest.raises(ForetuneError, match="uses Foretune already, with k=3"):
+    with foretune.use("inductor", k=3), pytest.raises(ForetuneError, match="already uses Foretune with k=3"):
         foretune.use("inductor", k=4)
 
 
