@@ -9,11 +9,11 @@ import torch
 from foretune.kernels.op_calls import Memo
 from foretune.kernels.scaled_gemm.op import PRODUCT
 from foretune.kernels.scaled_gemm.quantize import dequantized_weight, dequantized_x, quantize_w, quantize_x
-from foretune.kernels.scaled_gemm.scales import KINDS
+from foretune.kernels.scaled_gemm.scales import GRANULARITIES
 
 pytestmark = pytest.mark.interpret
 
-every_kind = pytest.mark.parametrize("kind", KINDS)
+every_kind = pytest.mark.parametrize("kind", GRANULARITIES)
 SIZES = (9, 0, 3)
 N, K = 144, 160
 #: The relative error of e4m3: of each operand 2^-4 at most, a third of that on average, on either side.
