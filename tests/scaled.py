@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from foretune.datasets import DeviceSpec, KernelConfig, Problem
 from foretune.kernels import find_family
-from foretune.kernels.scaled_gemm.scales import flags_of, kind_of
+from foretune.kernels.scaled_gemm.scales import flags_of, granularity_of
 
 DENSE, GROUPED = (find_family(name) for name in ("scaled_gemm", "scaled_grouped_gemm_fwd"))
 FAMILIES = (DENSE, GROUPED)
@@ -64,7 +64,7 @@ def exact(inputs, block_k=128):
     import torch
     from foretune.kernels.scaled_gemm.quantize import dequantized_weight, dequantized_x, error_bound
 
-    kind, i = kind_of(inputs.problem), inputs
+    kind, i = granularity_of(inputs.problem), inputs
     x = dequantized_x(i.x, i.x_scale, kind, torch.float64)
     y, bound = (i.out.double().fill_(float("nan")) for _ in range(2))
     sizes = [len(i.x)] if i.group_sizes is None else i.group_sizes.tolist()

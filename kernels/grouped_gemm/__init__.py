@@ -1,6 +1,7 @@
-"""Grouped GEMM: one matrix product a group, rows sorted by group; forward, dX and dW.
+"""Grouped GEMM: one matrix product per group of rows, forward, dX and dW.
 
-Importing this imports neither torch nor triton: a prediction needs neither. The op does, when it is first asked for.
+Rows are sorted by group. Importing this package imports neither torch nor triton, which prediction does not need; the
+public functions import them on first access.
 """
 
 from __future__ import annotations

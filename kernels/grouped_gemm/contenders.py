@@ -1,8 +1,10 @@
-"""What the grouped GEMMs are compared with: `torch._grouped_mm`, a dense cuBLAS product of the same FLOPs, permutations
-by torch, and a bare launch; on which problems (real layers from decode to training, routed in several ways); and the
-project's goals for them.
+"""The comparison of the grouped GEMMs with other implementations.
 
-The tile map is in no figure, as torch's offsets are not in `torch._grouped_mm`'s: both are made once a layer.
+The contenders are `torch._grouped_mm`, a dense cuBLAS product of the same FLOPs, torch's permutations, and a bare
+launch. The problems are real layers, from decode to training, with several routings. The project's goals are defined
+here too.
+
+No figure includes building the tile map, nor torch's offsets for `torch._grouped_mm`: both are built once per layer.
 """
 
 from __future__ import annotations
@@ -35,20 +37,22 @@ LAYERS = (
     ("DeepSeek-V3/R1", "w2", 8),
     ("Nemotron-3-Nano-30B-A3B", "w13", 1),
 )
-#: Phases: tokens of the whole layer, and how they are routed. Training is also run with the permutation fused.
+#: Phases: the tokens of the layer over all ranks, and the routings. Training is also run with a fused permutation.
 PHASES = {
     "decode": (64, ("uniform",)),
     "mid": (1024, ("uniform", "zipf")),
     "training": (8192, ("balanced", "zipf", "hot")),
 }
-#: Rows of training are cut to so many floating-point operations, so that one launch takes milliseconds.
+#: The number of rows in training is limited so that a launch has at most this many floating-point operations and takes
+#: milliseconds.
 MOST_FLOPS = 2.0e12
 
 
 def suite_cases(family: str, models: Sequence[Model]) -> dict[str, Case]:
-    """The suite of one family by name, "MODEL/PROJECTION phase routing"; the same in every process.
+    """Return the suite of one family by name, "MODEL/PROJECTION phase routing"; the same in every process.
 
-    Raises `ForetuneError` where a model is not among `models`.
+    Raises:
+        ForetuneError: A model of the suite is not among `models`.
 
     >>> from ..workloads import load_models
     >>> cases = suite_cases("grouped_gemm_dw", load_models())
@@ -59,7 +63,9 @@ def suite_cases(family: str, models: Sequence[Model]) -> dict[str, Case]:
     cases = {}
     for name, projection, degree in LAYERS:
         if name not in by_name:
-            raise ForetuneError(f"the suite needs the model {name} but there are {', '.join(sorted(by_name))}")
+            raise ForetuneError(
+                f"the suite needs the model {name}, but the given models are {', '.join(sorted(by_name))}"
+            )
         model = by_name[name]
         n, k = model.projections()[projection]
         groups = model.num_experts // degree
@@ -84,13 +90,17 @@ class GroupedGemmComparison:
     others = ("torch", "dense", "separate", "unfused")
 
     def suite(self, family: Measurable) -> Mapping[str, Case]:
+        """Return the problems of the comparison, by name."""
         return suite_cases(family.name, load_models())
 
     def contenders(
         self, family: Measurable, problem: Problem, inputs: Inputs, device: DeviceSpec, best: BestConfigs
     ) -> dict[str, Callable[[], Any]]:
-        """torch: `torch._grouped_mm`. dense: one product of the same FLOPs. Of a fused permutation besides, separate:
-        the permutation alone; unfused: the same GEMM without it, at its best config."""
+        """Return the contenders by name.
+
+        "torch" is `torch._grouped_mm`, and "dense" one product of the same FLOPs. If a permutation is fused, "separate"
+        is the permutation alone, and "unfused" the same GEMM without it, with its best config.
+        """
         launches = _others(family.name, inputs)
         if problem.flags:
             plain = replace(problem, flags=())
@@ -101,10 +111,11 @@ class GroupedGemmComparison:
         return launches
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath:
+        """Time the op and a bare launch of its kernel."""
         return time_launch_path(GroupedGemmForward(), device)
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
-        """The project's goals for its kernels; those that no row is about are left out."""
+        """Return the project's goals for these kernels, except those that no row concerns."""
         plain = [row for row in rows if "separate" not in row.others_us]
         judged: list[Goal] = []
         for label, families, aim in (("fwd and dX", (FORWARD, DX), 1.25), ("dW", (DW,), 1.1)):
@@ -145,17 +156,17 @@ COMPARISON = GroupedGemmComparison()
 
 
 def _layer(row: Row) -> str:
-    """A row's layer and phase, without its routing."""
+    """Return a row's layer and phase, without its routing."""
     return row.name.rsplit(" ", 1)[0]
 
 
 def _rows_per_expert(problem: Problem) -> float:
-    """Of experts that have rows."""
+    """Return the mean number of rows per expert that has any."""
     return problem["rows"] / max(problem.ragged.active if problem.ragged else problem["groups"], 1)
 
 
 def _others(family: str, inputs: Any) -> dict[str, Callable[[], Any]]:
-    """torch's grouped product on the same tensors, and a dense one of the same FLOPs."""
+    """Return torch's grouped product on the same tensors, and a dense one of the same FLOPs."""
     import torch
 
     left, right = inputs.left, inputs.right
@@ -180,7 +191,7 @@ def _others(family: str, inputs: Any) -> dict[str, Callable[[], Any]]:
 
 
 def _permutation(family: str, inputs: Any) -> Callable[[], Any]:
-    """The permutation that is fused, as a kernel of its own: rows gathered from x (or dy), or y's (or dx's) moved."""
+    """Return the fused permutation as a separate kernel: it gathers rows of x (or dy), or moves those of y (or dx)."""
     fwd_or_dw_gathers_x = "permute_x" in inputs.problem.flags
     if family == FORWARD.name:
         moved = inputs.left if fwd_or_dw_gathers_x else inputs.out
@@ -193,7 +204,7 @@ def _permutation(family: str, inputs: Any) -> Callable[[], Any]:
 
 
 def time_launch_path(family: Measurable, device: DeviceSpec) -> LaunchPath:
-    """Times the op against a bare launch of its main kernel."""
+    """Time the op and a bare launch of its main kernel."""
     from .op import grouped_gemm
     from .triton_kernels.gemm import grouped_gemm_kernel
     from .triton_kernels.gemm_launches import arguments
@@ -219,9 +230,17 @@ def autotuned(
     configs: Sequence[triton.Config],
     declare: Callable[..., Callable[[Any], Any]] | None = None,
 ) -> tuple[Any, Callable[..., torch.Tensor]]:
-    """A new autotuner of the kernel over these configs, as a user would declare it, with nothing compiled in memory
-    yet, and a function that calls it once, on these inputs or on others: what `runtime.bench` times.
-    `declare(configs, key)` is the decorator: `triton.autotune` if left out, or one such with a prune callback.
+    """Return a new autotuner of the kernel over these configs, and a function that calls it once.
+
+    The autotuner is declared as a user would declare it, with nothing compiled in memory yet. The function runs on
+    these inputs, or on those it is given; `runtime.bench` times it.
+
+    Args:
+        family: The family of the kernel.
+        inputs: The default inputs of the call.
+        configs: The configs to tune.
+        declare: The decorator, called as `declare(configs, key)`: `triton.autotune` if omitted, or, for example, one
+            with a pruning callback.
     """
     import triton
 

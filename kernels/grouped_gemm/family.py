@@ -1,6 +1,6 @@
-"""The grouped GEMMs as families: what predicting and pruning need. Imports neither torch nor triton.
+"""The grouped GEMMs as families: prediction and pruning. Imports neither torch nor triton.
 
-What all three variants share is here once; what tells them apart is in `Variant`.
+Everything that forward, dX and dW share is here; `Variant` holds the differences.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from ...datasets import Case, DeviceSpec, Family, KernelConfig, Problem
 from ..config_limits import WITHOUT_CONSUMERS, Knobs
 from ..gemm_family import Binaries, Configs, GemmFamily, Groups, MeasuredFamily
 from .features import feature_groups, feature_names
-from .group_sizes import likely_problems
+from .group_sizes import plausible_problems
 from .space import Ranges, full_space, knobs_of, smem_bytes, values_of, wrong_tile
 from .variants import DW, PERMUTATIONS, Variant
 
 DTYPES = ("bf16", "fp16", "fp32")
-#: Ten times as many groups as any model has experts.
+#: The largest number of groups that is accepted; no known model has a tenth as many experts.
 MOST_GROUPS = 65536
-#: Row numbers are 32 bits on the device, and a TMA descriptor of ragged rows takes one bit more.
+#: The largest number of rows: row numbers have 32 bits on the device, one of which TMA descriptors of ragged rows use.
 MOST_ROWS = 2**30 - 1
-#: N and K are 32 bits there.
+#: The largest N and K, which have 32 bits on the device.
 MOST_COLUMNS = 2**31 - 1
-#: How likely each routing is taken to be: as in the workload, whose hot one counts as zipf's.
-_LIKELY, _UNIFORM = {"uniform": 0.4, "balanced": 0.2, "zipf": 0.4}, {"uniform": 1.0}
+#: The weight of each routing when group sizes are unknown: the workload's shares, with those of "hot" added to "zipf".
+_ROUTING_SHARES, _UNIFORM = {"uniform": 0.4, "balanced": 0.2, "zipf": 0.4}, {"uniform": 1.0}
 
 
 class OverGroups(Family):
-    """A product of rows that are sorted by group, with a matrix of weights (n, k) for each group."""
+    """A product over rows that are sorted by group, with one weight matrix (n, k) per group."""
 
     dims = ("groups", "rows", "n", "k")
     largest: ClassVar[Mapping[str, int]] = {
@@ -41,17 +41,18 @@ class OverGroups(Family):
     }
     ragged: ClassVar[Mapping[str, str]] = {"rows": "groups"}
     bucketed = ("rows",)
-    #: How likely each routing is where it is unknown: how many tiles ragged rows make depends on it.
-    routings: Mapping[str, float] = _LIKELY
+    #: The weight of each routing when it is unknown; the number of tiles of ragged rows depends on the routing.
+    routings: Mapping[str, float] = _ROUTING_SHARES
 
     def likely(self, problem: Problem) -> Sequence[tuple[float, Problem]]:
-        return likely_problems(problem, self.routings)
+        """Return (weight, problem) pairs over plausible group sizes if they are unknown, else the problem itself."""
+        return plausible_problems(problem, self.routings)
 
 
 class MeasuredOverGroups(OverGroups, MeasuredFamily):
-    """Such a product, drawn and checked."""
+    """A product over groups that can be measured: how its cases are drawn and its configs checked."""
 
-    #: N and K that are off every block.
+    #: N and K of the check problem, multiples of no block size.
     off_blocks: ClassVar[tuple[int, int]]
 
     def cases(
@@ -65,11 +66,13 @@ class MeasuredOverGroups(OverGroups, MeasuredFamily):
         max_tflop: float | None = None,
         seed: int = 0,
     ) -> tuple[Case, ...]:
+        """Return the problems to measure; see `Measurable.cases`."""
         drawn = {"tokens": tokens, "per_layer": per_layer, "random": random, "invented": invented, "seed": seed}
         return self.draw(models, max_tflop, **drawn)
 
     def check_problem(self, config: KernelConfig, problem: Problem) -> Problem:
-        # Groups of 0 and 1 row, and one over every BLOCK_M.
+        """Return a small problem whose sizes are multiples of no block, to check a config's results on."""
+        # Groups of 0 and of 1 row, and one with more rows than any BLOCK_M.
         sizes = (37, 0, 1, 300, 0, 16, 129, 5)
         n, k = self.off_blocks
         dims = {"groups": len(sizes), "rows": sum(sizes), "n": n, "k": k}
@@ -78,11 +81,11 @@ class MeasuredOverGroups(OverGroups, MeasuredFamily):
 
 
 class GroupedGemmFamily(OverGroups, GemmFamily):
-    """What predicting and pruning need, for all three variants.
+    """Prediction and pruning of the grouped GEMMs, for all three variants.
 
-    Problems have the LAYER's dimensions: w is (groups, n, k) in all three. Flags of a problem: "permute_x" (the layer
-    gathers the rows of x while loading) or "permute_y" (it scatters the rows of y while storing); see `Variant` for
-    what each means in the backward pass.
+    A problem has the dimensions of the layer: w is (groups, n, k) in all three. Flags: "permute_x" (the layer gathers
+    the rows of x while loading) or "permute_y" (it scatters the rows of y while storing); `Variant` documents what each
+    means in the backward pass.
     """
 
     variant: ClassVar[Variant]
@@ -99,20 +102,30 @@ class GroupedGemmFamily(OverGroups, GemmFamily):
         self.dtype_argument = variant.dtype_argument  # type: ignore[misc]
         n, k = variant.kernel_n_k
         self.dims_from = {"rows": ("rows", 1), "groups": ("groups", 1), n: ("N8", 8), k: ("K8", 8)}  # type: ignore[misc]
-        if variant is DW:  # whose tiles do not depend on the routing
+        if variant is DW:  # the number of dW's tiles hardly depends on the routing
             self.routings = _UNIFORM
 
     def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
+        """Return why no config of the kernel has these knob values, or None."""
         return values_of(self.variant).wrong(knobs)
 
     def full_space(self) -> tuple[KernelConfig, ...]:
+        """Return every config worth declaring."""
         return full_space(self.variant.first_of_kernel, Ranges.of(self.variant))
 
     def space(self, device: DeviceSpec | None = None, **ranges: Sequence[int]) -> tuple[KernelConfig, ...]:
-        """Every config worth declaring; with a device, those that some problem on it supports.
+        """Return every config worth declaring; with a device, those that some problem on it supports.
 
-        `ranges` replace the values of a knob: block_m, block_n, block_k, num_warps, num_stages, tma (0 and 1),
-        consumers (0 and 2).
+        Args:
+            device: The GPU, or None for the whole space.
+            **ranges: Values that replace those of a range: block_m, block_n, block_k, num_warps, num_stages, tma (0 and
+                1), consumers (0 and 2).
+
+        Returns:
+            The configs.
+
+        Raises:
+            ForetuneError: A range does not exist or cannot have a value.
 
         >>> from foretune.kernels import find_family
         >>> len(find_family("grouped_gemm_fwd").space(DeviceSpec.named("h200"), block_m=[64], tma=[1])) > 10
@@ -124,11 +137,13 @@ class GroupedGemmFamily(OverGroups, GemmFamily):
         return space if device is None else self.able(space, device)
 
     def smem_bytes(self, config: Knobs, elements: Any, device: DeviceSpec) -> int:
+        """Return the shared memory of one program, in bytes."""
         return smem_bytes(self.variant, config, elements, device)
 
     def wrong_problem(self, problem: Problem) -> str | None:
+        """Return why no config runs a problem, or None."""
         if len(problem.flags) > 1:
-            return "permute_x and permute_y cannot both be fused into one GEMM"
+            return "a problem cannot have both flags permute_x and permute_y: only one side can be permuted"
         if min(problem["groups"], problem["n"], problem["k"]) < 1:
             return f"groups, N and K must be >= 1 but are {problem['groups']}, {problem['n']} and {problem['k']}"
         if problem["n"] % 8 or problem["k"] % 8:
@@ -136,31 +151,36 @@ class GroupedGemmFamily(OverGroups, GemmFamily):
         return None
 
     def wrong_pair(self, config: KernelConfig, problem: Problem) -> str | None:
+        """Return why a config cannot run a problem on any device, or None."""
         for flag, knob in self.variant.permuted_by:
             if flag in problem.flags and config[knob]:
-                return f"{knob}=1 with {flag}: TMA moves boxes of neighbouring rows, and these are permuted"
+                return f"{knob} must be 0 with {flag}: TMA moves adjacent rows only, and these are permuted"
         return None
 
     def device_limit(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
+        """Return why a device cannot run a config for problems of this dtype, or None."""
         return _wrong_size(self, config, problem.dtype_name, problem.itemsize, device)
 
     def supports_by(self, problem: Problem) -> Hashable:
+        """Return everything of a problem that `supports` depends on."""
         sizes = problem["groups"], problem["n"], problem["k"]
         return problem.dtype, problem.flags, min(sizes) < 1, problem["n"] % 8, problem["k"] % 8
 
     def grouped_features(
         self, problems: Sequence[Problem], device: DeviceSpec, configs: Configs, binaries: Binaries | None
     ) -> Groups:
+        """Return the features of problems of one dtype and the same flags, by what they depend on."""
         return feature_groups(self.variant, problems, device, configs)
 
     def flags_of_call(self, arguments: Mapping[str, Any]) -> Sequence[str]:
+        """Return the flags of the problem that a launch's arguments describe."""
         return [flag for flag, argument in self.variant.permuting if arguments.get(argument)]
 
 
-# Each choice asks whether its first configs can run, and the same ones come first again and again.
+# Every choice checks its first configs, and these are the same few configs again and again.
 @lru_cache(maxsize=8192)
 def _wrong_size(
     family: GroupedGemmFamily, config: KernelConfig, dtype: str, itemsize: int, device: DeviceSpec
 ) -> str | None:
-    """Return why no problem of a dtype can run with a config, whose values are right, on the device, or None."""
+    """Return why a config with valid knobs runs no problem of a dtype on a device, or None."""
     return wrong_tile(family.variant, config, dtype) or family.limit_of(config, itemsize, device)

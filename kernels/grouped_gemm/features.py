@@ -1,7 +1,7 @@
-"""What the ranker sees of one grouped GEMM call and a list of configs.
+"""The ranker's features of one grouped GEMM call and a list of configs.
 
-Everything is computed for all configs at once, and what their tiles decide once for each kind of tile: one prediction
-over the space has a millisecond.
+Everything is computed for all configs at once, and what depends only on the tile is computed once per distinct tile: a
+prediction over the whole space takes about a millisecond.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .variants import DW, PERMUTATIONS, Variant, chunk_rows
 
 Sizes: TypeAlias = NDArray[np.int64]
 
-#: What any product over groups has of a call.
+#: Features of a call that all products over groups have.
 OVER_GROUPS = (
     "log_rows",
     "log_n",
@@ -73,17 +73,18 @@ _MIXED_FEATURES = (
     "log_rows_per_group_over_block_m",
     "stages_over_steps",
 )
-#: What of a config decides on all other features; what TMA may move.
+#: Config columns that all other features depend on.
 _DECIDING = (*BLOCKS, "programs_per_sm")
 _SIDES = ("left", "right", "out")
 FEATURE_NAMES = _PROBLEM_FEATURES + CONFIG_FEATURES + _MIXED_FEATURES
-#: Of dW besides: how many bands of M tiles, and how many groups, the programs cover that run at once, and what of the
-#: last one is left over. Where dW waits for its writes, this tells apart tiles that are equally large. Forward and dX
-#: gain nothing by it (model/README.md).
+#: Features of dW only: how many bands of M tiles, and how many groups, the programs that run at once cover, and the
+#: fraction left of the last one. Where dW waits for its writes, they distinguish tiles of equal size. Forward and dX
+#: gain nothing from them (model/NOTES.md).
 _WRITE_FEATURES = ("log_bands_at_once", "log_groups_at_once", "band_left", "group_left")
 _OF_WRITES = tuple(range(len(FEATURE_NAMES), len(FEATURE_NAMES) + len(_WRITE_FEATURES)))
 _OF_CALL, _OF_DEPTH = tuple(range(len(_PROBLEM_FEATURES))), (len(FEATURE_NAMES) - 1,)
-#: The places of those that each kind of tile has: logarithms, which are taken of all at once, and others.
+#: Columns of the features that are computed per distinct tile: those of which the logarithm is taken (all at once), and
+#: the others.
 _LOGS, _PLAIN = (
     tuple(map(FEATURE_NAMES.index, names))
     for names in (
@@ -115,27 +116,29 @@ _LOGS, _PLAIN = (
 
 
 def group_sizes_of(problem: Problem) -> Sizes:
-    """The sizes if they are known, else typical ones, (groups,)."""
+    """Return the group sizes, (groups,), or those expected under uniform routing if they are unknown."""
     return typical_sizes(problem["rows"], max(problem["groups"], 1)) if problem.ragged is None else problem.ragged.array
 
 
 def feature_names(variant: Variant) -> tuple[str, ...]:
-    """What `feature_table` has of a variant, in order."""
+    """Return the names of a variant's columns in `feature_table`, in order."""
     return FEATURE_NAMES + _WRITE_FEATURES if variant is DW else FEATURE_NAMES
 
 
 def feature_table(
     variant: Variant, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
 ) -> NDArray[np.float32]:
-    """(n_configs, n_features), columns named by `feature_names`; finite for any problem, also one without rows."""
+    """Return the features, (n_configs, n_features), with the columns `feature_names`; finite even without rows."""
     return joined(feature_groups(variant, (problem,), device, configs))
 
 
 def feature_groups(
     variant: Variant, problems: Sequence[Problem], device: DeviceSpec, configs: Sequence[KernelConfig]
 ) -> tuple[FeatureGroup, ...]:
-    """The columns of `feature_table` for several problems of one dtype: those of the call, of the config, of its tile,
-    of its tile's depth and its stages, and of what dW writes."""
+    """Return the columns of `feature_table` for several problems of one dtype, grouped by what they depend on.
+
+    The groups are those of the call, of the config, of its tile, of its BLOCK_K and stages, and of what dW writes.
+    """
     itemsize = problems[0].itemsize
     space = _space(tuple(configs), variant.first_of_kernel, itemsize, device)
     all_sizes = [group_sizes_of(problem) for problem in problems]
@@ -161,25 +164,25 @@ def feature_groups(
         ],
         np.float32,
     )
-    # Below, what a problem has is (n_problems, 1), and what it has on each kind of tile (n_problems, n_kinds).
+    # Below, values per problem are (n_problems, 1), and values per problem and distinct tile are (n_problems, n_tiles).
     rows, n, k, groups, active, *_, moved_bytes = calls.T[:, :, None]
 
-    # For each kind of tile, of which there are a tenth as many as configs.
+    # Per distinct tile; there are a tenth as many as configs.
     block_m, block_n, block_k, group_m, programs = space.kinds
     work_of = _work_of_dw if variant is DW else _work_of_rows
     work = work_of(variant, (rows, n, k), device, all_sizes, active, space)
     slots = device.sm_count * programs
     rounds = np.ceil(work.tiles / slots)
-    share = work.steps / device.sm_count  # of one SM, in steps
+    share = work.steps / device.sm_count  # steps per SM
     tiles_per_sm = work.tiles / device.sm_count
 
-    # The SMs' time at the measured matrix rate: the busiest one does `rounds` tiles for each resident program.
+    # Time at the measured matrix rate: the busiest SM computes `rounds` tiles for each resident program.
     busiest = np.minimum(rounds * programs, np.ceil(tiles_per_sm))
     busiest_steps = np.maximum(busiest * work.steps / work.tiles, work.longest)
     compute_us = busiest_steps * space.step_flops * device.sm_count / (device.matrix_tflops * 1e6)
     dram_us = moved_bytes / (device.copy_bandwidth_gbs * 1e3)
     l2_us = work.steps * space.step_bytes / (device.copy_bandwidth_gbs * 1e3 * L2_OVER_DRAM)
-    # How many concurrent programs share the columns' operand (M tiles side by side in a band) or the rows' one.
+    # How many concurrent programs share a tile of the right operand (M tiles adjacent in a band) or of the left one.
     sharing = np.minimum(group_m, work.m_tiles)
     reuse = sharing * block_m + np.minimum(work.n_tiles, slots / np.maximum(sharing, 1)) * block_n
     mixed = np.array(
@@ -224,14 +227,18 @@ def feature_groups(
 
 
 class _Space(ConfigTable):
-    """What depends only on the configs, the dtype and the device. What most other features look at is (block_m,
-    block_n, block_k, group_m, programs).
+    """The figures that depend only on the configs, the dtype and the device.
 
-    `step_flops` and `step_bytes` are what one step of each kind of tile computes and loads, (n_kinds,).
+    A distinct tile is a distinct (block_m, block_n, block_k, group_m, programs), on which most features depend.
 
-    `ks` are the distinct values of BLOCK_K, and `k` those of each kind, (n_kinds,), as `ms` and `m` are of BLOCK_M. The
-    last feature looks at num_stages and BLOCK_K: `stages` and `depth`, a place in `ks`, are those of its kinds,
-    (n_depth_kinds,), and `depth_kind` is the one of each config.
+    Attributes:
+        step_flops: The operations of one step of each distinct tile, (n_tiles,).
+        step_bytes: The bytes that it loads, (n_tiles,).
+        ks: The distinct values of BLOCK_K; `ms` are those of BLOCK_M.
+        k: The index in `ks` of each distinct tile, (n_tiles,); `m` is the one in `ms`.
+        depth: The index in `ks` of each distinct (BLOCK_K, num_stages), on which the last feature depends, (n_depths,).
+        stages: Its num_stages, (n_depths,).
+        depth_kind: The index of each config's distinct (BLOCK_K, num_stages), (n_configs,).
     """
 
     def __init__(self, configs: tuple[KernelConfig, ...], variant: Variant, itemsize: int, device: DeviceSpec) -> None:
@@ -251,13 +258,16 @@ _space = remembered(maxsize=64)(_Space)
 
 
 class Work(NamedTuple):
-    """The tiles of a call, and their steps of BLOCK_K, at least 1: (n_problems, n_kinds), or with 1 for what does not
-    depend on one of them; `tiles_per_step` (n_problems, len(space.ks))."""
+    """The tiles of a call, and their steps of BLOCK_K, at least 1.
+
+    Shapes are (n_problems, n_tiles), with 1 in place of a dimension that does not matter; `tiles_per_step` is
+    (n_problems, len(space.ks)).
+    """
 
     tiles: Floats
     steps: Floats  # of all tiles together
     longest: Floats  # steps of the longest tile
-    padding_m: Floats  # rows, columns and depth that are computed, over those asked for
+    padding_m: Floats  # rows, columns and depth that are computed, divided by those of the problem
     padding_n: Floats
     padding_k: Floats
     m_tiles: Floats  # of one group, on average
@@ -274,7 +284,7 @@ def _work_of_rows(
     active: Floats,
     space: _Space,
 ) -> Work:
-    """Forward and dX: M tiles are ragged, and all tiles have equally many steps."""
+    """Return the tiles of forward and dX: M tiles are ragged, and all tiles have the same number of steps."""
     block_m, block_n, block_k = space.kinds[:3]
     rows, n, k = dims
     columns, depth = (n, k) if variant.columns == "n" else (k, n)
@@ -303,13 +313,13 @@ def _work_of_dw(
     active: Floats,
     space: _Space,
 ) -> Work:
-    """dW: tiles are N x K, the same for every chunk of rows, and a tile has as many steps as its chunk is long."""
+    """Return the tiles of dW: N x K, the same for every chunk of rows, with as many steps as the chunk is long."""
     block_m, block_n, block_k = space.kinds[:3]
     rows, n, k = dims
     chunks, longest = np.empty((2, len(all_sizes), 1))
     steps = np.empty((len(all_sizes), len(space.ks)))
-    asked = np.hstack(dims).astype(np.int64).tolist()
-    for place, (known, (its_rows, its_n, its_k)) in enumerate(zip(all_sizes, asked, strict=True)):
+    sizes = np.hstack(dims).astype(np.int64).tolist()
+    for place, (known, (its_rows, its_n, its_k)) in enumerate(zip(all_sizes, sizes, strict=True)):
         counts = np.maximum(np.ceil(known / chunk_rows(its_rows, its_n, its_k, device.sm_count)), 1)
         lengths = known / counts
         chunks[place], longest[place] = counts.sum(), lengths.max(initial=0)
@@ -331,12 +341,12 @@ def _work_of_dw(
 
 
 def _call(variant: Variant, problem: Problem, itemsize: int) -> tuple[float, ...]:
-    """What features of the call are made of: eight whose logarithms these are, its skew, and the bytes it moves."""
+    """Return the figures of a call: eight whose logarithms are features, its skew, and the bytes it moves."""
     rows, n, k, groups = [float(max(problem[dim], 1)) for dim in ("rows", "n", "k", "groups")]
     spread = problem.ragged or Ragged("rows", tuple(group_sizes_of(problem).tolist()))
     active = float(max(spread.active, 1))
     flops = 2.0 * rows * n * k
-    # dW writes all of its groups, the others read those that have rows.
+    # dW writes the weights of all groups; the others read those of groups with rows.
     weight_bytes = (groups if variant is DW else active) * n * k * itemsize
     moved_bytes = weight_bytes + rows * (n + k) * itemsize
     skew = spread.max * groups / rows
@@ -344,12 +354,12 @@ def _call(variant: Variant, problem: Problem, itemsize: int) -> tuple[float, ...
 
 
 def of_each(problems: Sequence[Problem], *dims: str) -> Floats:
-    """Dimensions of each problem, at least 1: (n_dims, n_problems, 1)."""
+    """Return dimensions of each problem, at least 1, (n_dims, n_problems, 1)."""
     return np.array([[[max(problem[dim], 1)] for problem in problems] for dim in dims], np.float64)
 
 
 def padded(all_sizes: Sequence[Sizes]) -> Floats:
-    """Sizes of the groups of each problem, (n_problems, most_groups): 0 beyond those that one has."""
+    """Return the group sizes of each problem, (n_problems, most_groups), filled up with zeros."""
     sizes = np.zeros((len(all_sizes), max(map(len, all_sizes))))
     for row, known in zip(sizes, all_sizes, strict=True):
         row[: len(known)] = known
@@ -357,7 +367,11 @@ def padded(all_sizes: Sequence[Sizes]) -> Floats:
 
 
 def tiles_of(sizes: Floats, blocks: Floats) -> Floats:
-    """Tiles of so many rows that hold the groups of each problem, (n_problems, n_blocks), of `padded` sizes.
+    """Return how many tiles of each height hold the groups of each problem, (n_problems, n_blocks).
+
+    Args:
+        sizes: The group sizes, from `padded`.
+        blocks: The heights of tiles, in rows.
 
     >>> tiles_of(padded([np.array([64, 65, 0]), np.array([200])]), np.array([64.0, 128.0])).tolist()
     [[3.0, 2.0], [4.0, 2.0]]

@@ -1,4 +1,4 @@
-"""What group sizes look like: drawn for a workload, and where nobody has told us, expected under uniform routing."""
+"""Group sizes: drawn at random for a workload, or the expected ones where they are unknown."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 from ...datasets import ForetuneError, Problem
 from ...datasets.problem import Ragged
 
-#: How rows spread over experts, and how often a case is drawn so.
+#: How rows are distributed over experts, and the share of the workload's cases with each distribution.
 ROUTINGS = {"uniform": 0.4, "balanced": 0.2, "zipf": 0.25, "hot": 0.15}
-# Above this mean the Poisson distribution is close enough to the normal one.
+# The mean above which the Poisson distribution is approximated by the normal one.
 _NORMAL_ABOVE = 30.0
 
 
 @lru_cache(maxsize=4096)
 def typical_sizes(rows: int, groups: int) -> NDArray[np.int64]:
-    """Group sizes that sum to `rows` and are spread as uniform random routing spreads them, (groups,), descending.
+    """Return the group sizes expected under uniform random routing, (groups,), descending, summing to `rows`.
 
-    The sizes are the quantiles (i + 1/2) / groups of a Poisson distribution with mean rows / groups, which is
-    what the number of rows of one group follows when each row picks its group at random.
+    The sizes are the quantiles (i + 1/2) / groups of a Poisson distribution with mean rows / groups, which is the
+    distribution of one group's rows if each row picks its group at random.
 
     >>> typical_sizes(16, 4).tolist()
     [7, 4, 3, 2]
@@ -41,17 +41,19 @@ def typical_sizes(rows: int, groups: int) -> NDArray[np.int64]:
 
 @lru_cache(maxsize=256)
 def _normal_quantiles(groups: int) -> NDArray[np.float64]:
-    """The quantiles (i + 1/2) / groups of the standard normal distribution, (groups,), descending."""
-    from statistics import NormalDist  # which few problems ask for, and imports decimals and fractions
+    """Return the quantiles (i + 1/2) / groups of the standard normal distribution, (groups,), descending."""
+    from statistics import NormalDist  # imported here: few problems need it, and it imports decimal and fractions
 
     normal = NormalDist()
     return np.array([normal.inv_cdf((place - 0.5) / groups) for place in range(groups, 0, -1)])
 
 
-def likely_sizes(rows: int, groups: int, routing: str) -> NDArray[np.int64]:
-    """What group sizes look like under one of ROUTINGS, (groups,), descending, summing to `rows`; hot ones as zipf's.
+def expected_sizes(rows: int, groups: int, routing: str) -> NDArray[np.int64]:
+    """Return the group sizes expected under one of ROUTINGS, (groups,), descending, summing to `rows`.
 
-    >>> [likely_sizes(16, 4, routing).tolist() for routing in ("uniform", "balanced", "zipf")]
+    "hot" gives the sizes of "zipf".
+
+    >>> [expected_sizes(16, 4, routing).tolist() for routing in ("uniform", "balanced", "zipf")]
     [[7, 4, 3, 2], [4, 4, 4, 4], [7, 4, 3, 2]]
     """
     if routing == "uniform":
@@ -64,39 +66,49 @@ def likely_sizes(rows: int, groups: int, routing: str) -> NDArray[np.int64]:
     return _summing_to(rows, np.rint(rows * ranks / total).astype(np.int64))
 
 
-def likely_problems(problem: Problem, shares: Mapping[str, float]) -> tuple[tuple[float, Problem], ...]:
-    """What a problem whose group sizes are unknown may turn out to be, by the shares of routings: itself where they are
-    known, or where it has no groups.
+def plausible_problems(problem: Problem, shares: Mapping[str, float]) -> tuple[tuple[float, Problem], ...]:
+    """Return (weight, problem) pairs over which a prediction is marginalized if group sizes are unknown.
+
+    Args:
+        problem: The problem.
+        shares: The weight of each routing; they sum to 1.
+
+    Returns:
+        One problem with known sizes per routing, equal ones merged; the problem itself with weight 1 if its sizes are
+        known or it has no groups.
 
     >>> problem = Problem.of("grouped", groups=4, rows=16)
-    >>> [(share, one.ragged.sizes) for share, one in likely_problems(problem, {"uniform": 0.5, "zipf": 0.5})]
+    >>> [(share, one.ragged.sizes) for share, one in plausible_problems(problem, {"uniform": 0.5, "zipf": 0.5})]
     [(1.0, (7, 4, 3, 2))]
     """
     if problem.ragged is not None or problem["groups"] < 1:
         return ((1.0, problem),)
-    routings = _likely_routings(problem["rows"], problem["groups"], tuple(shares.items()))
+    routings = _plausible_routings(problem["rows"], problem["groups"], tuple(shares.items()))
     return tuple((share, problem.with_sizes(ragged)) for share, ragged in routings)
 
 
-# A model's layers have the same groups, and rows are rounded at call time: the same few are asked for again and again.
+# Cached: the layers of a model have the same groups, and rows are rounded at call time, so the same arguments recur.
 @lru_cache(maxsize=64)
-def _likely_routings(rows: int, groups: int, shares: tuple[tuple[str, float], ...]) -> tuple[tuple[float, Ragged], ...]:
-    found: dict[tuple[int, ...], float] = {}  # a few rows may fall alike
+def _plausible_routings(
+    rows: int, groups: int, shares: tuple[tuple[str, float], ...]
+) -> tuple[tuple[float, Ragged], ...]:
+    """Return (weight, sizes) of each routing, equal sizes merged."""
+    found: dict[tuple[int, ...], float] = {}  # two routings may give the same sizes if rows are few
     for routing, share in shares:
-        sizes = tuple(likely_sizes(rows, groups, routing).tolist())
+        sizes = tuple(expected_sizes(rows, groups, routing).tolist())
         found[sizes] = found.get(sizes, 0.0) + share
     return tuple((share, Ragged("rows", sizes)) for sizes, share in found.items())
 
 
 @lru_cache(maxsize=256)
 def _zipf(groups: int) -> tuple[NDArray[np.float64], float]:
-    """How likely each group is picked, (groups,), descending, and what that adds up to."""
+    """Return the Zipf weight 1 / i of each group, (groups,), descending, and their sum."""
     ranks = 1 / np.arange(1, groups + 1)
     return ranks, float(ranks.sum())
 
 
 def _summing_to(rows: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Spreads the rounding's excess or lack evenly over the groups that can take it, largest first."""
+    """Return sizes that sum to `rows`: add or subtract what rounding left, evenly, starting with the largest groups."""
     while (lack := rows - int(sizes.sum())) != 0:
         able = np.flatnonzero(sizes > 0) if lack < 0 else np.arange(len(sizes))
         share = max(abs(lack) // len(able), 1)
@@ -107,10 +119,21 @@ def _summing_to(rows: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def drawn_sizes(routing: str, rows: int, groups: int, rng: np.random.Generator) -> tuple[int, ...]:
-    """Rows of each group, (groups,), summing to `rows`.
+    """Draw the number of rows of each group, (groups,), summing to `rows`.
 
-    balanced: as even as can be. uniform: each row picks a group at random. zipf: group i is picked with a
-    probability proportional to 1 / i, in random order. hot: one group has half the rows, the rest is uniform.
+    Args:
+        routing: "balanced" (as even as possible), "uniform" (each row picks a group at random), "zipf" (group i, in
+            random order, is picked with probability proportional to 1 / i) or "hot" (one group has half the rows, the
+            rest is uniform).
+        rows: The number of rows.
+        groups: The number of groups.
+        rng: The random generator.
+
+    Returns:
+        The sizes.
+
+    Raises:
+        ForetuneError: There is no such routing.
 
     >>> drawn_sizes("balanced", 10, 4, np.random.default_rng(0))
     (3, 3, 2, 2)

@@ -1,5 +1,7 @@
-"""The grouped GEMMs as `Measurable` families: inputs, launches, references and the workload. torch and triton are
-imported when they are needed."""
+"""The grouped GEMMs as `Measurable` families: inputs, launches, references and the workload.
+
+torch and triton are imported when they are needed.
+"""
 
 from __future__ import annotations
 
@@ -28,38 +30,42 @@ if TYPE_CHECKING:
 class Inputs:
     """The tensors of one call, on the device."""
 
-    left: torch.Tensor  # x or dy; (tokens, K) where it is gathered with topk rows a token
+    left: torch.Tensor  # x or dy; a gathered x is (tokens, K), with topk rows per token
     right: torch.Tensor  # w, or x for dW
-    out: torch.Tensor  # poisoned with NaN
+    out: torch.Tensor  # filled with NaN
     group_sizes: torch.Tensor  # (groups,) int32
     tile_map: TileMap
-    indices: torch.Tensor | None  # (rows,) int32: the permuted row of each sorted row
+    indices: torch.Tensor | None  # (rows,) int32: the position of each sorted row in the permuted order
     topk: int  # a gathered x has rows / topk rows
     problem: Problem
     device: DeviceSpec
 
 
 class GroupedGemm(GroupedGemmFamily, MeasuredOverGroups):
-    """What measuring needs, for all three variants."""
+    """Measurement of the grouped GEMMs, for all three variants."""
 
     launch_knobs = BANDS_AND_PROGRAMS
     off_blocks = (648, 328)  # N = 2 x 256 + 136, K = 256 + 72
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
+        """Draw the problems to measure from the models of a file, or from the shipped models."""
         most_tflop = workload.MOST_TFLOP if max_tflop is None else max_tflop
         return workload.draw(self.name, load_models(models), most_tflop=most_tflop, **drawn)
 
     def flops(self, problem: Problem) -> float:
+        """Return the number of floating-point operations of a problem."""
         return 2.0 * problem["rows"] * problem["n"] * problem["k"]
 
     def bytes(self, problem: Problem) -> float:
-        # Of the weights those groups that have rows; all of them for dW, which writes zeros.
+        """Return the bytes that a problem must at least read and write."""
+        # Only the weights of groups with rows are read, but dW writes all of them.
         ragged = problem.ragged
         groups = problem["groups"] if ragged is None or self.variant is DW else ragged.active
         n, k = problem["n"], problem["k"]
         return float(problem.itemsize) * (groups * n * k + problem["rows"] * (n + k))
 
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
+        """Return the config to run when nothing was measured."""
         tma = dict.fromkeys(self.variant.tma, int(device.arch in TMA_ARCHS))
         tma |= {knob: 0 for flag, knob in self.variant.permuted_by if flag in problem.flags}
         if problem.dtype == "fp32":
@@ -73,7 +79,7 @@ class GroupedGemm(GroupedGemmFamily, MeasuredOverGroups):
             "GROUP_M": 8 if block_m >= 64 else 1,
             "PROGRAMS_PER_SM": 1 if block_m >= 64 else 2,
             "num_warps": 4,
-            # 2-byte operands, 3 stages of (128 + 128) x 64 and an output tile: 128 KiB; less where there is less.
+            # With 2-byte operands, 3 stages of (128 + 128) x 64 and an output tile take 128 KiB.
             "num_stages": 3 if device.smem_per_block_bytes >= 160 * 1024 else 2,
             "CONSUMERS": 0,
             "PINGPONG": 0,
@@ -84,6 +90,7 @@ class GroupedGemm(GroupedGemmFamily, MeasuredOverGroups):
     def _default_block_m(self, problem: Problem) -> int: ...
 
     def inputs(self, problem: Problem, device: DeviceSpec, *, seed: int = 0) -> Inputs:
+        """Return random tensors of a problem on a device, with the output filled with NaN."""
         import torch
 
         from .triton_kernels.tiles import TileMap
@@ -98,7 +105,7 @@ class GroupedGemm(GroupedGemmFamily, MeasuredOverGroups):
         topk = next(t for t in (8, 6, 4, 3, 2, 1) if rows % t == 0) if "permute_x" in problem.flags else 1
         shapes = {"x": (rows // topk, k), "w": (groups, n, k), "dy": (rows, n), "y": (rows, n), "dx": (rows, k)}
         if self.variant is DX:
-            topk = 1  # dx has a row for each sorted row, whatever x had
+            topk = 1  # dx has one row per sorted row, whatever the shape of x was
         shapes["dw"] = shapes["w"]
         left, right, out = self._operands
         sizes = torch.tensor(group_sizes_of(problem), dtype=torch.int32, device=where)
@@ -120,24 +127,26 @@ class GroupedGemm(GroupedGemmFamily, MeasuredOverGroups):
     _operands: ClassVar[tuple[str, str, str]]
 
     def _chunk_rows(self, problem: Problem, device: DeviceSpec) -> int | None:
+        """Return the most rows that dW sums at a time, or None if groups are not split."""
         return None
 
     @abstractmethod
     def kernel(self) -> tuple[Any, list[str], list[str]]:
-        """The kernel, its unspecialised parameters, and the key of an autotuner."""
+        """Return (the kernel, its parameters that are not specialized, the key of its autotuner)."""
 
     def finish(self, inputs: Inputs, arguments: tuple[Any, ...]) -> None:
-        """What a launch of the kernel leaves to do."""
+        """Complete a launch: run what follows the kernel. Nothing by default."""
 
     @abstractmethod
     def arguments(self, inputs: Inputs) -> tuple[Any, ...]:
-        """The kernel's positional arguments."""
+        """Return the kernel's positional arguments."""
 
     @abstractmethod
     def constants(self, problem: Problem) -> dict[str, bool]:
-        """The kernel's constants beside the knobs."""
+        """Return the kernel's constexpr parameters that are not knobs."""
 
     def reference(self, inputs: Inputs) -> torch.Tensor:
+        """Return the correct output in float32, computed by PyTorch."""
         import torch
 
         out = torch.full(inputs.out.shape, float("nan"), dtype=torch.float32, device=inputs.out.device)
@@ -153,9 +162,18 @@ class GroupedGemm(GroupedGemmFamily, MeasuredOverGroups):
     def _reference_of(
         self, inputs: Inputs, out: torch.Tensor, group: int, rows: torch.Tensor, permuted: torch.Tensor
     ) -> None:
-        """One group of the reference: its sorted rows, and which rows of the permuted side they are, (size,)."""
+        """Write one group of the reference to `out`.
+
+        Args:
+            inputs: The tensors of the call.
+            out: The reference, float32.
+            group: The index of the group.
+            rows: (size,), the group's sorted rows.
+            permuted: (size,), their positions in the permuted order.
+        """
 
     def compile(self, config: KernelConfig, problem: Problem) -> Any:
+        """Compile the kernel of a config, and return its binary."""
         import torch
 
         kernel, constants = self._compiled(config, problem)
@@ -165,21 +183,22 @@ class GroupedGemm(GroupedGemmFamily, MeasuredOverGroups):
 
     @abstractmethod
     def _compiled(self, config: KernelConfig, problem: Problem) -> tuple[Any, dict[str, Any]]:
-        """The kernel that a config means, and its constants."""
+        """Return (the kernel that a config runs, its constexpr parameters that are not knobs)."""
 
     @abstractmethod
     def _warmup_arguments(self, element: Any, indices: Any) -> tuple[Any, ...]:
-        """Arguments of the types that `arguments` gives: dtypes for tensors, any numbers for numbers."""
+        """Return arguments of the same types as `arguments`: dtypes for tensors, any values for numbers."""
 
 
 class _OverRows(GroupedGemm):
-    """Forward and dX: the same kernels, whose output has a row for each row."""
+    """Forward and dX, which share their kernels: the output has one row per input row."""
 
     def _default_block_m(self, problem: Problem) -> int:
         rows_per_group = problem["rows"] / max(problem["groups"], 1)
         return 16 if rows_per_group <= 16 else 64 if rows_per_group <= 64 else 128
 
     def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
+        """Launch the kernel with a config, and return the output without waiting for it."""
         from .triton_kernels.gemm_launches import launch_gemm
 
         flags = self.constants(inputs.problem)
@@ -198,21 +217,25 @@ class _OverRows(GroupedGemm):
         return inputs.out
 
     def kernel(self) -> tuple[Any, list[str], list[str]]:
+        """Return (the kernel, its parameters that are not specialized, the key of its autotuner)."""
         from .triton_kernels.gemm import KEY, UNSPECIALIZED, grouped_gemm_kernel
 
         return grouped_gemm_kernel, UNSPECIALIZED, KEY
 
     def arguments(self, inputs: Inputs) -> tuple[Any, ...]:
+        """Return the kernel's positional arguments."""
         from .triton_kernels.gemm_launches import arguments
 
         i = inputs
         return arguments(i.left, i.right, i.out, i.tile_map, i.indices, divisor=i.topk)
 
     def constants(self, problem: Problem) -> dict[str, bool]:
+        """Return the kernel's constexpr parameters that are not knobs."""
         flags = {name: flag in problem.flags for flag, name in self.variant.permuting}
         return {"TRANSPOSED": self.variant is DX} | flags
 
     def source_hash(self) -> str:
+        """Return a hash of the source of all kernels that a launch runs."""
         from .. import warp_jobs
         from .triton_kernels import gemm, ragged, ragged_boxes, specialized_gemm, tiles
 
@@ -230,7 +253,7 @@ class _OverRows(GroupedGemm):
 
 
 class GroupedGemmForward(_OverRows):
-    """y[rows of e] = x[rows of e] @ w[e].T, with x (rows, K) sorted by group, w (groups, N, K), y (rows, N).
+    """Compute y[rows of e] = x[rows of e] @ w[e].T, with x (rows, K) sorted by group, w (groups, N, K), y (rows, N).
 
     >>> from foretune.datasets import DeviceSpec
     >>> family, h200 = GroupedGemmForward(), DeviceSpec.named("h200")
@@ -253,9 +276,10 @@ class GroupedGemmForward(_OverRows):
 
 
 class GroupedGemmDX(_OverRows):
-    """dx[rows of e] = dy[rows of e] @ w[e], with dy (rows, N), w (groups, N, K), dx (rows, K).
+    """Compute dx[rows of e] = dy[rows of e] @ w[e], with dy (rows, N), w (groups, N, K), dx (rows, K).
 
-    Of a layer with permute_x dx is scattered to (rows, K) in the permuted order; of one with permute_y dy is gathered.
+    In a layer with permute_x, dx is scattered to (rows, K) in the permuted order; in one with permute_y, dy is
+    gathered.
     """
 
     variant = DX
@@ -270,10 +294,10 @@ class GroupedGemmDX(_OverRows):
 
 
 class GroupedGemmDW(GroupedGemm):
-    """dw[e] = dy[rows of e].T @ x[rows of e], with dy (rows, N), x (rows, K), dw (groups, N, K), zero for empty groups.
+    """Compute dw[e] = dy[rows of e].T @ x[rows of e], with dy (rows, N), x (rows, K), dw (groups, N, K).
 
-    Of a layer with permute_x the rows of x are sorted first, of one with permute_y those of dy: a launch includes that,
-    the kernel itself takes sorted rows only.
+    dw is zero for empty groups. In a layer with permute_x the rows of x are sorted first, with permute_y those of dy: a
+    launch includes the sorting; the kernel itself takes sorted rows only.
     """
 
     variant = DW
@@ -286,13 +310,14 @@ class GroupedGemmDW(GroupedGemm):
         return chunk_rows(problem["rows"], problem["n"], problem["k"], device.sm_count)
 
     def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
+        """Launch the kernel with a config, and return the output without waiting for it."""
         from .triton_kernels.dw_launches import launch_dw
 
         launch_dw(*self._sorted(inputs), inputs.out, inputs.tile_map, config, inputs.device.sm_count)
         return inputs.out
 
     def _sorted(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-        """dy and x, sorted by group."""
+        """Return dy and x, sorted by group."""
         from .triton_kernels.sorting import sorted_rows
 
         dy, x, indices = inputs.left, inputs.right, inputs.indices
@@ -303,25 +328,30 @@ class GroupedGemmDW(GroupedGemm):
         return sorted_rows(dy, indices), x
 
     def kernel(self) -> tuple[Any, list[str], list[str]]:
+        """Return (the kernel, its parameters that are not specialized, the key of its autotuner)."""
         from .triton_kernels.dw import KEY, UNSPECIALIZED, grouped_gemm_dw_kernel
 
         return grouped_gemm_dw_kernel, UNSPECIALIZED, KEY
 
     def arguments(self, inputs: Inputs) -> tuple[Any, ...]:
+        """Return the kernel's positional arguments."""
         from .triton_kernels.dw_launches import arguments, partial_sums
 
         i = inputs
         return arguments(*self._sorted(i), i.out, partial_sums(i.out, i.tile_map), i.tile_map)
 
     def finish(self, inputs: Inputs, arguments: tuple[Any, ...]) -> None:
+        """Add up the partial sums of split groups."""
         from .triton_kernels.dw_launches import add_partials
 
         add_partials(arguments[3], inputs.out, inputs.tile_map)
 
     def constants(self, problem: Problem) -> dict[str, bool]:
+        """Return the kernel's constexpr parameters that are not knobs."""
         return {}
 
     def source_hash(self) -> str:
+        """Return a hash of the source of all kernels that a launch runs."""
         from .. import warp_jobs
         from .triton_kernels import dw, ragged, ragged_boxes, sorting, specialized_dw, tiles
 

@@ -1,4 +1,4 @@
-"""`grouped_gemm`: the op that people call, with gradients, in eager mode and under `torch.compile`."""
+"""Define `foretune.grouped_gemm`: the public op, differentiable, in eager mode and under `torch.compile`."""
 
 from __future__ import annotations
 
@@ -42,46 +42,53 @@ def grouped_gemm(
     config_dw: KernelConfig | None = None,
     mode: str | None = None,
 ) -> torch.Tensor:
-    """y[rows of e] = (x[rows of e] @ w[e].T + bias[e]) * topk_weights, for rows sorted by group e. Differentiable.
+    """Multiply the rows of each group by that group's weight matrix, as an MoE layer does. Differentiable.
+
+    For the rows of group e, y = (x @ w[e].T + bias[e]) * topk_weights.
 
     Args:
-        x: (rows, K), sorted by group; with `permute_x` (tokens, K) in the order of tokens. bfloat16, float16, or, for
-            reference work, float32.
-        w: (groups, N, K) of the same dtype. N and K are any multiples of 8.
-        group_sizes: (groups,) int32: how many rows each group has. It stays on the device. (int64 as well: then one
-            more small kernel converts it.)
-        gather_indices: (rows,) int32 or int64: where each sorted row is in the permuted order of token * topk + i.
-            The stable argsort of the flat top-k expert ids.
-        topk: rows of each token.
-        permute_x: sorted row i is x[gather_indices[i] // topk], gathered while it is loaded. rows = tokens * topk.
-        permute_y: the sorted row i of y is stored as row gather_indices[i]. Not together with `permute_x`.
-        topk_weights: (rows,) or (tokens, topk), a floating dtype, in the permuted order if there are
-            `gather_indices` and else in that of the rows. They get a gradient as well.
-        bias: (groups, N), a floating dtype.
-        config, config_dx, config_dw: the kernel's config forward and for the gradients of x and w. It may name some
-            knobs only: the family's default has the others. (num_warps and num_stages it always has: 4 and 3 where
-            it names none, as a `triton.Config`.) Chosen as `mode` says where left out.
-        mode: "predict" (the default, or the environment variable FORETUNE_MODE) runs the config that is predicted to
-            be the fastest; "shortlist" times the 8 best on the first call of about that many rows, and "off" runs the
-            family's default.
+        x: (rows, K), sorted by group; with `permute_x` (tokens, K), in the order of tokens. bfloat16, float16, or (for
+            reference results) float32.
+        w: (groups, N, K), of the same dtype as x. N and K must be multiples of 8.
+        group_sizes: (groups,) int32, the number of rows of each group. It stays on the device. int64 is accepted too;
+            one more small kernel then converts it.
+        gather_indices: (rows,) int32 or int64. Entry i is the position of sorted row i in the permuted order, token *
+            topk + j for the j-th expert of a token. This is the stable argsort of the flattened top-k expert ids.
+        topk: The number of rows (selected experts) per token.
+        permute_x: Gather x while it is loaded: sorted row i is x[gather_indices[i] // topk], and rows = tokens * topk.
+        permute_y: Scatter y while it is stored: sorted row i of the result becomes row gather_indices[i] of y. Cannot
+            be combined with `permute_x`.
+        topk_weights: (rows,) or (tokens, topk), floating point, the factor of each row of y. In the permuted order if
+            `gather_indices` is given, else in the order of the rows. They receive a gradient too.
+        bias: (groups, N), floating point.
+        config: The kernel config of the forward pass. It may name a subset of the knobs; the others get the values of
+            the family's default config, except num_warps and num_stages, which are 4 and 3 unless named (as in
+            `triton.Config`). If omitted, `mode` decides.
+        config_dx: The same for the gradient of x.
+        config_dw: The same for the gradient of w.
+        mode: "predict" (the default, unless the environment variable FORETUNE_MODE says otherwise) runs the config that
+            is predicted to be fastest; "shortlist" times the 8 most promising configs on the first call with about this
+            many rows and keeps the fastest; "off" runs the family's default config.
 
     Returns:
-        y, (rows, N), of x's dtype. The result and all gradients are the same, to the bit, in every run with the
-        same configs.
+        y, (rows, N), of x's dtype. The result and all gradients are bitwise reproducible for the same configs.
 
     Raises:
-        ForetuneError: for what the host can see to be wrong (shapes, dtypes, devices, strides, options, a config
-            that cannot run this), naming it.
+        ForetuneError: An argument is invalid in a way that the host can see (shape, dtype, device, strides, option, or
+            a config that cannot run this problem). The message names the argument.
 
-    Group sizes may sum to less than the rows, as they do where other ranks own some experts. The other rows belong to
-    no group: in y they are undefined (the memory as it was), and their gradients are zero.
+    Group sizes may sum to less than the number of rows, for example where other ranks own some experts. The remaining
+    rows belong to no group: they are uninitialized memory in y, and their gradients are zero.
 
-    Nobody waits for the device, so what only it knows is not checked: group sizes that are negative count as 0; those
-    that sum to more than the rows end where the rows do, and then gradients of w and bias are undefined; an index out
-    of range reads some other row and stores none. Nothing is ever read or written out of bounds. With the environment
-    variable FORETUNE_CHECK=1 every call waits, such sizes and indices raise `ForetuneError`, and rows of y that belong
-    to no group are zero. Both variables are read when a shape is first met. After one ordinary call of its shape, a
-    call can be captured in a CUDA graph, which can be replayed with other group sizes.
+    The call never synchronizes with the device, so values that only the device holds are not checked. Negative group
+    sizes count as 0. If sizes sum to more than the number of rows, the last groups are cut off, and the gradients of w
+    and bias are undefined. An index out of range reads an arbitrary row and stores none. Nothing is ever read or
+    written out of bounds. With the environment variable FORETUNE_CHECK=1 every call synchronizes, such sizes and
+    indices raise `ForetuneError`, and rows of y that belong to no group are zero. FORETUNE_MODE and FORETUNE_CHECK are
+    read when a shape is first called.
+
+    After one ordinary call of its shape, a call can be captured in a CUDA graph, and the graph can be replayed with
+    other group sizes.
 
     >>> import torch
     >>> if torch.cuda.is_available():
@@ -92,7 +99,7 @@ def grouped_gemm(
     ...     assert y.shape == (6, 8) and w.grad[1].abs().sum() == 0
     """
     if type(topk) is not int or type(permute_x) is not bool or type(permute_y) is not bool:
-        # Here, because calls that are alike are looked up by their options, and True is equal to 1.
+        # Normalized here because the cache of calls compares options by equality, and True == 1.
         topk, permute_x, permute_y = check_options(topk, permute_x, permute_y)
     if topk_weights is not None:
         check_tensor("topk_weights", topk_weights)
@@ -100,7 +107,7 @@ def grouped_gemm(
             topk_weights = topk_weights.reshape(-1)
         if gather_indices is not None and not (permute_x or permute_y):
             check_indices(gather_indices, topk_weights)
-            # Nothing but the weights is permuted, and they are few.
+            # Only the weights are permuted, and they are small.
             topk_weights = topk_weights.index_select(0, gather_indices.clamp(0, max(len(topk_weights) - 1, 0)))
     if not (permute_x or permute_y):
         gather_indices = None
@@ -120,49 +127,72 @@ def check_call(
     permute_x: bool,
     permute_y: bool,
 ) -> Shape:
-    """Return the sizes of a call. Raise `ForetuneError` naming what the host can know to be wrong with it."""
-    require(not (permute_x and permute_y), "permute_x and permute_y exclude each other: only one side is permuted")
+    """Return the shape of a call after checking everything that the host can see.
+
+    Raises:
+        ForetuneError: An argument is invalid; the message names it.
+    """
+    require(
+        not (permute_x and permute_y),
+        "permute_x and permute_y cannot both be True: only one side of the product can be permuted",
+    )
     permuted = "permute_x" if permute_x else "permute_y"
     require(
         gather_indices is not None or not (permute_x or permute_y),
-        f"{permuted}=True needs gather_indices, but they are None",
+        f"{permuted}=True needs gather_indices, but gather_indices is None",
     )
     require(isinstance(topk, int) and topk >= 1, f"topk must be an integer >= 1 but is {topk!r}")
     check_operands(_OPERANDS, (x, w, group_sizes, gather_indices, topk_weights, bias))
 
     groups, n, k = w.shape
-    require(x.shape[1] == k, f"x has {x.shape[1]} columns but w {tuple(w.shape)}, (groups, N, K), has K = {k}")
+    require(
+        x.shape[1] == k, f"x must have K = {k} columns, as w {tuple(w.shape)} is (groups, N, K), but has {x.shape[1]}"
+    )
     require(n % 8 == 0 and k % 8 == 0, f"N and K of w must be multiples of 8 but are {n} and {k}")
     require(n > 0 and k > 0, f"N and K of w must be at least 8 but are {n} and {k}")
-    require(group_sizes.shape[0] == groups, f"there are {group_sizes.shape[0]} group_sizes but w has {groups} groups")
+    require(
+        group_sizes.shape[0] == groups,
+        f"group_sizes must have {groups} entries, one per group of w, but has {group_sizes.shape[0]}",
+    )
     rows = x.shape[0] * topk if permute_x else x.shape[0]
-    require(rows <= MOST_ROWS, f"there must be at most {MOST_ROWS} rows but there are {rows}")
+    require(rows <= MOST_ROWS, f"the product must have at most {MOST_ROWS} rows but has {rows}")
     if gather_indices is not None:
-        what = f"{x.shape[0]} rows of x times topk = {topk}" if permute_x else f"{rows} rows of x"
+        what = f" ({x.shape[0]} rows of x times topk = {topk})" if permute_x else " of x"
         given = gather_indices.shape[0]
-        require(given == rows, f"there must be one of gather_indices a row, for {what}, but there are {given}")
+        require(given == rows, f"gather_indices must have {rows} entries, one per row{what}, but has {given}")
     if topk_weights is not None:
         given = topk_weights.shape[0]
-        require(given == rows, f"there must be one of topk_weights a row of y, so {rows}, but there are {given}")
+        require(given == rows, f"topk_weights must have {rows} entries, one per row of y, but has {given}")
     if bias is not None:
-        require(tuple(bias.shape) == (groups, n), f"bias must be {(groups, n)} but is {tuple(bias.shape)}")
+        require(
+            tuple(bias.shape) == (groups, n),
+            f"bias must have shape {(groups, n)}, (groups, N), but has {tuple(bias.shape)}",
+        )
     return Shape(rows, groups, n, k)
 
 
 def check_options(topk: Any, permute_x: Any, permute_y: Any) -> tuple[int, bool, bool]:
-    """Return the options in Python's own types. Raise `ForetuneError` for what merely equals one, as True equals 1."""
+    """Return the options as Python's own int and bool.
+
+    Raises:
+        ForetuneError: An option has another type, even if it compares equal (True == 1).
+    """
     is_integer = isinstance(topk, Integral) and not isinstance(topk, bool)
     require(is_integer, f"topk must be an integer >= 1 but is {shown(topk)}")
     return int(topk), check_flag("permute_x", permute_x), check_flag("permute_y", permute_y)
 
 
 def check_indices(gather_indices: torch.Tensor, topk_weights: torch.Tensor) -> None:
-    """Raise `ForetuneError` for indices that cannot permute the weights, (rows,), of rows that are not permuted."""
+    """Check that indices can permute the weights (rows,) of rows that are themselves not permuted.
+
+    Raises:
+        ForetuneError: They cannot.
+    """
     *_, indices, weights, _ = _OPERANDS
     weights.check(topk_weights, topk_weights, "topk_weights")
     indices.check(gather_indices, topk_weights, "topk_weights")
     given, rows = len(gather_indices), len(topk_weights)
-    require(given == rows, f"there must be {rows} gather_indices, one for each of topk_weights, but there are {given}")
+    require(given == rows, f"gather_indices must have {rows} entries, one per entry of topk_weights, but has {given}")
 
 
 def _find(place: int, *arguments: Any) -> Step:
@@ -170,12 +200,15 @@ def _find(place: int, *arguments: Any) -> Step:
 
 
 def _find_backward(place: int, dy: torch.Tensor, *arguments: Any) -> Step:
-    """Nothing is checked: the forward pass was."""
+    """Return the step of a gradient, without checks: the forward pass was checked."""
     return Step(_shape(dy, *arguments[:3]), dy.dtype, place, Options(*arguments[6:-1]))
 
 
 def _shape(dy: torch.Tensor, x: torch.Tensor | None, w: torch.Tensor | None, group_sizes: torch.Tensor) -> Shape:
-    """The sizes of a call from what is left of it. K is 0 where only the bias has a gradient, which needs none."""
+    """Return the sizes of a call from the tensors that were saved for its gradient.
+
+    K is 0 if only the bias needs a gradient, which does not depend on K.
+    """
     known = x if x is not None else w
     return Shape(dy.shape[0], group_sizes.shape[0], dy.shape[1], 0 if known is None else known.shape[-1])
 
@@ -221,7 +254,7 @@ def _flops(*arguments: Any, out_shape: Any, **_: Any) -> Any:
 def _backward_flops(dy: Any, x: Any, w: Any, *arguments: Any, **_: Any) -> Any:
     needs = Needs(*arguments[-1])
     known = x if x is not None else w
-    products = (needs.x or needs.weights) + needs.w  # the weights' gradient is made from that of x
+    products = (needs.x or needs.weights) + needs.w  # the gradient of topk_weights is computed from that of x
     return 2 * prod(dy) * known[-1] * products if products else 0
 
 

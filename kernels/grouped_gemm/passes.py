@@ -1,6 +1,6 @@
-"""The forward and backward pass of one call: plain tensors in and out, nothing recorded, nothing waited for.
+"""The forward and backward pass of one call: plain tensors in and out, no autograd, no device synchronization.
 
-The kernels that only some calls launch are imported where they are: Triton reads the source of each, 2 ms.
+Kernels that only some calls launch are imported where they are needed: Triton takes 2 ms to read the source of each.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Shape(NamedTuple):
-    """The sizes of one call; x has `rows` rows, or rows / topk where it is gathered."""
+    """The sizes of one call; x has `rows` rows, or rows / topk if it is gathered."""
 
     rows: int
     groups: int
@@ -34,7 +34,7 @@ class Shape(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What a call asks for besides its tensors; `grouped_gemm` says what each means."""
+    """The options of a call, as `grouped_gemm` documents them."""
 
     topk: int = 1
     permute_x: bool = False
@@ -46,7 +46,7 @@ class Options(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """Which gradients are needed."""
+    """The gradients that are needed."""
 
     x: bool
     w: bool
@@ -55,13 +55,13 @@ class Needs(NamedTuple):
 
     @classmethod
     def of(cls, needs: Sequence[bool]) -> Needs:
-        """Of what is needed of the op's arguments, in their order."""
+        """Return the needed gradients from autograd's `needs_input_grad`, in the order of the op's arguments."""
         x, w, _, _, weights, bias = needs[:6]
         return cls(x, w, weights, bias)
 
 
 class Grads(NamedTuple):
-    """The gradients that were needed."""
+    """The gradients; None for those that were not needed."""
 
     x: torch.Tensor | None = None
     w: torch.Tensor | None = None
@@ -70,9 +70,10 @@ class Grads(NamedTuple):
 
 
 class Step(Call[Shape]):
-    """What is the same for all training steps of one shape on one device: the launches of its three products.
+    """The state shared by all training steps of one shape on one device: the launches of the three products.
 
-    Raises `ForetuneError` for a mode that does not exist and for a config that cannot run this.
+    Raises:
+        ForetuneError: The mode does not exist, or a given config cannot run the problem.
     """
 
     def __init__(self, shape: Shape, dtype: torch.dtype, place: int, options: Options) -> None:
@@ -89,21 +90,21 @@ class Step(Call[Shape]):
         }
         self._launches: dict[str, ConfiguredLaunch] = {}
         for family, config in self._given.items():
-            if config is not None and shape.groups and shape.k:  # otherwise there is nothing to run it on
+            if config is not None and shape.groups and shape.k:  # else no kernel is launched
                 self.launch_of(family)
 
     def elsewhere(self) -> bool:
-        """Whether the call is of another GPU than the current one, which is what a launch goes to."""
+        """Return whether the tensors are on another GPU than the current one, to which launches would go."""
         return self.gpu is not None and self.gpu != torch.cuda.current_device()
 
     def problem(self, family: str) -> Problem:
-        """What the host knows of the problem that one of the kernels solves."""
+        """Return the problem that one of the kernels solves, as far as the host knows it."""
         permuted = {"permute_x": self.options.permute_x, "permute_y": self.options.permute_y}
         flags = tuple(name for name, is_set in permuted.items() if is_set)
         return Problem.of(family, dtype=DTYPES[self.dtype], flags=flags, **self.seen._asdict())
 
     def launch_of(self, family: str) -> ConfiguredLaunch:
-        """What launches one of the kernels, made the first time."""
+        """Return the launcher of one of the kernels, made on first use."""
         launch = self._launches.get(family)
         if launch is None:
             prepare = {
@@ -134,7 +135,7 @@ class Step(Call[Shape]):
 
 
 def saved_of(tensors: tuple[Any, ...], needs: Needs) -> tuple[torch.Tensor | None, ...]:
-    """What `backward` takes of a call's tensors. x and w are large, so each only where a gradient is made from it."""
+    """Return the tensors of a call that `backward` takes; x and w, which are large, only if a gradient needs them."""
     x, w, *others = tensors
     return x if needs.w or needs.weights else None, w if needs.x or needs.weights else None, *others
 
@@ -149,7 +150,10 @@ def forward(
     bias: torch.Tensor | None,
     *options: Any,
 ) -> torch.Tensor:
-    """y, (rows, N). Rows of no group are as the memory was, or zero where contents are checked."""
+    """Return y, (rows, N).
+
+    Rows that belong to no group are uninitialized, or zero if contents are checked (FORETUNE_CHECK).
+    """
     if step.elsewhere():
         with torch.cuda.device(step.gpu):
             return forward(step, x, w, group_sizes, indices, weights, bias)
@@ -183,8 +187,10 @@ def backward(
     weights: torch.Tensor | None,
     bias: torch.Tensor | None,
 ) -> Grads:
-    """The gradients that are needed; that of x is zero in rows of no group. x and w may be None where `saved_of` says
-    so."""
+    """Return the needed gradients; that of x is zero in rows that belong to no group.
+
+    x and w may be None if `saved_of` leaves them out.
+    """
     if step.elsewhere():
         with torch.cuda.device(step.gpu):
             return backward(step, needs, dy, x, w, group_sizes, indices, weights, bias)
@@ -202,7 +208,8 @@ def backward(
         from .triton_kernels.ungrouped import zero_ungrouped
     if needs.x or needs.weights:
         assert w is not None
-        # The weights' gradient is made from dx without them, so then they are multiplied in afterwards.
+        # The gradient of topk_weights is computed from the unweighted dx, so dx is multiplied by the weights
+        # afterwards.
         dx = _dx(step, dy, w, tile_map, indices, None if needs.weights else weights)
         if needs.weights:
             assert x is not None
@@ -211,13 +218,13 @@ def backward(
             dweights = weight_grads(dx, x, dy, bias, tile_map, indices, step.options.topk, *permutes).to(weights.dtype)
         if not needs.x:
             dx = None
-        elif step.options.permute_x:  # dx has a row for each of the topk rows of a token
+        elif step.options.permute_x:  # dx has one row for each of the topk rows of a token
             zero_ungrouped(dx, tile_map, indices)
             dx = sum_rows(dx, step.options.topk, weights if needs.weights else None)
         else:
             if needs.weights:
                 dx = sum_rows(dx, scale=weights, indices=indices)
-            zero_ungrouped(dx, tile_map)  # last, since the weights of such rows may be anything
+            zero_ungrouped(dx, tile_map)  # last, because the weights of such rows are arbitrary
     if needs.w:
         assert x is not None
         dw = _dw(step, dy, x, tile_map, indices, weights)
@@ -228,19 +235,19 @@ def backward(
 
 
 def compile_step(step: Step, needs: Sequence[bool], *arguments: Any) -> None:
-    """Have all that the forward pass launches compiled at once, and the backward pass if anything is needed of that,
-    where that is not known yet.
+    """Compile all kernels that the forward pass launches in parallel, and those of the backward pass if it is needed.
 
-    For the first step of a shape, whose binaries would else be compiled one after another. Tensors are only looked at.
+    Called for the first step of a shape, whose kernels would otherwise be compiled one after another. The tensors are
+    not read. Kernels that are compiled already are left alone.
     """
     if step.mode is Mode.SHORTLIST or step.contents_checked or step.device.backend == "cpu":
-        return  # what needs the tensors' contents; and in the interpreter there are no binaries
+        return  # these need the tensors' contents; the interpreter has no binaries
     if TileMap.has_binary() and not any(needs):
-        return  # the GEMM's alone may be missing: there is nothing to compile it beside
+        return  # at most the GEMM is missing, so there is nothing to compile in parallel
     empty: list[Any] = [
         tensor if tensor is None else torch.empty_like(tensor, device="meta") for tensor in arguments[:6]
     ]
-    with suppress(Exception), only_compiling():  # the launches themselves say what is wrong
+    with suppress(Exception), only_compiling():  # the launches themselves will report errors
         y = forward(step, *empty)
         if any(needs):
             of_grads = Needs.of(needs)
@@ -255,8 +262,10 @@ def _dx(
     indices: torch.Tensor | None,
     weights: torch.Tensor | None,
 ) -> torch.Tensor:
-    """dy @ w, (rows, K): sorted by group, or where permute_x permuted as the indices say. Rows of no group are as the
-    memory was."""
+    """Return dy @ w, (rows, K), sorted by group, or in the permuted order with permute_x.
+
+    Rows that belong to no group are uninitialized.
+    """
     dx = torch.empty((step.seen.rows, step.seen.k), dtype=dy.dtype, device=dy.device)
     step.launch_of("grouped_gemm_dx").here((dy, w, dx, tile_map.entries, indices, weights, None))
     return dx
@@ -270,14 +279,15 @@ def _dw(
     indices: torch.Tensor | None,
     weights: torch.Tensor | None,
 ) -> torch.Tensor:
-    """dy.T @ x of each group, (groups, N, K)."""
+    """Return dy.T @ x of each group, (groups, N, K)."""
     _, groups, n, k = step.seen
     permute_x, permute_y = step.options.permute_x, step.options.permute_y
     if permute_x or permute_y:
         from .triton_kernels.sorting import sorted_rows
     elif weights is not None:
         from .triton_kernels.rowwise import sum_rows
-    # The weights belong to rows, so either operand may have them: the one that is moved anyway, or the narrower one.
+    # The weights scale rows, so they can be applied to either operand: to the one that is copied anyway, or the
+    # narrower one.
     if permute_x:
         assert indices is not None
         x = sorted_rows(x, indices, step.options.topk, weights)
@@ -301,7 +311,7 @@ def _nothing(
     bias: torch.Tensor | None,
     needs: Needs,
 ) -> Grads:
-    """The gradients where no row belongs to a group."""
+    """Return the gradients of a call in which no row belongs to a group: zeros."""
     rows, groups, n, k = step.seen
     tokens = rows // step.options.topk if step.options.permute_x else rows
     return Grads(
@@ -313,23 +323,34 @@ def _nothing(
 
 
 def check_aligned(x: torch.Tensor, w: torch.Tensor) -> None:
-    """Raises `ForetuneError` where TMA or a vector load could not begin at the first element."""
+    """Check that x and w begin at multiples of 16 bytes, which TMA and vector loads require.
+
+    Raises:
+        ForetuneError: One does not.
+    """
     if (x.data_ptr() | w.data_ptr()) % 16:
         name = "x" if x.data_ptr() % 16 else "w"
-        raise ForetuneError(f"{name} must begin at a multiple of 16 bytes but this view does not: call {name}.clone()")
+        raise ForetuneError(
+            f"{name} must begin at an address that is a multiple of 16 bytes, but this view does not: "
+            f"pass {name}.clone()"
+        )
 
 
 def check_contents(group_sizes: torch.Tensor, gather_indices: torch.Tensor | None, rows: int) -> None:
-    """Waits for the device and raises `ForetuneError` for group sizes and indices that make no sense. (Rows that are
-    past the last group are allowed.)"""
+    """Check group sizes and indices on the device, and wait for it. Rows past the last group are allowed.
+
+    Raises:
+        ForetuneError: A size is negative, sizes sum to more than `rows`, or indices are no permutation.
+    """
     sizes = group_sizes.tolist()
-    require(min(sizes, default=0) >= 0, f"group_sizes must be >= 0 but one is {min(sizes, default=0)}")
-    require(sum(sizes) <= rows, f"group_sizes sum to {sum(sizes)} but there are {rows} rows")
+    require(min(sizes, default=0) >= 0, f"group_sizes must be >= 0 but contains {min(sizes, default=0)}")
+    require(sum(sizes) <= rows, f"group_sizes must sum to at most {rows}, the number of rows, but sum to {sum(sizes)}")
     if gather_indices is not None:
-        there = torch.arange(rows, device=gather_indices.device, dtype=gather_indices.dtype)
-        wrong = (gather_indices.sort().values != there).nonzero().flatten()
-        require(
-            len(wrong) == 0,
-            f"gather_indices must be each of 0 to {rows - 1} once but, sorted, there is "
-            f"{gather_indices.sort().values[wrong[:1]].tolist()} at {wrong[:1].tolist()}",
-        )
+        in_order = gather_indices.sort().values
+        expected = torch.arange(rows, device=gather_indices.device, dtype=gather_indices.dtype)
+        wrong = (in_order != expected).nonzero().flatten().tolist()
+        if wrong:
+            raise ForetuneError(
+                f"gather_indices must contain each of 0 to {rows - 1} once, but entry {wrong[0]} of the sorted indices "
+                f"is {int(in_order[wrong[0]])}"
+            )

@@ -1,6 +1,6 @@
-"""`unsloth_grouped_gemm`: the op behind Unsloth's interface, so that an MoE layer switches by changing one import.
+"""`unsloth_grouped_gemm`: the op with Unsloth's interface, so that an MoE layer switches by changing one import.
 
-The names here are Unsloth's. Its configs are mapped to ours; a knob that they have no name for is the family's default.
+The names are Unsloth's. Its configs are translated to Foretune's; knobs that they lack get the default config's value.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from .op import grouped_gemm
 
 @dataclass
 class _Config:
-    """What Unsloth's three configs have in common. M are the rows, N and K those of w, in each of them.
+    """Fields that Unsloth's three configs share; in each, M are the rows, and N and K those of w.
 
-    `flatten` changes nothing: our kernels always are. `fuse_mul_post` and the permutations are the call's.
+    `flatten` has no effect: Foretune's kernels are always flattened. `fuse_mul_post` has none either, because the call
+    decides.
 
-    Raises `ForetuneError` for what cannot be together.
+    Raises:
+        ForetuneError: Fields contradict each other.
     """
 
     BLOCK_SIZE_M: int = 32
@@ -38,18 +40,20 @@ class _Config:
         self._check(self.permute_x, self.permute_y)
 
     def _check(self, permute_x: bool, permute_y: bool) -> None:
-        """Raises where the config cannot run a call with these permutations."""
+        """Raise `ForetuneError` if the config cannot run a call with these permutations."""
         if permute_x and permute_y:
-            raise ForetuneError("permute_x and permute_y exclude each other: only one side is permuted")
+            raise ForetuneError(
+                "permute_x and permute_y cannot both be True: only one side of the product can be permuted"
+            )
         for name, permuted in self._tma_against(permute_x, permute_y).items():
             if getattr(self, name) and permuted:
                 raise ForetuneError(
-                    f"{type(self).__name__}: {name}=True needs rows that lie one after another, but "
-                    f"{'permute_x' if permute_x else 'permute_y'}=True"
+                    f"{type(self).__name__}: {name} must be False with "
+                    f"{'permute_x' if permute_x else 'permute_y'}=True, because TMA cannot move permuted rows"
                 )
 
     def _tma_against(self, permute_x: bool, permute_y: bool) -> dict[str, bool]:
-        """Which of the TMA knobs are of an operand that is permuted."""
+        """Return, for each TMA field of an operand that can be permuted, whether it is."""
         raise NotImplementedError
 
     def _knobs(self, output_rows: int, output_columns: int, contraction: int, **tma: bool) -> KernelConfig:
@@ -71,8 +75,8 @@ class KernelConfigForward(_Config):
     1
     >>> KernelConfigForward(permute_x=True, use_tma_load_x=True)
     Traceback (most recent call last):
-    foretune.datasets.errors.ForetuneError: KernelConfigForward: use_tma_load_x=True needs rows that lie one after \
-another, but permute_x=True
+    foretune.datasets.errors.ForetuneError: KernelConfigForward: use_tma_load_x must be False with permute_x=True, \
+    because TMA cannot move permuted rows
     """
 
     use_tma_load_w: bool = False
@@ -82,14 +86,14 @@ another, but permute_x=True
         return {"use_tma_load_x": permute_x, "use_tma_store": permute_y}
 
     def ours(self) -> KernelConfig:
-        """The same for our kernel."""
+        """Return the corresponding config of Foretune's kernel."""
         blocks = (self.BLOCK_SIZE_M, self.BLOCK_SIZE_N, self.BLOCK_SIZE_K)
         return self._knobs(*blocks, TMA_X=self.use_tma_load_x, TMA_W=self.use_tma_load_w, TMA_Y=self.use_tma_store)
 
 
 @dataclass
 class KernelConfigBackward_dX(_Config):  # noqa: N801 - Unsloth's name
-    """A config of dx = dy @ w: its columns are K, and it contracts over N."""
+    """A config of dx = dy @ w: its columns run along K, and it contracts over N."""
 
     use_tma_load_dy: bool = False
     use_tma_load_w: bool = False
@@ -98,14 +102,14 @@ class KernelConfigBackward_dX(_Config):  # noqa: N801 - Unsloth's name
         return {"use_tma_load_dy": permute_y, "use_tma_store": permute_x}
 
     def ours(self) -> KernelConfig:
-        """The same for our kernel, whose x is dy and whose y is dx."""
+        """Return the corresponding config of Foretune's kernel, whose x is dy and whose y is dx."""
         blocks = (self.BLOCK_SIZE_M, self.BLOCK_SIZE_K, self.BLOCK_SIZE_N)
         return self._knobs(*blocks, TMA_X=self.use_tma_load_dy, TMA_W=self.use_tma_load_w, TMA_Y=self.use_tma_store)
 
 
 @dataclass
 class KernelConfigBackward_dW(_Config):  # noqa: N801 - Unsloth's name
-    """A config of dw = dy.T @ x: its rows are N, its columns K, and it contracts over M."""
+    """A config of dw = dy.T @ x: its rows run along N, its columns along K, and it contracts over M."""
 
     use_tma_load_dy: bool = False
     use_tma_load_x: bool = False
@@ -114,7 +118,7 @@ class KernelConfigBackward_dW(_Config):  # noqa: N801 - Unsloth's name
         return {"use_tma_load_dy": permute_y, "use_tma_load_x": permute_x}
 
     def ours(self) -> KernelConfig:
-        """The same for our kernel."""
+        """Return the corresponding config of Foretune's kernel."""
         blocks = (self.BLOCK_SIZE_N, self.BLOCK_SIZE_K, self.BLOCK_SIZE_M)
         return self._knobs(*blocks, TMA_DY=self.use_tma_load_dy, TMA_X=self.use_tma_load_x, TMA_DW=self.use_tma_store)
 
@@ -137,15 +141,34 @@ def unsloth_grouped_gemm(
     dX_only: bool = False,
     dW_only: bool = False,
 ) -> torch.Tensor:
-    """Unsloth's `grouped_gemm`: Y (tokens * topk, N) from X (..., K) and W (experts, N, K).
+    """Run Unsloth's `grouped_gemm`: Y (tokens * topk, N) from X (..., K) and W (experts, N, K). Differentiable.
 
-    X has tokens rows with `permute_x` and tokens * topk without; `gather_indices` is the stable argsort of the
-    flat top-k expert ids; `topk_weights` are multiplied in only with `fuse_mul_post`, and here that is differentiable.
-    Configs that are not given are predicted; with `autotune` the 8 that are predicted to be best are benchmarked
-    once. `dX_only` and `dW_only` make only that gradient. `is_first_gemm` changes nothing.
+    N and K need not be multiples of the block sizes.
 
-    Raises `ForetuneError` for a combination that cannot be, as `grouped_gemm` does. N and K need not be multiples
-    of the blocks.
+    Args:
+        X: (..., K), with tokens rows in total with `permute_x`, and tokens * topk without.
+        W: (experts, N, K).
+        m_sizes: (experts,), the number of rows of each expert.
+        topk: The number of experts per token.
+        gather_indices: (tokens * topk,), the stable argsort of the flattened top-k expert ids.
+        permute_x: Gather the rows of X.
+        permute_y: Scatter the rows of Y.
+        topk_weights: The weights of the rows of Y; used only with `fuse_mul_post`. They receive a gradient, other than
+            in Unsloth's op.
+        fuse_mul_post: Multiply Y by `topk_weights`.
+        kernel_config_fwd: The config of the forward pass; predicted if omitted.
+        kernel_config_bwd_dX: The same for the gradient of X.
+        kernel_config_bwd_dW: The same for the gradient of W.
+        autotune: Time the 8 configs predicted to be best once, and keep the fastest.
+        is_first_gemm: Has no effect.
+        dX_only: Compute the gradient of X only.
+        dW_only: Compute the gradient of W only.
+
+    Returns:
+        Y.
+
+    Raises:
+        ForetuneError: An argument is invalid, or options contradict each other; see also `grouped_gemm`.
 
     >>> import torch
     >>> if torch.cuda.is_available():
@@ -164,13 +187,13 @@ def unsloth_grouped_gemm(
     for name, tensor in (("X", X), ("W", W)):
         check_tensor(name, tensor)
     if X.dim() == 0:
-        raise ForetuneError("X must be (..., K) but is a number")
+        raise ForetuneError("X must have at least one dimension, (..., K), but is a scalar")
     if autotune and any(config is not None for config in configs):
-        raise ForetuneError("autotune=True chooses the configs: leave kernel_config_fwd, _bwd_dX and _bwd_dW out")
+        raise ForetuneError("autotune=True chooses the configs: kernel_config_fwd, _bwd_dX and _bwd_dW must be None")
     if dX_only and dW_only:
-        raise ForetuneError("dX_only and dW_only exclude each other")
+        raise ForetuneError("dX_only and dW_only cannot both be True")
     if fuse_mul_post and topk_weights is None:
-        raise ForetuneError("fuse_mul_post=True needs topk_weights, but they are None")
+        raise ForetuneError("fuse_mul_post=True needs topk_weights, but topk_weights is None")
     for config in configs:
         if config is not None:
             config._check(permute_x, permute_y)

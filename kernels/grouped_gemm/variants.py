@@ -1,19 +1,19 @@
-"""`Variant`: what tells the three grouped GEMMs apart; and the chunks of rows in which dW sums."""
+"""The differences between the three grouped GEMMs, and the chunks of rows over which dW sums."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: The permutations that a variant can be fused with: `permute_x` where the layer gathers the rows of x while it
-#: loads them, `permute_y` where it scatters the rows of y while it stores them. The backward operations mirror them.
+#: The permutations that can be fused into a layer: with `permute_x` it gathers the rows of x while loading them, with
+#: `permute_y` it scatters the rows of y while storing them. The backward products mirror this.
 PERMUTATIONS = ("permute_x", "permute_y")
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One product of a layer with w (groups, N, K): left @ right = out, each of which may go through TMA.
+    """One of the three products of a layer with w (groups, N, K): left @ right = out, each of them with a TMA knob.
 
-    `columns` and `depth` are the layer's dimensions that the output tile's columns and the contraction run along.
+    `columns` and `depth` name the layer's dimensions along which the output's columns and the contraction run.
     """
 
     name: str
@@ -22,10 +22,10 @@ class Variant:
     tma_left: str  # the knob that loads the left operand with TMA
     tma_right: str
     tma_out: str
-    permuted_by: tuple[tuple[str, str], ...]  # (permutation, the TMA knob that it rules out)
-    dtype_argument: str  # the kernel's parameter that says the dtype
-    permuting: tuple[tuple[str, str], ...]  # (permutation, the kernel's parameter that says so)
-    kernel_n_k: tuple[str, str] = ("n", "k")  # the layer's dimensions that the kernel calls N and K
+    permuted_by: tuple[tuple[str, str], ...]  # (permutation, the TMA knob that must then be 0)
+    dtype_argument: str  # the kernel's parameter whose dtype is the problem's
+    permuting: tuple[tuple[str, str], ...]  # (permutation, the kernel's parameter that turns it on)
+    kernel_n_k: tuple[str, str] = ("n", "k")  # the layer's dimensions that the kernel names N and K
 
     @property
     def tma(self) -> tuple[str, str, str]:
@@ -34,11 +34,14 @@ class Variant:
 
     @property
     def first_of_kernel(self) -> Variant:
-        """The first variant that runs the same kernel: what depends on that alone is then found out once for both."""
+        """The first variant that runs the same kernel.
+
+        What depends on the kernel alone is computed once for both.
+        """
         return next(variant for variant in VARIANTS.values() if variant.tma == self.tma)
 
 
-# y = x @ w.T: x is gathered, or y scattered.
+# y = x @ w.T: x is gathered, or y is scattered.
 FORWARD = Variant(
     "grouped_gemm_fwd",
     columns="n",
@@ -50,7 +53,7 @@ FORWARD = Variant(
     dtype_argument="x_ptr",
     permuting=(("permute_x", "GATHER"), ("permute_y", "SCATTER")),
 )
-# dx = dy @ w, by the same kernel, whose x is dy and whose y is dx: dx is scattered, or dy gathered.
+# dx = dy @ w, computed by the forward kernel with dy as its x and dx as its y: dx is scattered, or dy is gathered.
 DX = Variant(
     "grouped_gemm_dx",
     columns="k",
@@ -63,7 +66,7 @@ DX = Variant(
     permuting=(("permute_x", "SCATTER"), ("permute_y", "GATHER")),
     kernel_n_k=("k", "n"),
 )
-# dw = dy.T @ x: x or dy is sorted beforehand, so nothing is ruled out, and the kernel does not know.
+# dw = dy.T @ x: the permuted operand, x or dy, is sorted in advance, so no TMA knob is excluded.
 DW = Variant(
     "grouped_gemm_dw",
     columns="k",
@@ -79,16 +82,17 @@ DW = Variant(
 VARIANTS = {variant.name: variant for variant in (FORWARD, DX, DW)}
 
 
-#: No piece is shorter: it would have too few steps to pay for the sum.
+#: The smallest chunk, in rows: shorter ones have too few steps to pay for adding up the partial sums.
 _LEAST_ROWS = 1024
 _MULTIPLE = 128
 
 
 def chunk_rows(rows: int, n: int, k: int, sm_count: int) -> int:
-    """How many rows of one group dW sums at a time, at most: a sixth of what an SM has to do in all.
+    """Return the most rows of one group that dW sums at a time: a sixth of the average work of an SM.
 
-    One huge group among small ones is otherwise N x K / tile area long jobs for more SMs than that. Depends only on
-    what the host knows. Where N x K is large no group is split, because its tiles alone keep the SMs even.
+    Without chunks, one huge group among small ones would be N x K / (tile area) long jobs, too few to keep all SMs
+    busy. The result depends only on what the host knows. If N x K is large no group is split, because its tiles alone
+    balance the SMs.
 
     >>> chunk_rows(65536, 1536, 2048, 132), chunk_rows(65536, 14336, 4096, 132)
     (8064, 65536)
@@ -99,4 +103,5 @@ def chunk_rows(rows: int, n: int, k: int, sm_count: int) -> int:
 
 
 def cdiv(a: int, b: int) -> int:
+    """Return a / b, rounded up."""
     return -(-a // b)

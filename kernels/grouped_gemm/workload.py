@@ -1,4 +1,4 @@
-"""Which problems to measure: the layers of real MoE models, and random shapes that fill the gaps."""
+"""The problems to measure: the layers of real MoE models, and random shapes in between."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ from .group_sizes import ROUTINGS, drawn_sizes
 ROWS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 #: Expert-parallel degrees: each rank holds num_experts / degree experts.
 EXPERT_PARALLEL = (1, 4, 8, 16)
-#: What a rank's part of the intermediate size is a multiple of, and at least.
+#: A rank's part of the intermediate size is a multiple of this.
 SPLIT_STEP = 64
-#: Invented models have as many experts, and widths of multiples of these, between these (hidden, intermediate).
+#: Synthetic models: their numbers of experts, the values whose multiples their widths are, and the ranges of widths
+#: (hidden, intermediate).
 INVENTED_EXPERTS = (8, 16, 32, 48, 60, 64, 72, 96, 128, 144, 160, 192, 256, 288, 320, 384, 512)
 INVENTED_STEPS = (64, 128, 256, 512)
 INVENTED_WIDTHS = ((1024, 8192), (256, 24576))
-#: Shares of the problems in fp16 (the others are in bf16), and of those with the permutation of their layer fused.
+#: The share of problems in fp16 (the others are in bf16), and of those with the layer's permutation fused.
 FP16_SHARE, PERMUTED_SHARE = 0.15, 0.35
-#: What can be fused into each projection: tokens are gathered on the way into a layer, and scattered on the way out.
+#: The permutation that can be fused into each projection: tokens are gathered at a layer's input, and scattered at its
+#: output.
 PERMUTATION = {"w13": "permute_x", "w2": "permute_y"}
-#: Limits of one problem: on an H200 a few milliseconds at the best config, and weights that fit beside everything else.
+#: Limits of one problem: a few milliseconds on an H200 with the best config, and weights that fit in memory next to the
+#: other tensors.
 MOST_TFLOP = 2.5
 MOST_WEIGHT_BYTES = 12e9
-#: So many draws of a random shape that are over the limits in a row: there is hardly one within.
+#: Draws of a random shape in a row that may exceed the limits before drawing fails.
 MOST_DRAWS = 10_000
 
 
@@ -44,15 +47,28 @@ def draw(
     most_tflop: float = MOST_TFLOP,
     seed: int = 0,
 ) -> tuple[Case, ...]:
-    """Problems of one grouped-GEMM family: `per_layer` of each distinct layer shape, `random` random ones, and
-    `invented` layers of models that nobody has made, whose widths and experts are like those of models.
+    """Draw problems of one grouped GEMM family.
 
-    None computes more than `most_tflop` times 1e12 floating-point operations.
+    Both projections of each model are crossed with row counts, expert-parallel and tensor-parallel degrees, and
+    routings by stratified sampling, so that every count appears equally often. A share is in fp16, and a share has the
+    layer's permutation fused. The order is random, so that a run cut short by its budget has a representative sample.
+    The same arguments give the same cases.
 
-    Both projections of each model, crossed with row counts (`tokens` times the model's top_k, or ROWS),
-    expert-parallel and tensor-parallel degrees and routings by stratified sampling, so that every count appears equally
-    often; a share in fp16, and a share with the layer's permutation fused. The order is shuffled, so that a run cut
-    short by its budget has a fair sample. The same arguments give the same cases.
+    Args:
+        family: The name of the family.
+        models: The models whose layers are drawn.
+        tokens: Token counts, multiplied by a model's top_k; ROWS, as routed rows, if omitted.
+        per_layer: The number of problems per distinct layer shape.
+        random: The number of random shapes.
+        invented: The number of layers of synthetic models, whose widths and experts resemble those of real models.
+        most_tflop: The most floating-point operations of a problem, in 1e12.
+        seed: The random seed.
+
+    Returns:
+        The cases.
+
+    Raises:
+        ForetuneError: An argument is invalid, or hardly any random shape is within the limits.
 
     >>> from ..workloads import load_models
     >>> len(draw("grouped_gemm_fwd", load_models()[:2], random=3))
@@ -66,7 +82,7 @@ def draw(
         degrees = [degree for degree in EXPERT_PARALLEL if experts % degree == 0 and experts // degree >= 2]
         taken: set[tuple[int, int, int, int]] = set()
         for _ in range(per_layer):
-            for _ in range(50):  # a draw over the limits, or a repeated one, is drawn again
+            for _ in range(50):  # draw again if the problem exceeds the limits or repeats one
                 groups = experts // int(rng.choice(degrees))
                 on_rank = _split(n, k, layer.sources[0], layer.inter, rng)
                 count = deck.draw() * (int(rng.choice(layer.top_ks)) if tokens else 1)
@@ -84,7 +100,8 @@ def draw(
                 break
         else:
             raise ForetuneError(
-                f"no random shape of {low} rows or more has at most {most_tflop} TFLOP: allow more, or fewer tokens"
+                f"found no random shape with at least {low} rows and at most {most_tflop} TFLOP: raise the TFLOP limit "
+                "or lower the token counts"
             )
     return shuffled(drawn, rng)
 
@@ -99,7 +116,7 @@ class _Layer:
 
 
 def _layers(models: Sequence[Model]) -> dict[tuple[int, int, int], _Layer]:
-    """Distinct layer shapes: (experts, N, K)."""
+    """Return the distinct layer shapes (experts, N, K)."""
     layers: dict[tuple[int, int, int], _Layer] = {}
     for model in models:
         for projection, (n, k) in model.projections().items():
@@ -110,15 +127,14 @@ def _layers(models: Sequence[Model]) -> dict[tuple[int, int, int], _Layer]:
 
 
 def _split(n: int, k: int, source: str, inter: int, rng: np.random.Generator) -> tuple[int, int]:
-    """Return (N, K) of a layer on one rank: tensor parallelism splits the intermediate size. Unsplit as often as
-    split."""
+    """Return (N, K) of a layer on one rank: tensor parallelism splits the intermediate size, in half of the cases."""
     degrees = [degree for degree in TENSOR_PARALLEL[1:] if inter % (degree * SPLIT_STEP) == 0]
     degree = int(rng.choice(degrees)) if degrees and rng.uniform() < 0.5 else 1
     return (n // degree, k) if source.endswith("/w13") else (n, k // degree)
 
 
 def _random_shape(rng: np.random.Generator) -> tuple[int, int, int, str]:
-    """(groups, N, K) and what stands for their model."""
+    """Draw (groups, N, K) and the source that marks a random shape."""
     groups, n, k = (int(s) for s in np.exp(rng.uniform(np.log((1, 128, 128)), np.log((512, 16384, 16384)))))
     step = int(rng.choice((8, 64, 128)))
     n, k = (max(step, size // step * step) for size in (n, k))
@@ -126,7 +142,7 @@ def _random_shape(rng: np.random.Generator) -> tuple[int, int, int, str]:
 
 
 def _invented_shape(rng: np.random.Generator) -> tuple[int, int, int, str]:
-    """The same, of a model that nobody has made, on one rank of as many as users take: "random/w13" or "random/w2"."""
+    """Draw a layer of a synthetic model on one rank: (groups, N, K) and "random/w13" or "random/w2"."""
     experts = int(rng.choice(INVENTED_EXPERTS))
     groups = experts // int(rng.choice([degree for degree in EXPERT_PARALLEL if experts % degree == 0]))
     hidden, inter = (

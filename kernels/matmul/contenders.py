@@ -1,5 +1,8 @@
-"""What the dense GEMM is compared with, cuBLAS as torch calls it and Inductor's max-autotune, on which products (real
-layers from decode to training, forward and backward, and squares), and the goals for it."""
+"""The comparison of the dense GEMM with cuBLAS, as torch calls it, and with Inductor's max-autotune.
+
+The products are real layers, from decode to training, forward and backward, and squares. The goals are defined here
+too.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,9 @@ LAYERS = (
     ("Qwen3-4B", "down", 1),
     ("Gemma-3-12B", "o", 1),
 )
-#: Tokens of a forward pass, and of training's three passes.
+#: Tokens of a forward pass, and of the three passes of training.
 FORWARD, TRAINED = (1, 16, 128), 8192
-#: One layer in other dtypes, and with what may follow: (dtype, flags).
+#: Variations of one layer: (dtype, flags).
 WAYS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("fp16", ()),
     ("fp32", ()),
@@ -39,9 +42,10 @@ SQUARES = (1024, 4096, 8192)
 
 
 def suite_cases(models: Sequence[DenseModel]) -> dict[str, Case]:
-    """The suite by name, "MODEL/LAYER pass tokens"; the same in every process.
+    """Return the suite by name, "MODEL/LAYER pass tokens"; the same in every process.
 
-    Raises `ForetuneError` where a model is not among `models`.
+    Raises:
+        ForetuneError: A model of the suite is not among `models`.
 
     >>> from ..workloads import load_dense_models
     >>> suite_cases(load_dense_models())["Qwen3-4B/down dw 8192"].problem["k"]
@@ -51,7 +55,9 @@ def suite_cases(models: Sequence[DenseModel]) -> dict[str, Case]:
     cases = {}
     for name, layer, degree in LAYERS:
         if name not in by_name:
-            raise ForetuneError(f"the suite needs the model {name} but there are {', '.join(sorted(by_name))}")
+            raise ForetuneError(
+                f"the suite needs the model {name}, but the given models are {', '.join(sorted(by_name))}"
+            )
         n, k = by_name[name].linear_layers(degree)[layer]
         source = f"{name}/{layer}"
         for tokens in (*FORWARD, TRAINED):
@@ -84,15 +90,19 @@ class MatmulComparison:
     others = ("cublas", "inductor")
 
     def suite(self, family: Measurable) -> Mapping[str, Case]:
+        """Return the problems of the comparison, by name."""
         return suite_cases(load_dense_models())
 
     def contenders(
         self, family: Measurable, problem: Problem, inputs: Inputs, device: DeviceSpec, best: BestConfigs
     ) -> dict[str, Callable[[], Any]]:
-        """cublas: `torch.matmul`, `addmm`, `bmm` or `_int_mm`, then the activation as a kernel of its own. inductor:
-        the same under `torch.compile(mode="max-autotune-no-cudagraphs")`, which fuses it."""
+        """Return the contenders by name.
+
+        "cublas" is `torch.matmul`, `addmm`, `bmm` or `_int_mm`, followed by the activation as a separate kernel.
+        "inductor" is the same under `torch.compile(mode="max-autotune-no-cudagraphs")`, which fuses the activation.
+        """
         if reason := no_torch_product(problem):
-            warn(f"{problem} has no contenders: {reason}")
+            warn(f"{problem} is compared with nothing: {reason}")
             return {}
         product, operands = torch_product(problem), torch_operands(inputs)
         compiled = max_autotuned(product)
@@ -102,10 +112,11 @@ class MatmulComparison:
         }
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath:
+        """Time the op and a bare launch of its kernel."""
         return time_launch_path(device)
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
-        """The predicted config next to both; those that no row is about are left out."""
+        """Return the goals for the predicted config over both contenders, except those that no row concerns."""
         what = "dense GEMM, predicted config, over"
         return [
             *judge_predicted(rows, {"cublas": (0.85, 0.95)}, f"{what} cuBLAS"),
@@ -118,17 +129,19 @@ COMPARISON = MatmulComparison()
 
 
 def no_torch_product(problem: Problem) -> str | None:
-    """The reason why torch cannot compute a problem on a GPU, or None."""
+    """Return why torch cannot compute a problem on a GPU, or None."""
     if problem.dtype != "int8":
         return None
     if problem["batch"] > 1 or problem["m"] <= 16 or problem["n"] % 8 or problem["k"] % 8:
-        return "torch._int_mm takes one matrix of more than 16 rows, and N and K that are multiples of 8"
+        return "torch._int_mm needs a single matrix with more than 16 rows, and N and K that are multiples of 8"
     return None
 
 
 def torch_operands(inputs: Inputs) -> tuple[torch.Tensor, ...]:
-    """a (M, K), b (K, N) and the bias, if there is one, of a problem's inputs as torch takes them; three dimensions in
-    a batch."""
+    """Return a (M, K), b (K, N) and the bias, if any, of a problem's inputs as torch takes them.
+
+    In a batch, a and b have three dimensions.
+    """
     flags = inputs.problem.flags
     a = inputs.a.mT if A_KM in flags else inputs.a
     b = inputs.b if B_KN in flags else inputs.b.mT
@@ -138,8 +151,10 @@ def torch_operands(inputs: Inputs) -> tuple[torch.Tensor, ...]:
 
 
 def torch_product(problem: Problem) -> Callable[..., torch.Tensor]:
-    """The problem as torch has it, a function of `torch_operands`. A new function each time: what is compiled of one
-    says nothing of the next."""
+    """Return the problem's product in torch, a function of `torch_operands`.
+
+    It is a new function each time, so that compiling one does not affect the next.
+    """
     import torch
     from torch.nn import functional
 
@@ -160,7 +175,7 @@ def torch_product(problem: Problem) -> Callable[..., torch.Tensor]:
 
 
 def in_tf32(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The function's result, float32 being multiplied as tf32 meanwhile, as our kernel does it."""
+    """Call a function with torch multiplying float32 as tf32, as our kernel does, and return its result."""
     import torch
 
     before = torch.get_float32_matmul_precision()
@@ -174,16 +189,15 @@ def in_tf32(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def max_autotuned(product: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """The product as Inductor's max-autotune compiles it when it is first called."""
+    """Return the product as Inductor's max-autotune compiles it on the first call."""
     import torch
 
-    torch.compiler.reset()  # or the ninth shape is one too many, and runs without
+    torch.compiler.reset()  # else the ninth shape exceeds Dynamo's limit and runs uncompiled
     return torch.compile(product, mode="max-autotune-no-cudagraphs", dynamic=False)
 
 
 def time_launch_path(device: DeviceSpec) -> LaunchPath:
-    """Times the op against a bare launch of its kernel, in interleaved turns, on a problem that keeps the GPU ahead of
-    the host."""
+    """Time the op and a bare launch of its kernel in turns, on a problem that keeps the GPU ahead of the host."""
     import torch
 
     from .op import matmul
@@ -193,7 +207,7 @@ def time_launch_path(device: DeviceSpec) -> LaunchPath:
     problem = Problem.of("matmul", batch=1, m=64, n=256, k=256)
     inputs, config = family.inputs(problem, device), family.default(problem, device)
     if config["TMA"]:
-        config = type(config).from_json(config.to_json() | {"TMA": 0})  # no allocator is needed
+        config = type(config).from_json(config.to_json() | {"TMA": 0})  # so that no allocator is needed
     if reason := family.supports(config, problem, device):
         raise ForetuneError(f"the launch path cannot be timed on {device.name}: {reason}")
     a, b = torch_operands(inputs)

@@ -1,5 +1,7 @@
-"""The dense GEMM as a family: what predicting, pruning and measuring need. torch and triton are imported when they are
-needed: a prediction needs neither."""
+"""The dense GEMM as a family: prediction, pruning and measurement.
+
+torch and triton are imported when they are needed; prediction needs neither.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,12 @@ from .space import KNOBS, full_space, smem_bytes, wrong_knob
 if TYPE_CHECKING:
     import torch
 
-#: A tile's rows and columns are counted in 32 bits, and may reach past the end by a block.
+#: The largest dimension: rows and columns of tiles have 32 bits, and may reach past the end by a block.
 MOST_SIZE = 2**30
-#: Tiles are counted in 32 bits.
+#: The most tiles of a product, which are counted in 32 bits.
 MOST_TILES = 2**31 - 1
-#: 8 GiB of partial sums in float32. Where so much is to be kept there are tiles enough without cutting K; with 50 GiB
-#: of them launches failed on an H200 (illegal memory accesses).
+#: The most partial sums of SPLIT_K, 8 GiB in float32. Products that would need more have enough tiles without splitting
+#: K; with 50 GiB launches failed on an H200 (illegal memory accesses).
 MOST_PARTIALS = 2**31 - 1
 
 
@@ -50,18 +52,18 @@ class Inputs:
     a: torch.Tensor  # (batch, M, K) or (batch, K, M)
     b: torch.Tensor  # (batch, N, K) or (batch, K, N)
     bias: torch.Tensor | None  # (N,)
-    y: torch.Tensor  # (batch, M, N); poisoned with NaN, or with the least int32
+    y: torch.Tensor  # (batch, M, N); filled with NaN, or with the smallest int32
     problem: Problem
     device: DeviceSpec
 
 
 class Matmul(GemmFamily, MeasuredFamily):
-    """y[i] = activation(a[i] @ b[i] + bias) for i < batch: a (M, K), b (K, N), y (M, N).
+    """Compute y[i] = activation(a[i] @ b[i] + bias) for i < batch: a (M, K), b (K, N), y (M, N).
 
-    A problem without flags is a linear layer's product, x (M, K) @ w.T: a is stored as (M, K) and b as (N, K), rows
-    along K. Flags say what differs: "a_km" (a is stored as (K, M)), "b_kn" (b as (K, N)), "bias" (N,), and one of
-    "relu", "gelu" (the exact one) and "silu". So the gradient of the layer's input, dy @ w, has "b_kn", and that of
-    its weight, dy.T @ x, "a_km" and "b_kn".
+    A problem without flags is a linear layer's product, x (M, K) @ w.T: a is stored as (M, K) and b as (N, K), with
+    rows along K. Flags are "a_km" (a is stored as (K, M)), "b_kn" (b is stored as (K, N)), "bias" (N,), and one of
+    "relu", "gelu" (the exact one) and "silu". The gradient of the layer's input, dy @ w, has "b_kn"; that of its
+    weight, dy.T @ x, has "a_km" and "b_kn".
 
     >>> family, h200 = Matmul(), DeviceSpec.named("h200")
     >>> problem = Problem.of("matmul", batch=1, m=8192, n=4096, k=4096, flags=("bias", "gelu"))
@@ -78,7 +80,7 @@ class Matmul(GemmFamily, MeasuredFamily):
     default_dims: ClassVar[Mapping[str, int]] = {"batch": 1}
     largest: ClassVar[Mapping[str, int]] = dict.fromkeys(dims, MOST_SIZE)
     ragged: ClassVar[Mapping[str, str]] = {}
-    bucketed = ("m", "k")  # one of them at a time: see `call_dims`
+    bucketed = ("m", "k")  # at most one of them per problem: see `call_dims`
     feature_names = FEATURE_NAMES
     dtype_argument = "a_ptr"
     dims_from: ClassVar[Mapping[str, tuple[str, int]]] = {
@@ -89,78 +91,95 @@ class Matmul(GemmFamily, MeasuredFamily):
     }
     least_elements = 1
     estimated_by = ("estimate_us",)
-    # Operands in tf32 are rounded to 2^-11 each, or cut off, which is twice as far. int32 is exact.
+    # tf32 operands are rounded to 2^-11 each, or truncated, which is twice as far. int32 is exact.
     tolerances: ClassVar[Mapping[str, float]] = ROUNDED_ONCE | {"fp32": 1e-3, "int8": 1e-6}
     launch_knobs = BANDS_AND_PROGRAMS | {"SPLIT_K": (1, 2), "PROGRAMS_PER_SM": (0, 1)}
 
     def full_space(self) -> tuple[KernelConfig, ...]:
+        """Return every config worth declaring."""
         return full_space()
 
     def smem_bytes(self, config: Knobs, elements: Any, device: DeviceSpec) -> int:
+        """Return the shared memory of one program, in bytes."""
         return smem_bytes(config, elements, device)
 
     def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
+        """Return why no config of the kernel has these knob values, or None."""
         return wrong_knob(knobs)
 
     def wrong_problem(self, problem: Problem) -> str | None:
+        """Return why no config runs a problem, or None."""
         after = [flag for flag in problem.flags if flag in (BIAS, *ACTIVATIONS)]
         if problem.dtype == "int8" and after:
-            return f"int8 is summed in int32, which takes no {after[0]}"
+            return f"{after[0]} is not available for int8, which is summed in int32"
         if len(activations := [flag for flag in after if flag != BIAS]) > 1:
-            return f"one activation can follow, not {' and '.join(activations)}"
+            return f"a problem can have one activation at most but has {' and '.join(activations)}"
         for dim in self.dims:
             if not 1 <= problem[dim] <= MOST_SIZE:
                 return f"{dim} must be between 1 and {MOST_SIZE} but is {problem[dim]}"
         return None
 
     def wrong_pair(self, config: KernelConfig, problem: Problem) -> str | None:
+        """Return why a config cannot run a problem on any device, or None."""
         knobs: Mapping[str, Any] = config.to_json()
         if knobs["TMA"] and not is_aligned(problem):
-            return f"TMA cannot be {knobs['TMA']}: rows of this problem do not begin at multiples of 16 bytes: 0"
+            return f"TMA must be 0 but is {knobs['TMA']}: rows of this problem do not begin at multiples of 16 bytes"
         if knobs["CONSUMERS"] and problem.itemsize != 2:
-            return f"CONSUMERS cannot be {knobs['CONSUMERS']} in {problem.dtype_name}: its kernel is of 16 bits; 0"
+            consumers, dtype = knobs["CONSUMERS"], problem.dtype_name
+            return f"CONSUMERS must be 0 in {dtype} but is {consumers}: the warp-specialized kernel takes 16-bit dtypes"
         if problem.dtype == "int8" and knobs["BLOCK_K"] < 32:
-            return f"BLOCK_K cannot be {knobs['BLOCK_K']} in int8: at least 32"
+            return f"BLOCK_K must be at least 32 in int8 but is {knobs['BLOCK_K']}"
         tiles = problem["batch"] * knobs["SPLIT_K"]
         tiles *= -(-problem["m"] // knobs["BLOCK_M"]) * -(-problem["n"] // knobs["BLOCK_N"])
         if tiles > MOST_TILES:
-            return f"{tiles} tiles are more than 32 bits count: BLOCK_M or BLOCK_N must be larger, or SPLIT_K smaller"
+            return f"{tiles} tiles do not fit into 32 bits: BLOCK_M or BLOCK_N must be larger, or SPLIT_K smaller"
         partials = problem["batch"] * knobs["SPLIT_K"] * problem["m"] * problem["n"]
         if knobs["SPLIT_K"] > 1 and partials > MOST_PARTIALS:
-            return f"SPLIT_K = {knobs['SPLIT_K']} of this problem would keep {partials} partial sums in memory: 1"
+            return (
+                f"SPLIT_K must be smaller than {knobs['SPLIT_K']} for this problem: it needs {partials} partial sums, "
+                f"and at most {MOST_PARTIALS} are allowed"
+            )
         return None
 
     def supports_by(self, problem: Problem) -> Hashable:
+        """Return everything of a problem that `supports` depends on."""
         batch, m, n = problem["batch"], problem["m"], problem["n"]
-        # However small the tiles: 16 x 16, in 64 parts.
+        # Whether too many tiles are possible: the smallest are 16 x 16, times 64 parts of K.
         if self.refused(problem) or batch * (m // 16 + 1) * (n // 16 + 1) > MOST_TILES // 64:
             return problem
         return problem.dtype, problem.flags, is_aligned(problem), min(MOST_PARTIALS // (batch * m * n), 64)
 
     def at_call_time(self, problem: Problem) -> Problem:
+        """Return the problem as it is known at call time, with the varying dimension rounded."""
         return problem.without_sizes().rounded(*call_dims(problem))
 
     def call_features(self, problem: Problem, device: DeviceSpec, configs: Configs) -> Groups:
+        """Return the features of one problem, by what they depend on."""
         return feature_groups(problem, device, configs)
 
     def flags_of_call(self, arguments: Mapping[str, Any]) -> Sequence[str]:
+        """Return the flags of the problem that a launch's arguments describe."""
         given = {A_KM: arguments.get("A_KM"), B_KN: arguments.get("B_KN"), BIAS: arguments.get("bias_ptr") is not None}
         flags = [flag for flag, is_set in given.items() if is_set]
         return flags + [activation for activation in ACTIVATIONS if activation == arguments.get("ACTIVATION")]
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
+        """Draw the problems to measure from the models of a file, or from the shipped models."""
         most_tflop = workload.MOST_TFLOP if max_tflop is None else max_tflop
         return workload.draw(load_dense_models(models), most_tflop=most_tflop, **drawn)
 
     def flops(self, problem: Problem) -> float:
+        """Return the number of floating-point operations of a problem."""
         return 2.0 * problem["batch"] * problem["m"] * problem["n"] * problem["k"]
 
     def bytes(self, problem: Problem) -> float:
+        """Return the bytes that a problem must at least read and write."""
         batch, m, n, k = (problem[dim] for dim in ("batch", "m", "n", "k"))
         out_itemsize = 4 if output_dtype(problem) == "int32" else problem.itemsize
         return float(batch) * (problem.itemsize * (m + n) * k + out_itemsize * m * n)
 
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
+        """Return the config to run when nothing was measured."""
         m = problem["m"]
         block_m, block_n, block_k = (16, 64, 128) if m <= 16 else (64, 64, 64) if m <= 64 else (128, 128, 64)
         tma = int(device.arch in TMA_ARCHS and is_aligned(problem))
@@ -183,6 +202,7 @@ class Matmul(GemmFamily, MeasuredFamily):
         return config
 
     def inputs(self, problem: Problem, device: DeviceSpec, *, seed: int = 0) -> Inputs:
+        """Return random tensors of a problem on a device, with the output filled with NaN."""
         import torch
 
         where, generator = seeded(device, seed)
@@ -204,6 +224,7 @@ class Matmul(GemmFamily, MeasuredFamily):
         )
 
     def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
+        """Launch the kernel with a config, and return the output without waiting for it."""
         from .triton_kernels.launches import launch_matmul
 
         flags = inputs.problem.flags
@@ -221,11 +242,12 @@ class Matmul(GemmFamily, MeasuredFamily):
         return inputs.y
 
     def reference(self, inputs: Inputs) -> torch.Tensor:
+        """Return the correct output in float32, computed by PyTorch."""
         import torch
         from torch.nn import functional
 
         flags = inputs.problem.flags
-        # Sums of products of int8 are no float32, and float64 holds them all.
+        # float32 cannot hold all sums of products of int8; float64 can.
         wide = torch.float64 if inputs.a.dtype == torch.int8 else torch.float32
         a = inputs.a.mT if A_KM in flags else inputs.a
         b = inputs.b if B_KN in flags else inputs.b.mT
@@ -236,7 +258,8 @@ class Matmul(GemmFamily, MeasuredFamily):
         return (y if activation == "none" else getattr(functional, activation)(y)).float()
 
     def check_problem(self, config: KernelConfig, problem: Problem) -> Problem:
-        # Two matrices, and sizes off every block: over one of 256 and short of two.
+        """Return a small problem whose sizes are multiples of no block, to check a config's results on."""
+        # Two matrices, with sizes that are multiples of no block: more than one block of 256, less than two.
         m, n, k = 331, 301, 461
         if is_aligned(problem):
             unit = ALIGNMENT_BYTES // problem.itemsize
@@ -245,6 +268,7 @@ class Matmul(GemmFamily, MeasuredFamily):
         return Problem.of(self.name, dtype=problem.dtype_name, flags=problem.flags, batch=2, m=m, n=n, k=k)
 
     def compile(self, config: KernelConfig, problem: Problem) -> Any:
+        """Compile the kernel of a config, and return its binary."""
         from .triton_kernels.launches import compile_matmul
 
         return compile_matmul(
@@ -259,9 +283,11 @@ class Matmul(GemmFamily, MeasuredFamily):
         )
 
     def binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:
+        """Return what decides the binary of a config."""
         return super().binary_key(config, problem), is_aligned(problem)
 
     def source_hash(self) -> str:
+        """Return a hash of the source of all kernels that a launch runs."""
         from .. import dependent_launch, warp_jobs
         from .triton_kernels import epilogue, gemm, specialized, split_k, tile_order
 

@@ -1,7 +1,7 @@
-"""What the ranker sees of one dense product and a list of configs, and the analytic estimate that is one of them.
+"""The ranker's features of one dense product and a list of configs, one of them an analytic estimate of the time.
 
-Everything is computed for all configs at once, and what their tiles decide once for each kind of tile: one prediction
-over the space has a millisecond.
+Everything is computed for all configs at once, and what depends only on the tile is computed once per distinct tile: a
+prediction over the whole space takes about a millisecond.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ..config_table import BLOCKS, L2_OVER_DRAM, TILE, TILING, ConfigTable, Tile
 from .layouts import FLAGS, LAYOUTS, output_dtype, row_lengths
 from .space import smem_bytes
 
-# float32 is multiplied as tf32, which every tensor core since Ampere does at half the rate of 16 bits.
+# float32 is multiplied as tf32, at half the rate of 16-bit dtypes on all tensor cores since Ampere.
 _TF32_RATE = 0.5
-# What a launch takes beside the work, in microseconds: an empty kernel's time on the device, a step of BLOCK_K at the
-# latency of memory, and the second kernel of split-K. Orders of magnitude: they rank small problems.
+# Fixed costs in microseconds: an empty kernel, a step of BLOCK_K at the latency of memory, and the second kernel of
+# split-K. They are orders of magnitude that rank small problems.
 _LAUNCH_US, _STEP_US, _SECOND_LAUNCH_US = 2.0, 0.8, 2.0
-# Rows or columns of a tile whose products take as long as they take to be read from shared memory; a guess, likewise.
+# The number of rows or columns of a tile at which multiplying takes as long as reading shared memory; an estimate.
 _SMEM_BOUND = 15.0
 
 _PROBLEM_FEATURES = (
@@ -71,13 +71,13 @@ _MIXED_FEATURES = (
     "log_n_over_block_n",
     "stages_over_steps",
 )
-#: What of a config decides on all other features.
+#: Config columns that all other features depend on.
 _DECIDING = (*BLOCKS, "split_k", "programs_per_sm", "num_stages")
 FEATURE_NAMES = _PROBLEM_FEATURES + CONFIG_FEATURES + _MIXED_FEATURES
 
 
 def feature_groups(problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> tuple[FeatureGroup, ...]:
-    """The features, finite also without rows: those of the call, of the config, and of its tile and stages."""
+    """Return the features, finite even without rows, by what they depend on: the call, the config, its tile."""
     space = _space(tuple(configs), problem.itemsize, device)
     batch, m, n, k = (max(problem[dim], 1) for dim in ("batch", "m", "n", "k"))
     out_itemsize = 4 if output_dtype(problem) == "int32" else problem.itemsize
@@ -96,37 +96,38 @@ def feature_groups(problem: Problem, device: DeviceSpec, configs: Sequence[Kerne
         problem.dtype == "fp32",
         problem.dtype == "int8",
         *(flag in problem.flags for flag in FLAGS),
-        # Operands that the tensor cores' asynchronous products cannot read as they lie: those take 16 bits transposed,
-        # and no more (PTX ISA, wgmma: imm-trans-a and imm-trans-b). Without it trees must find three flags together.
+        # The number of operands that asynchronous products cannot read as stored: they take only 16-bit operands
+        # transposed (PTX ISA, wgmma: imm-trans-a and imm-trans-b). Without this feature, trees would have to combine
+        # three flags.
         sum(flag in problem.flags for flag in LAYOUTS) * (problem.dtype == "fp32"),
         device.sm_count,
         matrix_tflops * 1e3 / device.copy_bandwidth_gbs,
         *(alignment(problem[dim]) for dim in row_lengths(problem)),
     ]
 
-    # For each kind of tile, (n_kinds,), of which there are a third as many as configs.
+    # Per distinct tile, (n_tiles,); there are a third as many as configs.
     block_m, block_n, block_k, group_m, splits, programs, stages = space.kinds
     m_tiles, n_tiles = np.ceil(m / block_m), np.ceil(n / block_n)
     all_steps = np.ceil(k / block_k)
-    steps = np.maximum(np.ceil(all_steps / splits), 1.0)  # of one tile's part of the contraction
+    steps = np.maximum(np.ceil(all_steps / splits), 1.0)  # of one tile's part of K
     work = TiledWork(device, programs, batch * splits * m_tiles * n_tiles, steps)
     compute_us = work.compute_us(2.0 * block_m * block_n * block_k, matrix_tflops)
     dram_us = work.moved_us(read_bytes + written_bytes)
-    busy = np.minimum(work.tiles / device.sm_count, 1.0)  # SMs that have something to do
+    busy = np.minimum(work.tiles / device.sm_count, 1.0)  # share of SMs with work
     loaded_bytes = work.tiles * steps * (block_m + block_n) * block_k * problem.itemsize
     l2_us = work.moved_us(loaded_bytes, L2_OVER_DRAM) / busy
-    # Partial sums are written and read back in float32, and an SM alone does not draw the whole bandwidth.
+    # Partial sums are written and read back in float32. A single SM does not use the whole bandwidth.
     partial_bytes = np.where(splits > 1, (2.0 * splits) * batch * m * n * 4, 0.0)
     partial_us = np.where(splits > 1, _SECOND_LAUNCH_US, 0.0) + work.moved_us(partial_bytes, L2_OVER_DRAM)
-    # How many concurrent programs share the columns' operand (M tiles side by side in a band) or the rows' one.
+    # How many concurrent programs share a tile of b (M tiles adjacent in a band) or of a.
     sharing = np.minimum(group_m, m_tiles)
     wide = np.minimum(n_tiles, np.maximum(work.slots / np.maximum(sharing, 1), 1))
     reuse = sharing * block_m + wide * block_n
-    # A tile reads each row and column of its operands from shared memory, whose rate a small one is bound by; below 64
-    # rows products are no asynchronous ones.
+    # A tile reads each row and column of its operands from shared memory, whose bandwidth limits small tiles; products
+    # of fewer than 64 rows are not asynchronous.
     slowed_us = compute_us * (1.0 + _SMEM_BOUND * (1.0 / block_m + 1.0 / block_n)) * np.where(block_m < 64, 1.6, 1.0)
     estimate_us = np.maximum(np.maximum(slowed_us, l2_us), dram_us / np.minimum(2 * busy, 1.0)) + partial_us
-    # A program waits for its first step, and for every one that comes while too few are in flight.
+    # A program waits for its first step, and for every step that is loaded while too few are in flight.
     waiting_us = _LAUNCH_US + _STEP_US * (1.0 + work.rounds * steps / np.maximum(stages, 1.0) / 4)
     times_us = {"compute_us": compute_us, "dram_us": dram_us, "l2_us": l2_us, "partial_us": partial_us + 0.1}
     found = work.columns((m, n, k), (block_m, block_n, block_k), m_tiles, n_tiles, **times_us) | {
@@ -134,17 +135,17 @@ def feature_groups(problem: Problem, device: DeviceSpec, configs: Sequence[Kerne
         "busy_share": busy,
         "l2_reuse": np.log2(reuse),
         "band_over_l2": np.log2(reuse * k * problem.itemsize / device.l2_bytes),
-        "estimate_us": estimate_us.astype(np.float32) + waiting_us,  # rounded first, as rankers learned it
+        "estimate_us": estimate_us.astype(np.float32) + waiting_us,  # rounded first, as when rankers were trained
         "log_m_over_block_m": np.log2(m / block_m),
         "log_n_over_block_n": np.log2(n / block_n),
-        "stages_over_steps": (1.0 / steps).astype(np.float32) * stages.astype(np.float32),  # likewise
+        "stages_over_steps": (1.0 / steps).astype(np.float32) * stages.astype(np.float32),  # rounded, too
     }
     return space.groups([of_call], [found[name] for name in _MIXED_FEATURES])
 
 
 @remembered(maxsize=64)
 def _space(configs: tuple[KernelConfig, ...], itemsize: int, device: DeviceSpec) -> ConfigTable:
-    """What depends only on the configs, the dtype and the device."""
+    """Return what depends only on the configs, the dtype and the device."""
     smem = [smem_bytes(config.to_json(), itemsize, device) for config in configs]
     columns = config_columns(configs, smem, device, itemsize=itemsize)
     return ConfigTable.of(len(_PROBLEM_FEATURES), CONFIG_FEATURES, columns, _DECIDING)

@@ -1,27 +1,27 @@
-"""What a problem of the dense GEMM says beside its sizes: how its operands are stored, and what follows the product."""
+"""The flags of a dense GEMM: how its operands are stored, and what follows the product."""
 
 from __future__ import annotations
 
 from ...datasets import DeviceSpec, Problem
 
-#: How operands are stored where it is not as a linear layer has them (a (M, K), b (N, K), so that y = a @ b.T): a as
-#: (K, M), b as (K, N). The gradient of a layer's input has B_KN, that of its weight both.
+#: Storage that differs from a linear layer's, which has a (M, K) and b (N, K), so that y = a @ b.T: A_KM stores a as
+#: (K, M), B_KN stores b as (K, N). The gradient of a layer's input has B_KN; that of its weight has both.
 A_KM, B_KN = LAYOUTS = ("a_km", "b_kn")
 BIAS = "bias"
 ACTIVATIONS = ("relu", "gelu", "silu")
 FLAGS = (*LAYOUTS, BIAS, *ACTIVATIONS)
-#: float32 is multiplied as tf32; int8 is summed in int32, which the output has then. Else the output has the dtype of
-#: the operands.
+#: The dtypes of the operands, and of the output, except that int8 is summed in int32, which is then the output's dtype.
+#: float32 is multiplied as tf32.
 DTYPES = ("bf16", "fp16", "fp32", "int8")
-#: What TMA, and one load of a thread, want rows to begin at multiples of.
+#: Rows must begin at multiples of this many bytes for TMA, and for 16-byte loads.
 ALIGNMENT_BYTES = 16
-#: From how many products on each of its elements, and in all, a float32 operand that lies across K is copied before:
-#: on an H200 a gain at each size from there on (tests/kernels/matmul/turning_on_gpu.py).
+#: When a float32 operand that is stored across K is copied first: products per element, products in all, and K from
+#: which on an H200 gained at every size (tests/kernels/matmul/turning_on_gpu.py).
 _REUSED_FROM, _PRODUCTS_FROM, _DEPTH_FROM = 512, 2**31, 64
 
 
 def output_dtype(problem: Problem) -> str:
-    """The dtype of y.
+    """Return the dtype of y.
 
     >>> output_dtype(Problem.of("matmul", batch=1, m=16, n=64, k=64, dtype="int8"))
     'int32'
@@ -30,12 +30,12 @@ def output_dtype(problem: Problem) -> str:
 
 
 def activation_of(problem: Problem) -> str:
-    """The activation that follows, or "none"."""
+    """Return the activation that follows the product, or "none"."""
     return next((flag for flag in problem.flags if flag in ACTIVATIONS), "none")
 
 
 def row_lengths(problem: Problem) -> tuple[str, str, str]:
-    """The dimensions that rows of a, b and y run along.
+    """Return the dimensions along which rows of a, b and y are contiguous.
 
     >>> row_lengths(Problem.of("matmul", batch=1, m=16, n=64, k=64, flags=("b_kn",)))
     ('k', 'n', 'n')
@@ -44,7 +44,9 @@ def row_lengths(problem: Problem) -> tuple[str, str, str]:
 
 
 def is_aligned(problem: Problem) -> bool:
-    """Whether all rows are whole numbers of 16 bytes of operands: only then can TMA move them, and loads be wide.
+    """Return whether all rows are multiples of 16 bytes long, in bytes of the operands.
+
+    Only then can TMA move them, and only then are loads 16 bytes wide.
 
     >>> layer = {"batch": 1, "m": 7, "n": 64}
     >>> is_aligned(Problem.of("matmul", **layer, k=64)), is_aligned(Problem.of("matmul", **layer, k=60))
@@ -55,17 +57,21 @@ def is_aligned(problem: Problem) -> bool:
 
 
 def call_dims(problem: Problem) -> tuple[str, ...]:
-    """The dimensions that are another at every call, the tokens: M, but K where both operands are stored along it, as
-    for the gradient of a weight. None where rows run along it, so that a rounded problem is as aligned as its own."""
+    """Return the dimensions that vary from call to call with the number of tokens, which are rounded.
+
+    This is M; or K if both operands are stored along it, as in the gradient of a weight; or no dimension if rows of a
+    run along M and rows of b along K, so that rounding never changes whether a problem is aligned.
+    """
     if A_KM not in problem.flags:
         return ("m",)
     return ("k",) if B_KN in problem.flags else ()
 
 
 def worth_turning(problem: Problem, device: DeviceSpec) -> tuple[bool, bool]:
-    """Whether a, and b, had better be copied with rows along K before the product: float32 where it lies across it, and
-    is worth two launches. sm_90's asynchronous products take 16 bits transposed and no more (PTX ISA, wgmma), so that
-    the kernel takes such operands apart itself, and is a fraction as fast.
+    """Return whether a, and b, should be copied so that their rows run along K before the product.
+
+    This is so for large float32 operands that are stored across K. sm_90's asynchronous products take only 16-bit
+    operands transposed (PTX ISA, wgmma), so the kernel rearranges such operands itself, and is several times slower.
 
     >>> gradient = Problem.of("matmul", batch=1, m=4096, n=4096, k=4096, dtype="fp32", flags=LAYOUTS)
     >>> worth_turning(gradient, DeviceSpec.named("h200"))
@@ -75,6 +81,6 @@ def worth_turning(problem: Problem, device: DeviceSpec) -> tuple[bool, bool]:
     if device.arch != "sm_90" or problem.dtype != "fp32" or k < _DEPTH_FROM or batch * m * n * k < _PRODUCTS_FROM:
         return False, False
     turn_a = A_KM in problem.flags and n >= _REUSED_FROM
-    # Of two, b alone is not worth it: a is what the kernel takes apart the slowest.
+    # If both are stored across K, copying b alone does not pay: rearranging a is what slows the kernel most.
     turn_b = B_KN in problem.flags and m >= _REUSED_FROM and (turn_a or A_KM not in problem.flags)
     return turn_a, turn_b

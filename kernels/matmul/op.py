@@ -1,5 +1,7 @@
-"""`matmul`: the op that people call, with gradients, in eager mode and under `torch.compile`. Its config is predicted
-once for each shape, then looked up."""
+"""Define `foretune.matmul`: the public op, differentiable, in eager mode and under `torch.compile`.
+
+Its config is predicted once per shape, then looked up.
+"""
 
 from __future__ import annotations
 
@@ -43,59 +45,59 @@ def matmul(
     config: KernelConfig | None = None,
     mode: str | None = None,
 ) -> torch.Tensor:
-    """y = activation(a @ b + bias). Differentiable: the gradients are two more such products.
+    """Return activation(a @ b + bias). Differentiable: the gradients are two more such products.
 
     Args:
-        a: (M, K), or a batch of them (B, M, K); bfloat16, float16, float32 (multiplied as tf32) or int8.
-        b: (K, N), or (B, K, N), of the same dtype. How either is stored follows from its strides, so that `x @ w.T`,
-            `dy @ w` and `dy.T @ x` copy nothing; what has contiguous rows neither way is copied, and so is what begins
-            at no multiple of 16 bytes though its rows are long enough for it. In a large product of float32, what lies
-            across K is copied too, where that is faster (sm_90).
-        bias: (N,), of the same dtype. Neither it nor an activation goes with int8.
-        activation: "relu", "gelu" (the exact one) or "silu".
-        config: the kernel's config, for y and not for gradients. It may name some knobs only, as those of
-            `foretune.grouped_gemm` may. Chosen as `mode` says where left out.
-        mode: "predict" (the default, or the environment variable FORETUNE_MODE) runs the config that is predicted to
-            be the fastest; "shortlist" times the 8 best on the first call of about that many rows, and "off" runs the
-            family's default.
+        a: (M, K), or a batch of matrices (B, M, K); bfloat16, float16, float32 (multiplied as tf32) or int8.
+        b: (K, N), or (B, K, N), of the same dtype. The strides of a and b decide how they are read, so `x @ w.T`, `dy @
+            w` and `dy.T @ x` copy nothing. An operand is copied if neither its rows nor its columns are contiguous, or
+            if it does not begin at a multiple of 16 bytes although its rows are long enough for 16-byte loads. On
+            sm_90, a large float32 product also copies operands that are stored across K, because that is faster.
+        bias: (N,), of the same dtype. Not available for int8.
+        activation: "relu", "gelu" (the exact one) or "silu". Not available for int8.
+        config: The kernel config of y (not of the gradients). It may name a subset of the knobs, as for
+            `foretune.grouped_gemm`. If omitted, `mode` decides.
+        mode: "predict" (the default, unless the environment variable FORETUNE_MODE says otherwise) runs the config that
+            is predicted to be fastest; "shortlist" times the 8 most promising configs on the first call with about this
+            many rows and keeps the fastest; "off" runs the family's default config.
 
     Returns:
-        y, (M, N) or (B, M, N), of a's dtype, int32 for int8. The same, to the bit, in every run with the same config.
+        y, (M, N) or (B, M, N), of a's dtype; int32 for int8. Bitwise reproducible for the same config.
 
     Raises:
-        ForetuneError: for shapes, dtypes, devices, options or a config that cannot be, naming it.
+        ForetuneError: A shape, dtype, device, option or config is invalid; the message names it.
 
     >>> if torch.cuda.is_available():
     ...     x, w = (torch.randn(64, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
     ...     matmul(x, w.T, activation="silu").sum().backward()
     ...     assert w.grad.shape == (64, 128)
     """
-    # (Under a function transform, a tensor does not say whether an outer transform wants its gradient.)
+    # (Under a function transform, a tensor does not show whether an outer transform needs its gradient.)
     if activation is not None and (needs_gradient((a, b, bias)) or is_transformed()):
-        # The gradient of an activation needs what went into it: it is not fused here.
+        # The gradient of an activation needs its input, so it is not fused here.
         return _activated(OP.call(a, b, bias, None, config, mode), activation)
     y: torch.Tensor = OP.call(a, b, bias, activation, config, mode)
     return y
 
 
 class Operands(NamedTuple):
-    """How the kernel sees tensors of these shapes and strides: layouts follow from strides."""
+    """A call as the kernel sees it; layouts follow from the tensors' strides."""
 
     problem: Problem
-    out_shape: tuple[int, ...]  # of what the caller gets
+    out_shape: tuple[int, ...]  # of the result that the caller gets
     out_dtype: torch.dtype
     a_is_transposed: bool  # stored as (batch, K, M)
     b_is_transposed: bool  # stored as (batch, N, K)
-    is_aligned: bool  # then a config may use TMA, and the kernel loads 16 bytes at a time
-    turned: tuple[bool, bool] = (False, False)  # which of a and b to copy with rows along K
+    is_aligned: bool  # a config may use TMA, and loads are 16 bytes wide
+    turned: tuple[bool, bool] = (False, False)  # whether to copy a, and b, so that rows run along K
 
     @classmethod
     def of(cls, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None) -> Operands:
-        """How a call is seen that `check_call` finds in order."""
+        """Return the operands of a call that `check_call` accepts."""
         (m, k), n = a.shape[-2:], b.shape[-1]
         out_shape, out_dtype = (*a.shape[:-1], n), torch.int32 if a.dtype == torch.int8 else a.dtype
         batch = len(b) if b.dim() == 3 else 1
-        if a.dim() == 3 and b.dim() == 2:  # one more dimension of rows
+        if a.dim() == 3 and b.dim() == 2:  # the batch dimension is merged into the rows
             m *= len(a)
             a = a.reshape(m, k)
         transposed = _is_transposed(a), _is_transposed(b)
@@ -105,19 +107,24 @@ class Operands(NamedTuple):
         return cls(problem, out_shape, out_dtype, *transposed, is_aligned(problem))
 
     def stored(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """a and b as the kernel takes them, three dimensions with contiguous rows; views, where they are readable."""
+        """Return a and b as the kernel takes them, with three dimensions and contiguous rows; views if possible."""
         batch = self.problem["batch"]
         return _stored(a, batch, self.a_is_transposed), _stored(b, batch, self.b_is_transposed)
 
     def copies(self, a: torch.Tensor, b: torch.Tensor) -> bool:
-        """Whether one of the two has to be copied for the kernel to read it, or had better be, wherever it begins."""
+        """Return whether a or b must be copied because the kernel cannot read it, or should be because that is faster.
+
+        The addresses at which they begin are not considered.
+        """
         stored_a, stored_b = self.stored(a, b)
         lie_well = _lies_well(a, stored_a, self.is_aligned) and _lies_well(b, stored_b, self.is_aligned)
         return any(self.turned) or not lie_well
 
     def readable(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """a and b, or copies laid out alike where the kernel could not read them: aligned rows begin at multiples of
-        16 bytes."""
+        """Return a and b, or copies with the same layout of those that the kernel cannot read.
+
+        Aligned rows must begin at multiples of 16 bytes.
+        """
         (stored_a, stored_b), (turns_a, turns_b), aligned = self.stored(a, b), self.turned, self.is_aligned
         good_a = _lies_well(a, stored_a, aligned) and (not aligned or are_placed([a]))
         good_b = _lies_well(b, stored_b, aligned) and (not aligned or are_placed([b]))
@@ -129,24 +136,28 @@ class Operands(NamedTuple):
 
 
 def check_call(a: Any, b: Any, bias: Any, activation: str | None) -> None:
-    """Raise `ForetuneError` naming what is wrong with a call, of what the host knows without waiting for the device."""
+    """Check everything of a call that the host can see without waiting for the device.
+
+    Raises:
+        ForetuneError: An argument is invalid; the message names it.
+    """
     for name, tensor in (("a", a), ("b", b)):
         check_tensor(name, tensor)
         require(tensor.dim() in (2, 3), f"{name} must have 2 or 3 dimensions but has {tensor.dim()}")
         if tensor.dtype not in _DTYPES or tensor.dtype != a.dtype:
-            one_of = f"a's {a.dtype}" if a.dtype in _DTYPES else f"of {', '.join(map(str, _DTYPES))}"
-            raise ForetuneError(f"the dtype of {name} must be one {one_of} but is {tensor.dtype}")
+            one_of = f"{a.dtype}, as a's is," if a.dtype in _DTYPES else f"one of {', '.join(map(str, _DTYPES))}"
+            raise ForetuneError(f"the dtype of {name} must be {one_of} but is {tensor.dtype}")
         require(tensor.device == a.device, f"{name} must be on {a.device}, as a is, but is on {tensor.device}")
     k, n = a.shape[-1], b.shape[-1]
-    require(b.shape[-2] == k, f"b must have {k} rows, as many as a has columns, but is {tuple(b.shape)}")
+    require(b.shape[-2] == k, f"b must have {k} rows, as many as a has columns, but has shape {tuple(b.shape)}")
     if b.dim() == 3 and (a.dim() != 3 or a.shape[0] != b.shape[0]):
-        raise ForetuneError(f"a must be a batch of {b.shape[0]} matrices, as b is, but is {tuple(a.shape)}")
+        raise ForetuneError(f"a must be a batch of {b.shape[0]} matrices, as b is, but has shape {tuple(a.shape)}")
     if bias is not None:
         check_tensor("bias", bias)
-        require(bias.shape == (n,), f"bias must be a tensor of ({n},) but is {tuple(bias.shape)}")
+        require(bias.shape == (n,), f"bias must have shape ({n},), (N,), but has {tuple(bias.shape)}")
         require(
             (bias.dtype, bias.device) == (a.dtype, a.device),
-            f"bias must be of {a.dtype} on {a.device} but is of {bias.dtype} on {bias.device}",
+            f"bias must be {a.dtype} on {a.device}, as a is, but is {bias.dtype} on {bias.device}",
         )
     if activation is not None:
         _check_activation(activation)
@@ -169,7 +180,7 @@ def _find(
     check_call(a, b, bias, activation)
     operands, device = Operands.of(a, b, bias, activation), device_at(place, "a")
     problem = operands.problem
-    if config is None:  # a config that the caller gives is for the operands as they lie
+    if config is None:  # a given config is meant for the operands as they are stored
         operands = operands._replace(turned=worth_turning(problem, device))
     if 0 in (problem[dim] for dim in ("batch", "m", "n", "k")):
         return Call(operands)
@@ -199,6 +210,7 @@ def _run(
     activation: str | None,
     *options: Any,
 ) -> torch.Tensor:
+    """Return y, after copying operands that the kernel cannot read."""
     operands = call.seen
     if call.copies or (operands.is_aligned and not are_placed((a, b))):
         bias = None if bias is None else bias.contiguous()
@@ -207,14 +219,14 @@ def _run(
     if call.launch is not None:
         call.launch((a, b, y, bias))
         return y
-    y.zero_()  # sums of nothing
+    y.zero_()  # empty sums
     if bias is not None:
         y += bias
     return y if activation is None else _activated(y, activation)
 
 
 def _activated(y: torch.Tensor, activation: str) -> torch.Tensor:
-    """PyTorch's own activation of that name."""
+    """Apply PyTorch's own activation of that name."""
     _check_activation(activation)
     y = getattr(functional, activation)(y)
     return y
@@ -230,16 +242,19 @@ def _fake(
 def _save(ctx: Any, arguments: tuple[Any, ...], output: torch.Tensor) -> None:
     a, b, _, activation, *_ = arguments
     if activation is not None:
-        raise ForetuneError(f"{activation} is fused here, and has no gradient: foretune.matmul applies it after")
+        raise ForetuneError(
+            f"torch.ops.foretune.matmul has no gradient with a fused activation ({activation}): call foretune.matmul, "
+            "which applies the activation afterwards"
+        )
     needs_a, needs_b = ctx.needs_input_grad[:2]
     ctx.save_for_backward(a if needs_b else None, b if needs_a else None)
     ctx.b_is_batch = b.dim() == 3
 
 
 def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    """Two more products, and the sum over all rows."""
+    """Return the gradients: two more products, and the sum over all rows for the bias."""
     a, b = ctx.saved_tensors
-    options = (None, None, None, ctx.options[-1])  # neither bias nor activation, a config that is chosen, the mode
+    options = (None, None, None, ctx.options[-1])  # neither bias nor activation, a config by prediction, the mode
     da = None if b is None else OP.call(dy, b.mT, *options)
     db = None
     if a is not None:
@@ -249,19 +264,20 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
 
 
 def _is_transposed(matrix: torch.Tensor) -> bool:
-    """Whether it is to be read along its columns: where it is a vector, which can be read either way, along that."""
+    """Return whether a matrix is read along its columns; a vector, which can be read either way, along its length."""
     rows, columns = matrix.shape[-2:]
     return _has_rows(matrix.mT) and (rows > columns or not _has_rows(matrix))
 
 
 def _has_rows(matrix: torch.Tensor) -> bool:
-    """Whether rows are contiguous, do not overlap, and one matrix of a batch follows the other."""
+    """Return whether rows are contiguous, do not overlap, and the matrices of a batch follow each other."""
     rows, columns = matrix.shape[-2:]
     contiguous = (matrix.stride(-1) == 1 or columns == 1) and matrix.stride(-2) >= columns
     return contiguous and (matrix.dim() == 2 or len(matrix) == 1 or matrix.stride(0) == rows * matrix.stride(-2))
 
 
 def _stored(matrix: torch.Tensor, batch: int, is_transposed: bool) -> torch.Tensor:
+    """Return a matrix as the kernel takes it: (batch, rows, columns), transposed if it is read along its columns."""
     if matrix.dim() == 3 and batch == 1:
         matrix = matrix.reshape(-1, matrix.shape[-1])
     if is_transposed:
@@ -270,12 +286,14 @@ def _stored(matrix: torch.Tensor, batch: int, is_transposed: bool) -> torch.Tens
 
 
 def _lies_well(matrix: torch.Tensor, stored: torch.Tensor, aligned: bool) -> bool:
-    if stored.data_ptr() != matrix.data_ptr() or not _has_rows(stored):  # no view has one row after the other
+    """Return whether the kernel can read a matrix in place."""
+    if stored.data_ptr() != matrix.data_ptr() or not _has_rows(stored):  # no view has its rows in order
         return False
     return not aligned or stored.stride(-2) * stored.element_size() % ALIGNMENT_BYTES == 0
 
 
 def _copied(matrix: torch.Tensor, is_transposed: bool) -> torch.Tensor:
+    """Return a copy with contiguous rows, or contiguous columns if it is read along them."""
     if is_transposed:
         return matrix.mT.clone(memory_format=torch.contiguous_format).mT
     return matrix.clone(memory_format=torch.contiguous_format)

@@ -1,4 +1,4 @@
-"""The tuning space of the dense GEMM, which configs its kernel takes, and the shared memory that one program needs."""
+"""The tuning space of the dense GEMM, the rules for its knobs, and the shared memory that a config needs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ from ..config_limits import (
 
 
 def smem_bytes(knobs: Knobs, itemsize: int, device: DeviceSpec) -> int:
-    """Shared memory of one program whose operands have elements of so many bytes: exactly what Triton 3.9 allots to
-    16-bit tiles in the layout of a linear layer on sm_90, a bound for all else (tests compare with binaries).
+    """Return the shared memory of one program, in bytes, for operands of `itemsize` bytes per element.
 
-    wgmma and tcgen05 read their operands from shared memory while the next stage loads, so they need every stage; all
-    others copy them to registers first and need one less. A persistent program has room for the output beside the
-    stages, because the next tile's loads are in flight when it is stored; others store it where the stages were.
+    This is exactly what Triton 3.9 allocates for 16-bit tiles in the layout of a linear layer on sm_90, and an upper
+    bound otherwise (tests compare it with binaries).
+
+    wgmma and tcgen05 read their operands from shared memory while the next stage loads, so they need all stages; all
+    other products copy them to registers first and need one stage less. A persistent program has space for the output
+    next to the stages, because the next tile's loads are in flight when it is stored; others reuse the space of the
+    stages.
     """
     if knobs["CONSUMERS"]:
         return _specialized_smem_bytes(knobs)
@@ -57,7 +60,7 @@ def tile_smem_bytes(
     split: bool = False,
     arch: str,
 ) -> int:
-    """The same, of blocks and ways."""
+    """Return the shared memory of a program with CONSUMERS = 0, in bytes; see `smem_bytes`."""
     is_async = m >= 64 and arch in ASYNC_PRODUCT_ARCHS
     buffers = stages if is_async or arch.startswith("gfx") else max(stages - 1, 1)
     staged = buffers * (m + n) * k * itemsize
@@ -66,16 +69,18 @@ def tile_smem_bytes(
         barriers += 32  # of the product
     output = m * n * (4 if itemsize == 1 or split else itemsize)
     if tma == 2:
-        output += 1024  # what TMA stores from is aligned, and may have the bias beside it
-    elif tma == 1 and itemsize == 2 and not split:  # rows that are not aligned are exchanged whole
+        output += 1024  # TMA stores from an aligned buffer, which may be next to the bias
+    elif tma == 1 and itemsize == 2 and not split:  # rows that are not aligned are converted all at once
         output = min(output, exchange_bytes(m, n, warps, arch))
     return staged + output + barriers if persistent else max(staged, output) + barriers
 
 
 def _specialized_smem_bytes(knobs: Knobs) -> int:
-    """Shared memory of a program with CONSUMERS, of 16-bit elements: that of the stages, of the columns that each group
-    stores at a time, two barriers a stage, and what Triton keeps for the warps to find (up to 88 bytes less than is
-    said here)."""
+    """Return the shared memory of a warp-specialized program on 16-bit elements, in bytes; at most 88 bytes too high.
+
+    It consists of the stages, the columns that each group stores at a time, two barriers per stage, and what Triton
+    reserves to dispatch the warps.
+    """
     m, n, k = (int(knobs[f"BLOCK_{axis}"]) for axis in "MNK")
     stages, groups = int(knobs["num_stages"]), int(knobs["CONSUMERS"])
     rows = m * groups if knobs["PINGPONG"] else m  # of all groups
@@ -83,17 +88,17 @@ def _specialized_smem_bytes(knobs: Knobs) -> int:
     return stages * (2 * (m + n) * k + 16) + 2 * rows * columns + 240
 
 
-#: BLOCK_M x BLOCK_N is the output tile and BLOCK_K the contraction's step.
+#: The knobs: BLOCK_M x BLOCK_N is the output tile, BLOCK_K the contraction's step.
 KNOBS = (
     "BLOCK_M",
     "BLOCK_N",
     "BLOCK_K",
-    "GROUP_M",  # M tiles side by side in the L2 order; a runtime argument
-    "SPLIT_K",  # parts that the contraction is cut into, 1 for none; a runtime argument beyond that
-    "PROGRAMS_PER_SM",  # the persistent grid over the number of SMs, 0 for a program a tile; likewise
-    "TMA",  # 0: all through pointers; 1: loads through TMA; 2: loads and stores
+    "GROUP_M",  # M tiles that are adjacent in the L2 order; a runtime argument
+    "SPLIT_K",  # parts that K is split into, 1 for none; a runtime argument if more than 1
+    "PROGRAMS_PER_SM",  # persistent grid / number of SMs; 0: one program per tile; a runtime argument if not 0
+    "TMA",  # 0: everything through pointers; 1: loads through TMA; 2: loads and stores
     "CONSUMERS",  # groups of four warps that multiply while one more warp loads; 0: all warps do both
-    "PINGPONG",  # 0: these share a tile; 1: each has tiles of its own, and multiplies while the other stores
+    "PINGPONG",  # 0: the groups share a tile; 1: each has its own, and multiplies while the other stores
     "num_warps",
     "num_stages",
 )
@@ -107,23 +112,23 @@ VALUES = KnobValues.in_words(
         "BLOCK_K": (_POWER, _BLOCKS),
         "GROUP_M": ("between 1 and 1024", range(1, 1025)),
         "SPLIT_K": ("between 1 and 64", range(1, 65)),
-        "PROGRAMS_PER_SM": ("between 0 and 64, 0 for a program a tile", range(65)),
-        "TMA": ("0, 1 for loads, or 2 for loads and stores", (0, 1, 2)),
+        "PROGRAMS_PER_SM": ("between 0 and 64, where 0 launches one program per tile", range(65)),
+        "TMA": ("0, 1 (loads) or 2 (loads and stores)", (0, 1, 2)),
         "CONSUMERS": ("0, 2 or 3", (0, 2, 3)),
         "PINGPONG": ("0 or 1", (0, 1)),
         "num_warps": ("2, 4 or 8", (2, 4, 8)),
         "num_stages": ("between 1 and 8", range(1, 9)),
     },
 )
-# The accumulator's registers per thread: past 128 of 255 the kernel spills, and compiling takes up to minutes.
+# Accumulator registers per thread: above 128 of 255 the kernel spills, and compilation takes up to minutes.
 _MOST_ACCUMULATOR_REGISTERS = 128
-# Elements that a thread loads in one step: beyond it compiling takes a minute and more (as for the grouped kernels).
+# Elements that a thread loads per step: with more, compilation takes a minute or longer (as for the grouped kernels).
 _MOST_LOADED_ELEMENTS = 512
-# Loads in flight of 16-bit operands: with less the latency of memory is not hidden, and more is never needed.
+# Bytes of loads in flight, of 16-bit operands: with fewer the latency of memory is not hidden; more are never needed.
 _BYTES_IN_FLIGHT = (40 * 1024, 192 * 1024)
-# A block of sm_90 and sm_100, for which the space is laid out.
+# Shared memory of a block on sm_90 and sm_100, for which the space is laid out.
 _SMEM_BYTES = 227 * 1024
-# Tiles of CONSUMERS, (CONSUMERS, PINGPONG, BLOCK_M, BLOCK_N), and as many stages as fit.
+# Tiles of the warp-specialized kernel, (CONSUMERS, PINGPONG, BLOCK_M, BLOCK_N), with as many stages as fit.
 _SPECIALIZED = {
     (2, 1, 64, 256): 5,
     (2, 1, 128, 128): 6,
@@ -139,7 +144,7 @@ _SPECIALIZED = {
 
 
 def wrong_knob(knobs: Mapping[str, Any]) -> str | None:
-    """The reason why knobs are none of a config that the kernel takes, whatever the problem, or None.
+    """Return why the kernel takes no config with these knobs, whatever the problem, or None.
 
     >>> wrong_knob(KernelConfig.of(**dict.fromkeys(KNOBS, 1) | {"BLOCK_M": 24}).to_json())
     'BLOCK_M cannot be 24: a power of two between 16 and 256, or 192'
@@ -149,50 +154,52 @@ def wrong_knob(knobs: Mapping[str, Any]) -> str | None:
     if knobs["CONSUMERS"]:
         return _wrong_consumers(knobs)
     if knobs["PINGPONG"]:
-        return "PINGPONG cannot be 1 with CONSUMERS = 0: 0"
+        return "PINGPONG must be 0 with CONSUMERS = 0 but is 1"
     if (wrong := wrong_tile_of_all_warps(knobs)) is not None:
         return wrong
     if knobs["SPLIT_K"] > 1 and knobs["PROGRAMS_PER_SM"]:
-        return f"PROGRAMS_PER_SM cannot be {knobs['PROGRAMS_PER_SM']} with SPLIT_K = {knobs['SPLIT_K']}: 0"
+        return f"PROGRAMS_PER_SM must be 0 with SPLIT_K = {knobs['SPLIT_K']} but is {knobs['PROGRAMS_PER_SM']}"
     if knobs["SPLIT_K"] > 1 and knobs["TMA"] == 2:
-        return f"TMA cannot be 2 with SPLIT_K = {knobs['SPLIT_K']}, whose parts are stored in float32: 0 or 1"
+        return f"TMA must be 0 or 1 with SPLIT_K = {knobs['SPLIT_K']}, which stores partial sums in float32, but is 2"
     return _wrong_tile(knobs["BLOCK_M"], knobs["BLOCK_N"], knobs["BLOCK_K"], knobs["num_warps"])
 
 
 def _wrong_tile(m: int, n: int, k: int, warps: int) -> str | None:
+    """Return why a tile is too large to be compiled well, or None."""
     threads = 32 * warps
     if accumulator_registers(m, n, warps) > _MOST_ACCUMULATOR_REGISTERS:
         return (
-            f"BLOCK_M x BLOCK_N cannot be {m} x {n} with num_warps = {warps}: at most "
-            f"{_MOST_ACCUMULATOR_REGISTERS * threads} elements, which registers hold"
+            f"BLOCK_M x BLOCK_N must be at most {_MOST_ACCUMULATOR_REGISTERS * threads} elements with num_warps = "
+            f"{warps}, or registers spill, but is {m} x {n}"
         )
     if k > (most_k := _MOST_LOADED_ELEMENTS * threads // (m + n)):
         return (
-            f"BLOCK_K cannot be {k} with BLOCK_M x BLOCK_N = {m} x {n} and num_warps = {warps}: at most {most_k}, or "
-            "compiling takes minutes"
+            f"BLOCK_K must be at most {most_k} with BLOCK_M x BLOCK_N = {m} x {n} and num_warps = {warps}, or "
+            f"compilation takes minutes, but is {k}"
         )
     return None
 
 
 def _wrong_consumers(knobs: Mapping[str, Any]) -> str | None:
-    """The reason why CONSUMERS do not go with the other knobs, or None."""
+    """Return why CONSUMERS > 0 does not go with the other knobs, or None."""
     consumers, pingpong = knobs["CONSUMERS"], knobs["PINGPONG"]
     decided = {"BLOCK_K": 64, "SPLIT_K": 1, "PROGRAMS_PER_SM": 1, "TMA": 2, "num_warps": 4}
     if (wrong := undecided(knobs, decided)) is not None:
         return wrong
     tiles = [(m, n) for *groups, m, n in _SPECIALIZED if groups == [consumers, pingpong]]
     if not tiles:
-        return f"PINGPONG cannot be {pingpong} with CONSUMERS = {consumers}: 0"
+        return f"PINGPONG must be 0 with CONSUMERS = {consumers} but is {pingpong}"
     return wrong_tile_of_consumers(knobs, tiles)
 
 
 @lru_cache(maxsize=1)
 def full_space() -> tuple[KernelConfig, ...]:
-    """Every config worth declaring, of any dtype: the grid of blocks less what cannot be fast."""
+    """Return every config worth declaring, of any dtype: the grid of blocks without those that cannot be fast."""
     return tuple(KernelConfig.of(**dict(zip(KNOBS, knobs, strict=True))) for knobs in _grid())
 
 
 def _grid() -> Iterator[tuple[int, ...]]:
+    """Yield the knob values of the space."""
     for (m, n, k), warps, stages in product(_blocks(), (4, 8), (2, 3, 4, 5, 6)):
         if (warps == 8 and m * n < 128 * 128) or _wrong_tile(m, n, k, warps) is not None:
             continue
@@ -207,7 +214,10 @@ def _grid() -> Iterator[tuple[int, ...]]:
 
 
 def _blocks() -> Iterator[tuple[int, int, int]]:
-    """Few rows are read in long steps, by many small tiles; large tiles take short ones, and float32 the shortest."""
+    """Yield the tiles (BLOCK_M, BLOCK_N, BLOCK_K) of the space with CONSUMERS = 0.
+
+    Products of few rows use many small tiles with long steps; large tiles have short steps, and float32 the shortest.
+    """
     yield from product((16, 32), (32, 64, 128), (64, 128, 256))
     yield from product((64, 128, 256), (64, 128, 256), (64, 128))
     yield from product((128, 256), (128, 256), (32,))
@@ -215,7 +225,7 @@ def _blocks() -> Iterator[tuple[int, int, int]]:
 
 
 def _ways(m: int, n: int, k: int, warps: int, stages: int) -> Iterator[tuple[int, int, int, int]]:
-    """(TMA, PROGRAMS_PER_SM, GROUP_M, SPLIT_K) of one tile."""
+    """Yield (TMA, PROGRAMS_PER_SM, GROUP_M, SPLIT_K) to try for one tile."""
     if m <= 32:
         yield from ((tma, 0, 1, splits) for tma in (0, 1) for splits in (1, 2, 4, 8))
         yield 1, 2, 1, 1

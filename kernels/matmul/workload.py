@@ -1,5 +1,8 @@
-"""Which products to measure: the linear layers of real dense models, forward and backward, their attention as batched
-products, and random shapes that fill the gaps."""
+"""The products to measure.
+
+These are the linear layers of real dense models, forward and backward, their attention as batched products, and random
+shapes in between.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from ...model.splits import RANDOM
 from ..workloads import TENSOR_PARALLEL, TOKENS, Deck, DenseModel, check_drawn, chosen, shuffled
 from .layouts import A_KM, B_KN, BIAS
 
-#: With fewer tokens nothing is trained: such calls are forward passes.
+#: The fewest tokens of a training step; calls with fewer are forward passes.
 LEAST_TRAINED = 128
-#: Shares of the passes, where there are tokens enough to train: forward, the gradient of the input, of the weight.
+#: The share of each pass, given enough tokens to train: forward, gradient of the input, gradient of the weight.
 PASSES: dict[tuple[str, ...], float] = {(): 0.5, (B_KN,): 0.25, (A_KM, B_KN): 0.25}
-#: Shares of the dtypes, and of what follows a forward product in bf16. (Each kind is binaries of its own: what the
-#: epilogue costs is learned from bf16.)
+#: The share of each dtype, and of each epilogue of a forward product in bf16. (Every combination needs binaries of its
+#: own, so the cost of epilogues is learned from bf16 only.)
 DTYPE_SHARES = {"bf16": 0.74, "fp16": 0.1, "fp32": 0.08, "int8": 0.08}
 EPILOGUES: dict[tuple[str, ...], float] = {
     (): 0.72,
@@ -27,21 +30,21 @@ EPILOGUES: dict[tuple[str, ...], float] = {
     ("silu",): 0.06,
     ("relu",): 0.04,
 }
-#: Random shapes: the ranges of tokens and of both widths, and what the widths are multiples of, with shares.
+#: Random shapes: the ranges of tokens and of both widths; and the values whose multiples the widths are, with shares.
 RANDOM_SIZES = ((1, 16384), (16, 32768), (16, 32768))
 RANDOM_STEPS = {1: 0.15, 8: 0.25, 64: 0.3, 256: 0.3}
-#: One in so many random shapes is of a batch, of up to so many matrices.
+#: One in this many random shapes is batched; and the most matrices of a batch.
 BATCHED_ONE_IN, MOST_MATRICES = 8, 128
-#: Limits of one problem: on an H200 a few milliseconds at the best config, and tensors that fit beside everything else.
+#: Limits of one problem: a few milliseconds on an H200 with the best config, and tensors that fit in memory.
 MOST_TFLOP = 2.5
 MOST_BYTES = 8e9
-#: So many draws over the limits in a row: there is hardly one within.
+#: Draws in a row that may exceed the limits before drawing fails.
 MOST_DRAWS = 10_000
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One product of a model on one rank: (N, K) of a linear layer, or the heads and their size of attention."""
+    """One product of a model on one rank: (N, K) of a linear layer, or the number and size of attention heads."""
 
     name: str
     sizes: tuple[int, int]
@@ -56,14 +59,26 @@ def draw(
     most_tflop: float = MOST_TFLOP,
     seed: int = 0,
 ) -> tuple[Case, ...]:
-    """Problems of the dense GEMM: `per_layer` of each layer of each model, and `random` random ones, none of more than
-    `most_tflop` times 1e12 floating-point operations.
+    """Draw problems of the dense GEMM.
 
-    Layers are crossed with token counts (`tokens`, or TOKENS and what is between them), tensor-parallel degrees,
-    passes, dtypes and epilogues by stratified sampling, so that every count appears equally often. A shape that
-    several model families have is "random": nobody's layer, which would tie those families together when some of them
-    are held out. The order is shuffled, so that a run cut short by its budget has a fair sample. The same arguments
-    give the same cases.
+    Layers are crossed with token counts, tensor-parallel degrees, passes, dtypes and epilogues by stratified sampling,
+    so that every count appears equally often. The source of a shape that several model families share is "random",
+    because it would tie those families together when some of them are held out. The order is random, so that a run cut
+    short by its budget has a representative sample. The same arguments give the same cases.
+
+    Args:
+        models: The models whose layers are drawn.
+        tokens: Token counts; TOKENS and values in between if omitted.
+        per_layer: The number of problems per layer of each model.
+        random: The number of random shapes.
+        most_tflop: The most floating-point operations of a problem, in 1e12.
+        seed: The random seed.
+
+    Returns:
+        The cases.
+
+    Raises:
+        ForetuneError: An argument is invalid, or hardly any random shape is within the limits.
 
     >>> from ..workloads import load_dense_models
     >>> len(draw(load_dense_models()[:2], random=3))
@@ -77,7 +92,7 @@ def draw(
     for model in models:
         for name in (*model.linear_layers(), "attention"):
             for _ in range(per_layer):
-                for _ in range(50):  # a draw over the limits, or a repeated one, is drawn again
+                for _ in range(50):  # draw again if the problem exceeds the limits or repeats one
                     layer = _on_rank(model, name, _degree(model, rng))
                     problem = _problem_of(layer, counts.draw(), rng)
                     if problem not in drawn and _affordable(problem, most_tflop):
@@ -92,17 +107,21 @@ def draw(
                 drawn[problem] = Case(problem, (RANDOM,), _pass_of(problem))
                 break
         else:
-            raise ForetuneError(f"no random shape has at most {most_tflop} TFLOP: allow more")
+            raise ForetuneError(f"found no random shape with at most {most_tflop} TFLOP: raise the TFLOP limit")
     return shuffled(list(drawn.values()), rng)
 
 
 class _Counts:
-    """Token counts, each as often as the others; where none are given half of them are moved to what is between."""
+    """Token counts, each as often as the others.
+
+    If no counts are given, half of those drawn are shifted to values in between.
+    """
 
     def __init__(self, tokens: Sequence[int] | None, rng: np.random.Generator) -> None:
         self._given, self._rng, self._deck = tokens, rng, Deck(tokens or TOKENS, rng)
 
     def draw(self) -> int:
+        """Return the next token count."""
         count = self._deck.draw()
         if self._given is None and self._rng.uniform() < 0.5:
             return max(1, int(count * 2 ** self._rng.uniform(-0.5, 0.5)))
@@ -110,7 +129,7 @@ class _Counts:
 
 
 def _owners(models: Sequence[DenseModel]) -> dict[Layer, set[tuple[str, ...]]]:
-    """The model families that have a layer of this shape on some rank, under whatever name."""
+    """Return the model families that have a layer of this shape on some rank, under any name."""
     by_sizes: dict[tuple[bool, tuple[int, int]], set[tuple[str, ...]]] = {}
     layers = {}
     for model in models:
@@ -125,23 +144,24 @@ def _owners(models: Sequence[DenseModel]) -> dict[Layer, set[tuple[str, ...]]]:
 
 
 def _degree(model: DenseModel, rng: np.random.Generator) -> int:
-    """1 as often as all others."""
+    """Draw a tensor-parallel degree: 1 in half of the cases."""
     degrees = [degree for degree in TENSOR_PARALLEL[1:] if model.splits(degree)]
     return int(rng.choice(degrees)) if degrees and rng.uniform() < 0.5 else 1
 
 
 def _on_rank(model: DenseModel, name: str, degree: int) -> Layer:
+    """Return a model's layer on one of `degree` ranks."""
     if name == "attention":
         return Layer(name, (model.heads_on_rank(degree)[0], model.head_dim))
     return Layer(name, model.linear_layers(degree)[name])
 
 
 def _problem_of(layer: Layer, tokens: int, rng: np.random.Generator) -> Problem:
-    """A layer in one of its passes; of attention its scores (queries by keys) or its values (scores by values)."""
+    """Draw a layer in one of its passes; attention is its scores (queries by keys) or its values (scores by values)."""
     if layer.name == "attention":
         heads, head_dim = layer.sizes
         dtype = chosen({"bf16": 0.8, "fp16": 0.2}, rng)
-        keys = max(tokens, 16) // 8 * 8  # scores have rows as long as there are keys
+        keys = max(tokens, 16) // 8 * 8  # rows of the scores are this long
         if rng.uniform() < 0.5:
             return Problem.of("matmul", dtype=dtype, batch=heads, m=tokens, n=keys, k=head_dim)
         return Problem.of("matmul", dtype=dtype, flags=(B_KN,), batch=heads, m=tokens, n=head_dim, k=keys)
@@ -158,6 +178,7 @@ def _problem_of(layer: Layer, tokens: int, rng: np.random.Generator) -> Problem:
 
 
 def _random_problem(counts: _Counts | None, rng: np.random.Generator) -> Problem:
+    """Draw a product of random shape."""
     tokens, n, k = (int(size) for size in np.exp(rng.uniform(*np.log(np.transpose(RANDOM_SIZES)))))
     tokens = tokens if counts is None else counts.draw()
     step = chosen(RANDOM_STEPS, rng)
@@ -176,13 +197,14 @@ def _epilogue(dtype: str, rng: np.random.Generator) -> tuple[str, ...]:
 
 
 def _affordable(problem: Problem, most_tflop: float) -> bool:
+    """Return whether a problem is within the limits."""
     batch, m, n, k = (problem[dim] for dim in ("batch", "m", "n", "k"))
     touched = 4.0 * batch * (m * k + n * k + m * n)
     return 2e-12 * batch * m * n * k <= most_tflop and touched <= MOST_BYTES
 
 
 def _pass_of(problem: Problem) -> str:
-    """The scenario of a case: which pass the product is of."""
+    """Return the scenario of a case: the pass of the product."""
     if problem["batch"] > 1:
         return "batched"
     return {(): "forward", (B_KN,): "dx"}.get(tuple(f for f in problem.flags if f in (A_KM, B_KN)), "dw")

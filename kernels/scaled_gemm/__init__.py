@@ -1,6 +1,7 @@
-"""Scaled GEMM: products of fp8 operands that come with scales, dense and grouped.
+"""Scaled GEMM: products of fp8 operands with scales, dense and grouped.
 
-Importing this imports neither torch nor triton: a prediction needs neither. The ops do, when they are first asked for.
+Importing this package imports neither torch nor triton, which prediction does not need; the public functions import
+them on first access.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""What the scaled GEMMs are compared with: `torch._scaled_mm` and `torch._scaled_grouped_mm` on the same operands,
-where this torch and this card have the kind of scales, and the same product in bf16."""
+"""The comparison of the scaled GEMMs with `torch._scaled_mm`, `torch._scaled_grouped_mm` and bf16 products.
+
+torch's fp8 products get the same operands, where this torch and this GPU support the granularity of the scales.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row
 from ..comparisons import judge_predicted
 from ..grouped_gemm.group_sizes import drawn_sizes
 from .family import Inputs
-from .scales import BLOCKWISE, DTYPE, KINDS, ROWWISE, flags_of, kind_of
+from .scales import BLOCKWISE, DTYPE, GRANULARITIES, ROWWISE, flags_of, granularity_of
 from .workload import DEEPSEEK_V3
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 _DENSE = {f"DeepSeek-V3/{name}": DEEPSEEK_V3[name] for name in ("q_b", "kv_a", "shared_gate_up", "o", "down")}
 _DENSE |= {"Llama-3.1-70B/qkv": (10240, 8192), "Qwen3-8B/down": (4096, 12288)}
 _TOKENS = (16, 256, 4096)
-#: Layers of experts on one rank: name, (groups, N, K); and phases: routed rows, how they are routed.
+#: Layers of experts on one rank: name, (groups, N, K); and phases: routed rows, routing.
 _EXPERTS = {
     "DeepSeek-V3/w13": (32, 4096, 7168),
     "DeepSeek-V3/w2": (32, 7168, 2048),
@@ -40,26 +42,32 @@ class ScaledGemmComparison:
     others = ("torch", "fast", "bf16")
 
     def suite(self, family: Measurable) -> Mapping[str, Case]:
+        """Return the problems of the comparison, by name."""
         return dict(_experts(family.name) if "groups" in family.dims else _layers(family.name))
 
     def contenders(
         self, family: Measurable, problem: Problem, inputs: Inputs, device: DeviceSpec, best: BestConfigs
     ) -> dict[str, Callable[[], Any]]:
-        """torch: its own product with these scales, adding up in float32 as ours does. fast: what it sums in the tensor
-        cores alone, which is less exact. bf16: the product of operands twice as wide."""
+        """Return the contenders by name.
+
+        "torch" is torch's product with these scales, adding up in float32 as ours does. "fast" sums in the tensor cores
+        only, which is less exact. "bf16" is the product of the operands in bf16, which are twice as wide.
+        """
         ways = _grouped_ways(inputs) if inputs.group_sizes is not None else _dense_ways(inputs)
         return {name: way for name, way in ways.items() if _runs(way)}
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath | None:
-        return None  # what the op takes is mostly quantising
+        """Return None: most of the op's time on the host is quantizing."""
+        return None
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
+        """Return the goals for these kernels, except those that no row concerns."""
         judged: list[Goal] = []
         for family in dict.fromkeys(row.family for row in rows):
-            for kind in KINDS:
-                chosen = [row for row in rows if row.family == family and kind_of(row.problem) == kind]
+            for granularity in GRANULARITIES:
+                chosen = [row for row in rows if row.family == family and granularity_of(row.problem) == granularity]
                 over = dict.fromkeys(("torch", "fast", "bf16"), (0.9, 1.0))
-                judged += judge_predicted(chosen, over, f"{family} {kind}, predicted config, over {{}}")
+                judged += judge_predicted(chosen, over, f"{family} {granularity}, predicted config, over {{}}")
         return judged
 
 
@@ -68,32 +76,35 @@ COMPARISON = ScaledGemmComparison()
 
 
 def _layers(family: str) -> Iterator[tuple[str, Case]]:
+    """Yield the suite of the dense family: (name, case)."""
     for layer, (n, k) in _DENSE.items():
         for m in _TOKENS:
-            for kind in KINDS:
-                problem = Problem.of(family, dtype=DTYPE, flags=flags_of(kind), m=m, n=n, k=k)
-                yield f"{layer} {m} {kind}", Case(problem, (layer,))
+            for granularity in GRANULARITIES:
+                problem = Problem.of(family, dtype=DTYPE, flags=flags_of(granularity), m=m, n=n, k=k)
+                yield f"{layer} {m} {granularity}", Case(problem, (layer,))
 
 
 def _experts(family: str) -> Iterator[tuple[str, Case]]:
+    """Yield the suite of the grouped family: (name, case)."""
     for layer, (groups, n, k) in _EXPERTS.items():
         for phase, (rows, routing) in _PHASES.items():
             sizes = drawn_sizes(routing, rows, groups, np.random.default_rng(zlib.crc32(f"{layer} {phase}".encode())))
             dims = {"groups": groups, "rows": rows, "n": n, "k": k}
-            for kind in KINDS:
-                problem = Problem.of(family, dtype=DTYPE, flags=flags_of(kind), ragged={"rows": sizes}, **dims)
-                yield f"{layer} {phase} {kind}", Case(problem, (layer,), routing)
+            for granularity in GRANULARITIES:
+                problem = Problem.of(family, dtype=DTYPE, flags=flags_of(granularity), ragged={"rows": sizes}, **dims)
+                yield f"{layer} {phase} {granularity}", Case(problem, (layer,), routing)
 
 
 def _dense_ways(i: Inputs) -> dict[str, Callable[[], torch.Tensor]]:
+    """Return the contenders of a dense product."""
     import torch
 
-    kind = kind_of(i.problem)
+    granularity = granularity_of(i.problem)
     x_scale, w_scale = i.x_scale, i.w_scale
-    if kind == ROWWISE:
+    if granularity == ROWWISE:
         w_scale = w_scale.reshape(1, -1)
-    elif kind == BLOCKWISE:
-        # cuBLAS wants the blocks along K of one block of N at a multiple of four floats.
+    elif granularity == BLOCKWISE:
+        # cuBLAS requires the scales of each block of N, along K, to begin at a multiple of four floats.
         n_blocks, k_blocks = w_scale.shape
         padded = w_scale.new_zeros(n_blocks, -(-k_blocks // 4) * 4)
         padded[:, :k_blocks] = w_scale
@@ -101,19 +112,20 @@ def _dense_ways(i: Inputs) -> dict[str, Callable[[], torch.Tensor]]:
     scaled = partial(torch._scaled_mm, i.x, i.w.t(), scale_a=x_scale, scale_b=w_scale, out_dtype=torch.bfloat16)
     x, w = i.x.bfloat16(), i.w.bfloat16().t()
     ways = {"torch": partial(scaled, use_fast_accum=False)}
-    if kind != BLOCKWISE:
+    if granularity != BLOCKWISE:
         ways["fast"] = partial(scaled, use_fast_accum=True)
     return ways | {"bf16": lambda: torch.mm(x, w)}
 
 
 def _grouped_ways(i: Inputs) -> dict[str, Callable[[], torch.Tensor]]:
+    """Return the contenders of a grouped product."""
     import torch
 
     assert i.group_sizes is not None
     offsets = i.group_sizes.cumsum(0).to(torch.int32)
     x, w = i.x.bfloat16(), i.w.bfloat16().transpose(-2, -1)
     ways: dict[str, Callable[[], torch.Tensor]] = {"bf16": lambda: torch._grouped_mm(x, w, offs=offsets)}
-    if kind_of(i.problem) == ROWWISE:
+    if granularity_of(i.problem) == ROWWISE:
         scales = (i.x_scale.reshape(-1), i.w_scale)
         transposed = i.w.transpose(-2, -1)
         scaled = partial(torch._scaled_grouped_mm, i.x, transposed, *scales, offs=offsets, out_dtype=torch.bfloat16)
@@ -125,7 +137,7 @@ def _grouped_ways(i: Inputs) -> dict[str, Callable[[], torch.Tensor]]:
 
 
 def _runs(way: Callable[[], Any]) -> bool:
-    """Whether this torch, on this card, has it: which kinds of scales are there has no other way to be asked."""
+    """Return whether this torch supports a product on this GPU; there is no way to ask but to run it."""
     try:
         way()
     except (RuntimeError, ValueError, NotImplementedError):

@@ -1,5 +1,7 @@
-"""The scaled GEMMs as families: what predicting, pruning and measuring need. torch and triton are imported when they
-are needed: a prediction needs neither."""
+"""The scaled GEMMs as families: prediction, pruning and measurement.
+
+torch and triton are imported when they are needed; prediction needs neither.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,18 @@ from ..grouped_gemm.features import group_sizes_of
 from ..workloads import load_dense_models, load_models
 from . import workload
 from .features import FEATURE_NAMES, feature_groups
-from .scales import BLOCKWISE, DTYPE, FLAGS, ROWWISE, SCALED, STEP, TENSORWISE, kind_of, scale_bytes, scale_shapes
+from .scales import (
+    BLOCKWISE,
+    DTYPE,
+    FLAGS,
+    ROWWISE,
+    SCALED,
+    STEP,
+    TENSORWISE,
+    granularity_of,
+    scale_bytes,
+    scale_shapes,
+)
 from .space import KNOBS, Ranges, full_space, smem_bytes, values_of, wrong_tile
 
 if TYPE_CHECKING:
@@ -25,7 +38,7 @@ if TYPE_CHECKING:
 
     from ..grouped_gemm.triton_kernels.tiles import TileMap
 
-#: Archs whose compiler multiplies e4m3 as NVIDIA, ARM and Intel have it. (MI300X has another one, fp8e4m3fnuz.)
+#: Architectures with products of e4m3 as NVIDIA, ARM and Intel define it. (MI300X has another format, fp8e4m3fnuz.)
 FP8_ARCHS = ("sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
 
 
@@ -37,7 +50,7 @@ class Inputs:
     w: torch.Tensor  # (N, K) fp8, or (groups, N, K)
     x_scale: torch.Tensor  # float32; see `scales.scale_shapes`
     w_scale: torch.Tensor
-    out: torch.Tensor  # (rows, N) bf16, poisoned with NaN
+    out: torch.Tensor  # (rows, N) bf16, filled with NaN
     group_sizes: torch.Tensor | None  # (groups,) int32
     tile_map: TileMap | None
     problem: Problem
@@ -45,10 +58,10 @@ class Inputs:
 
 
 class ScaledGemmFamily(GemmFamily, MeasuredFamily):
-    """What dense and grouped products share.
+    """What the dense and the grouped family share.
 
-    y = (x @ w.T) in fp8, times the scales of x and w, in bf16. Flags of a problem: "rowwise" (a scale for each row of x
-    and of w) or "blockwise" (one for each 1x128 of x and each 128x128 of w); without one there is one a tensor.
+    y = (x @ w.T) in fp8, times the scales of x and w, in bf16. Flags of a problem: "rowwise" (one scale per row of x
+    and of w) or "blockwise" (one per 1x128 of x and per 128x128 of w); without a flag there is one per tensor.
     """
 
     dtypes = (DTYPE,)
@@ -56,27 +69,37 @@ class ScaledGemmFamily(GemmFamily, MeasuredFamily):
     knobs = KNOBS
     default_knobs: ClassVar[Mapping[str, Any]] = {"CONSUMERS": 0}
     feature_names = FEATURE_NAMES
-    rows: ClassVar[str]  # the dimension that is x's rows
+    rows: ClassVar[str]  # the dimension of x's rows
     dtype_argument = "x_ptr"
     tma = ("TMA_LOAD", "TMA_STORE")
     least_elements = TENSORWISE
-    estimated_by = ("roofline_us", "latency_us")  # or what its loads wait for, if longer
-    # Rounding the sum to bf16: 2^-9 at most, 2^-8 in the interpreter, which cuts off. What Hopper's tensor cores drop
-    # of 128 products is a tenth of that: see `quantize.error_bound`.
+    estimated_by = ("roofline_us", "latency_us")  # the larger of the roofline and of the time that loads wait
+    # Rounding the sum to bf16 gives at most 2^-9, and 2^-8 in the interpreter, which truncates. Hopper's tensor cores
+    # drop a tenth of that from sums of 128 products; see `quantize.error_bound`.
     tolerances: ClassVar[Mapping[str, float]] = {DTYPE: 4e-3}
     launch_knobs = BANDS_AND_PROGRAMS | {"SPLIT_K": (1, 2)}
 
     def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
+        """Return why no config of the kernel has these knob values, or None."""
         return values_of(self.name).wrong(knobs)
 
     def full_space(self) -> tuple[KernelConfig, ...]:
+        """Return every config worth declaring."""
         return full_space(Ranges.of(), "groups" in self.dims)
 
     def space(self, device: DeviceSpec | None = None, **ranges: Sequence[int]) -> tuple[KernelConfig, ...]:
-        """Every config worth declaring; with a device, those that some problem on it supports.
+        """Return every config worth declaring; with a device, those that some problem on it supports.
 
-        `ranges` replace the values of a knob: block_m, block_n, block_k, num_warps, num_stages, programs_per_sm,
-        split_k, consumers.
+        Args:
+            device: The GPU, or None for the whole space.
+            **ranges: Values that replace those of a range: block_m, block_n, block_k, num_warps, num_stages,
+                programs_per_sm, split_k, consumers.
+
+        Returns:
+            The configs.
+
+        Raises:
+            ForetuneError: A range does not exist or cannot have a value.
 
         >>> from foretune.kernels import find_family
         >>> len(find_family("scaled_gemm").space(DeviceSpec.named("h200"), block_m=[64])) > 10
@@ -88,24 +111,29 @@ class ScaledGemmFamily(GemmFamily, MeasuredFamily):
         return space if device is None else self.able(space, device)
 
     def elements_of(self, problem: Problem) -> str:
-        return kind_of(problem)
+        """Return what shared memory depends on: the granularity of the scales."""
+        return granularity_of(problem)
 
     def smem_bytes(self, config: Knobs, elements: Any, device: DeviceSpec) -> int:
+        """Return the shared memory of one program, in bytes."""
         return smem_bytes(config, device, elements)
 
     def limit_of(self, config: Knobs, elements: Any, device: DeviceSpec) -> str | None:
+        """Return why a device cannot run a config, or None."""
         if device.arch not in FP8_ARCHS and device.backend != "cpu":
-            return f"{device.arch} has no products of {DTYPE}; {', '.join(FP8_ARCHS)} have"
+            return f"{device.arch} does not support {DTYPE}; {', '.join(FP8_ARCHS)} do"
         return super().limit_of(config, elements, device)
 
     def refused(self, problem: Problem) -> str | None:
+        """Return why no config runs a problem, or None."""
         if problem.dtype != DTYPE:
-            return f"dtype {problem.dtype_name} is not {DTYPE}, which both operands must be"
+            return f"dtype must be {DTYPE} (of both operands) but is {problem.dtype_name}"
         return super().refused(problem)
 
     def wrong_problem(self, problem: Problem) -> str | None:
+        """Return why no config runs a problem, or None."""
         if len(problem.flags) > 1:
-            return f"scales cannot be {ROWWISE} and {BLOCKWISE} at once"
+            return f"a problem cannot have both flags {ROWWISE} and {BLOCKWISE}"
         n, k, groups = problem["n"], problem["k"], _groups(problem)
         if min(n, k, groups) < 1:
             return f"groups, N and K must be >= 1 but are {groups}, {n} and {k}"
@@ -114,44 +142,51 @@ class ScaledGemmFamily(GemmFamily, MeasuredFamily):
         return None
 
     def wrong_pair(self, config: KernelConfig, problem: Problem) -> str | None:
+        """Return why a config cannot run a problem on any device, or None."""
         if (wrong := wrong_tile(config)) is not None:
             return wrong
         if "groups" in self.dims:
             if config["SPLIT_K"] > 1:
-                return f"SPLIT_K cannot be {config['SPLIT_K']} with groups: 1"
+                return f"SPLIT_K must be 1 for grouped products but is {config['SPLIT_K']}"
             if config["CONSUMERS"] == 3:
-                return "CONSUMERS cannot be 3 with groups, whose tiles have a power of two of rows: 0 or 2"
+                return "CONSUMERS must be 0 or 2 for grouped products, whose BLOCK_M is a power of two, but is 3"
         if config["CONSUMERS"] and SCALED % config["BLOCK_N"] and BLOCKWISE in problem.flags:
-            return f"BLOCK_N cannot be {config['BLOCK_N']} with CONSUMERS and {BLOCKWISE} scales: a divisor of {SCALED}"
+            return f"BLOCK_N must divide {SCALED} with CONSUMERS and {BLOCKWISE} scales but is {config['BLOCK_N']}"
         return None
 
     def supports_by(self, problem: Problem) -> Hashable:
+        """Return everything of a problem that `supports` depends on."""
         n, k = problem["n"], problem["k"]
         return problem.dtype, problem.flags, min(n, k, _groups(problem)) < 1, n % STEP, k % STEP
 
     def grouped_features(
         self, problems: Sequence[Problem], device: DeviceSpec, configs: Configs, binaries: Binaries | None
     ) -> Groups:
+        """Return the features of problems of one dtype and the same flags, by what they depend on."""
         return feature_groups(problems, self.rows, device, configs)
 
     def flags_of_call(self, arguments: Mapping[str, Any]) -> Sequence[str]:
+        """Return the flags of the problem that a launch's arguments describe."""
         return [flag for flag in FLAGS if arguments.get(flag.upper())]
 
     def flops(self, problem: Problem) -> float:
+        """Return the number of floating-point operations of a problem."""
         return 2.0 * problem[self.rows] * problem["n"] * problem["k"]
 
     def bytes(self, problem: Problem) -> float:
+        """Return the bytes that a problem must at least read and write."""
         rows, n, k = problem[self.rows], problem["n"], problem["k"]
-        # Of the weights those groups that have rows.
+        # Only the weights of groups with rows are read.
         groups = _groups(problem) if problem.ragged is None else problem.ragged.active
-        return float(groups * n * k + rows * (k + 2 * n) + scale_bytes(kind_of(problem), rows, n, k, groups))
+        return float(groups * n * k + rows * (k + 2 * n) + scale_bytes(granularity_of(problem), rows, n, k, groups))
 
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
+        """Return the config to run when nothing was measured."""
         tma = int(device.arch in TMA_ARCHS)
         rows = problem[self.rows] / max(dict(problem.dims).get("groups", 1), 1)
         block_m = 16 if rows <= 16 else 64 if rows <= 64 else 128
         large = block_m >= 64
-        roomy = device.smem_per_block_bytes >= 192 * 1024  # for 4 stages of (128 + 128) x 128 and an output tile
+        roomy = device.smem_per_block_bytes >= 192 * 1024  # enough for 4 stages of (128 + 128) x 128 and an output tile
         return KernelConfig.of(
             BLOCK_M=block_m,
             BLOCK_N=128 if roomy or not large else 64,
@@ -168,16 +203,17 @@ class ScaledGemmFamily(GemmFamily, MeasuredFamily):
         )
 
     def inputs(self, problem: Problem, device: DeviceSpec, *, seed: int = 0) -> Inputs:
+        """Return random tensors of a problem on a device, with the output filled with NaN."""
         import torch
 
         from ..grouped_gemm.triton_kernels.tiles import TileMap
 
         where, generator = seeded(device, seed)
-        kind, rows, n, k = kind_of(problem), problem[self.rows], problem["n"], problem["k"]
+        granularity, rows, n, k = granularity_of(problem), problem[self.rows], problem["n"], problem["k"]
         groups = dict(problem.dims).get("groups")
 
         def operand(*shape: int) -> torch.Tensor:
-            # Made in bf16 and converted piece by piece: weights of many groups in float32 would not fit.
+            # Made in bf16 and converted group by group: float32 weights of many groups would not fit in memory.
             made = torch.empty(shape, dtype=torch.float8_e4m3fn, device=where)
             for part in made if len(shape) == 3 else made[None]:
                 part.copy_(torch.randn(shape[-2:], generator=generator, device=where, dtype=torch.bfloat16))
@@ -186,14 +222,14 @@ class ScaledGemmFamily(GemmFamily, MeasuredFamily):
         def scale(*shape: int) -> torch.Tensor:
             return torch.rand(shape, generator=generator, device=where) + 0.5
 
-        x_shape, w_shape = scale_shapes(kind, rows, n, k, groups)
+        x_shape, w_shape = scale_shapes(granularity, rows, n, k, groups)
         sizes = None
         if groups is not None:
             sizes = torch.tensor(group_sizes_of(problem), dtype=torch.int32, device=where)
         return Inputs(
             x=operand(rows, k),
             w=operand(n, k) if groups is None else operand(groups, n, k),
-            x_scale=scale(*reversed(x_shape)).t() if kind == BLOCKWISE else scale(*x_shape),
+            x_scale=scale(*reversed(x_shape)).t() if granularity == BLOCKWISE else scale(*x_shape),
             w_scale=scale(*w_shape),
             out=torch.full((rows, n), float("nan"), dtype=torch.bfloat16, device=where),
             group_sizes=sizes,
@@ -203,6 +239,7 @@ class ScaledGemmFamily(GemmFamily, MeasuredFamily):
         )
 
     def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
+        """Launch the kernel with a config, and return the output without waiting for it."""
         from .triton_kernels.launches import launch_scaled_gemm
 
         i = inputs
@@ -221,28 +258,33 @@ class ScaledGemmFamily(GemmFamily, MeasuredFamily):
         return i.out
 
     def reference(self, inputs: Inputs) -> torch.Tensor:
+        """Return the correct output in float32, computed by PyTorch."""
         from .quantize import dequantized_weight, dequantized_x
 
-        kind, i = kind_of(inputs.problem), inputs
-        x = dequantized_x(i.x, i.x_scale, kind)
+        granularity, i = granularity_of(inputs.problem), inputs
+        x = dequantized_x(i.x, i.x_scale, granularity)
         if i.group_sizes is None:
-            return x @ dequantized_weight(i.w, i.w_scale, kind).T
+            return x @ dequantized_weight(i.w, i.w_scale, granularity).T
         out = i.out.float().fill_(float("nan"))
         start = 0
         for group, size in enumerate(i.group_sizes.tolist()):
             if size:
-                w = dequantized_weight(i.w[group], i.w_scale[group : group + 1].reshape(i.w_scale.shape[1:]), kind)
+                w = dequantized_weight(
+                    i.w[group], i.w_scale[group : group + 1].reshape(i.w_scale.shape[1:]), granularity
+                )
                 out[start : start + size] = x[start : start + size] @ w.T
             start += size
         return out
 
     def compile(self, config: KernelConfig, problem: Problem) -> Any:
+        """Compile the kernel of a config, and return its binary."""
         from .triton_kernels.launches import compile_scaled_gemm
 
         flags = {flag: flag in problem.flags for flag in FLAGS}
         return compile_scaled_gemm(config, grouped="groups" in self.dims, **flags)
 
     def source_hash(self) -> str:
+        """Return a hash of the source of all kernels that a launch runs."""
         from .. import dependent_launch, warp_jobs
         from ..grouped_gemm.triton_kernels import ragged, ragged_boxes, tiles
         from ..matmul.triton_kernels import split_k, tile_order
@@ -254,7 +296,7 @@ class ScaledGemmFamily(GemmFamily, MeasuredFamily):
 
 
 class ScaledGemm(ScaledGemmFamily):
-    """y = x @ w.T with x (m, k) and w (n, k) in fp8 (e4m3), times their scales, in bf16.
+    """Compute y = x @ w.T with x (m, k) and w (n, k) in fp8 (e4m3), times their scales, in bf16.
 
     >>> from foretune.datasets import DeviceSpec
     >>> family, h200 = ScaledGemm(), DeviceSpec.named("h200")
@@ -270,23 +312,25 @@ class ScaledGemm(ScaledGemmFamily):
     ragged: ClassVar[Mapping[str, str]] = {}
     bucketed = ("m",)
     dims_from: ClassVar[Mapping[str, tuple[str, int]]] = {"m": ("rows", 1), "n": ("N16", 16), "k": ("K16", 16)}
-    also_needed = ("groups",)  # which are 1
+    also_needed = ("groups",)  # which is 1 here
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
+        """Draw the problems to measure from the models of a file, or from the shipped models."""
         drawn["most_tflop"] = workload.MOST_TFLOP if max_tflop is None else max_tflop
         return workload.draw_dense(self.name, load_dense_models(models), with_deepseek=models is None, **drawn)
 
     def check_problem(self, config: KernelConfig, problem: Problem) -> Problem:
-        # Off every block: M = 256 + 37, N = 256 + 144, K = 8 x 128 + 80, which is more steps than there are stages.
+        """Return a small problem whose sizes are multiples of no block, to check a config's results on."""
+        # Multiples of no block: M = 256 + 37, N = 256 + 144, and K = 8 x 128 + 80, more steps than there are stages.
         return Problem.of(self.name, dtype=problem.dtype_name, flags=problem.flags, m=293, n=400, k=1104)
 
 
 class ScaledGroupedGemmForward(MeasuredOverGroups, ScaledGemmFamily):
-    """y[rows of e] = x[rows of e] @ w[e].T with x (rows, K) sorted by group and w (groups, N, K) in fp8 (e4m3), times
-    their scales, in bf16.
+    """Compute y[rows of e] = x[rows of e] @ w[e].T in fp8 (e4m3), times the scales, in bf16.
 
-    dX is the same kernel on w's transpose: blocks of 128x128 and their scales, and one scale a tensor, transpose as
-    they are. dW is not here: it sums over rows, each of which has scales of its own.
+    x (rows, K) is sorted by group, and w is (groups, N, K). dX is the same kernel on w's transpose: blocks of 128x128
+    and their scales, and one scale per tensor, transpose unchanged. dW has no fp8 kernel: it sums over rows, each of
+    which has its own scales.
 
     >>> from foretune.datasets import DeviceSpec
     >>> family, h200 = ScaledGroupedGemmForward(), DeviceSpec.named("h200")
@@ -303,12 +347,14 @@ class ScaledGroupedGemmForward(MeasuredOverGroups, ScaledGemmFamily):
         "n": ("N16", 16),
         "k": ("K16", 16),
     }
-    off_blocks = (400, 1104)  # as above
+    off_blocks = (400, 1104)  # as in ScaledGemm.check_problem
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
+        """Draw the problems to measure from the models of a file, or from the shipped models."""
         drawn["most_tflop"] = workload.MOST_TFLOP if max_tflop is None else max_tflop
         return workload.draw_grouped(self.name, load_models(models), **drawn)
 
 
 def _groups(problem: Problem) -> int:
+    """Return the number of groups, 1 if the problem is dense."""
     return dict(problem.dims).get("groups", 1)

@@ -1,7 +1,7 @@
-"""What the ranker sees of one scaled GEMM call and a list of configs.
+"""The ranker's features of one scaled GEMM call and a list of configs.
 
-A dense call is one of one group. Everything is computed for all configs at once, and what their tiles decide once for
-each kind of tile.
+A dense call counts as one with a single group. Everything is computed for all configs at once, and what depends only on
+the tile is computed once per distinct tile.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from ...datasets.feature_groups import FeatureGroup
 from ...model.configs_memo import remembered
 from ..config_table import BLOCKS, TILE, TILING, ConfigTable, TiledWork, alignment, config_columns
 from ..grouped_gemm.features import OVER_GROUPS, group_sizes_of, of_each, padded, tiles_of
-from .scales import DTYPE, FLAGS, kind_of, scale_bytes
+from .scales import DTYPE, FLAGS, granularity_of, scale_bytes
 from .space import smem_bytes
 
-# From asking for a step's operands to having them, under load: DRAM's latency on Hopper is 0.6 to 0.8 us without any.
+# Microseconds from requesting a step's operands to their arrival, under load; without load, Hopper's DRAM has a latency
+# of 0.6 to 0.8 us.
 _LATENCY_US = 1.0
-# What L2 delivers over the copy bandwidth, at least: tiles of 64 x 128 at 1000 TFLOP/s read 11.7 TB/s (H200, 2026-11).
+# The bandwidth of L2 divided by the copy bandwidth, a lower bound: tiles of 64 x 128 at 1000 TFLOP/s read 11.7 TB/s
+# (H200, 2026-11).
 _L2_OVER_DRAM = 2.7
-# float32 operations on 128 lanes an SM, twice a clock: what adding up the steps' products has (CUDA programming guide).
+# float32 lanes of an SM, and the clock in GHz: the rate of adding up the steps' products (CUDA programming guide).
 _LANES_PER_SM, _GHZ = 128, 1.8
 
 _PROBLEM_FEATURES = (
@@ -60,7 +62,7 @@ _MIXED_FEATURES = (
     "stages_over_steps",
     "latency_us",
 )
-#: What of a config decides on all other features.
+#: Config columns that all other features depend on.
 _DECIDING = (
     *BLOCKS,
     "split_k",
@@ -74,18 +76,22 @@ FEATURE_NAMES = _PROBLEM_FEATURES + CONFIG_FEATURES + _MIXED_FEATURES
 def feature_groups(
     problems: Sequence[Problem], rows_dim: str, device: DeviceSpec, configs: Sequence[KernelConfig]
 ) -> tuple[FeatureGroup, ...]:
-    """The features of several problems of the same flags, finite also without rows: those of the call, of the config,
-    and of its tile and stages."""
-    space = _space(tuple(configs), kind_of(problems[0]), device)
+    """Return the features of problems with the same flags, by what they depend on; finite even without rows.
+
+    They depend on the call, the config, and its tile and stages.
+    """
+    space = _space(tuple(configs), granularity_of(problems[0]), device)
     grouped = "groups" in dict(problems[0].dims)
-    # Below, what a problem has is (n_problems, 1), and what it has on each kind of tile (n_problems, n_kinds).
+    # Below, values per problem are (n_problems, 1), and values per problem and distinct tile are (n_problems, n_tiles).
     rows, n, k = of_each(problems, rows_dim, "n", "k")
     groups = of_each(problems, "groups")[0] if grouped else np.ones_like(rows)
     sizes = padded([group_sizes_of(one) if grouped else np.array([one[rows_dim]]) for one in problems])
     active = np.maximum((sizes > 0).sum(axis=1, keepdims=True), 1.0)
     largest = sizes.max(axis=1, initial=0, keepdims=True)
     flops = 2.0 * rows * n * k
-    moved_bytes = active * n * k + rows * k + 2 * rows * n + scale_bytes(kind_of(problems[0]), rows, n, k, active)
+    moved_bytes = (
+        active * n * k + rows * k + 2 * rows * n + scale_bytes(granularity_of(problems[0]), rows, n, k, active)
+    )
     logs = np.log2(np.hstack([rows, n, k, groups, active, rows / active, flops, flops / moved_bytes]))
     of_calls = [
         [
@@ -102,21 +108,21 @@ def feature_groups(
         for problem, log, skew in zip(problems, logs.tolist(), (largest * groups / rows)[:, 0].tolist(), strict=True)
     ]
 
-    # For each kind of tile, of which there are a fifth as many as configs.
+    # Per distinct tile; there are a fifth as many as configs.
     block_m, block_n, block_k, group_m, splits, programs, consumers, stages = space.kinds
     m_tiles = np.maximum(tiles_of(sizes, space.ms), 1.0).take(space.m, axis=1)
     n_tiles, tile_steps = np.ceil(n / block_n), np.ceil(np.ceil(k / block_k) / splits)
     work = TiledWork(device, programs, m_tiles * n_tiles * splits, tile_steps)
     compute_us = work.compute_us(2.0 * block_m * block_n * block_k, device.matrix_tflops_of(DTYPE))
     promotion_us = work.most_tiles * tile_steps * block_m * block_n / (_LANES_PER_SM * _GHZ * 1e3)
-    # Parts of a split contraction are float32, written and read once.
+    # Partial sums are float32, written and read once.
     dram_us = work.moved_us(moved_bytes + 8 * rows * n * np.where(splits > 1, splits, 0))
     l2_us = work.moved_us(work.tiles * tile_steps * (block_m + block_n) * block_k, _L2_OVER_DRAM)
     m_tiles_per_group = m_tiles / active
-    # How many concurrent programs share w's tile (M tiles side by side in a band) or x's.
+    # How many concurrent programs share a tile of w (M tiles adjacent in a band) or of x.
     sharing = np.minimum(group_m, m_tiles_per_group)
-    waiting_us = (work.rounds * tile_steps * _LATENCY_US).astype(np.float32)  # over the stages that are in flight
-    # CONSUMERS add while others of them multiply; where all warps do the same, one comes after the other.
+    waiting_us = (work.rounds * tile_steps * _LATENCY_US).astype(np.float32)  # divided below by the stages in flight
+    # With CONSUMERS > 0, groups add while others multiply; else all warps multiply, then add.
     busy_us = np.where(consumers > 0, np.maximum(compute_us, promotion_us), compute_us + promotion_us)
     times_us = {"compute_us": compute_us, "promotion_us": promotion_us, "dram_us": dram_us, "l2_us": l2_us}
     found = work.columns((rows, n, k), (block_m, block_n, block_k), m_tiles, n_tiles, **times_us) | {
@@ -126,7 +132,7 @@ def feature_groups(
         ),
         "roofline_us": np.maximum(np.maximum(busy_us, l2_us), dram_us),
         "log_rows_per_group_over_block_m": np.log2(rows / groups / block_m),
-        # Both are quotients of rounded figures, as rankers learned them.
+        # Both are quotients of rounded figures, as when rankers were trained.
         "stages_over_steps": (1 / tile_steps).astype(np.float32) * stages.astype(np.float32),
         "latency_us": waiting_us / np.maximum(stages - 1, 1).astype(np.float32),
     }
@@ -134,8 +140,8 @@ def feature_groups(
 
 
 @remembered(maxsize=64)
-def _space(configs: tuple[KernelConfig, ...], kind: str, device: DeviceSpec) -> ConfigTable:
-    """What depends only on the configs, the kind of scales and the device."""
-    smem = [smem_bytes(config, device, kind) for config in configs]
+def _space(configs: tuple[KernelConfig, ...], granularity: str, device: DeviceSpec) -> ConfigTable:
+    """Return what depends only on the configs, the granularity of the scales and the device."""
+    smem = [smem_bytes(config, device, granularity) for config in configs]
     columns = config_columns(configs, smem, device, itemsize=1, sums=2)
     return ConfigTable.of(len(_PROBLEM_FEATURES), CONFIG_FEATURES, columns, _DECIDING)

@@ -1,14 +1,13 @@
-"""`scaled_gemm` and `scaled_grouped_gemm`: linear layers whose products run in fp8, with gradients.
+"""Define `foretune.scaled_gemm` and `foretune.scaled_grouped_gemm`: linear layers in fp8, differentiable.
 
-What each product of a training step runs in, and why:
+The precision of each product of a training step, and the reason:
 
-- forward, y = x @ w.T: fp8. x is quantised by rows (1x128) and w by blocks (128x128), or as `scales` says.
+- forward, y = x @ w.T: fp8. x is quantized per 1x128 block and w per 128x128 block, or as `scales` says.
 - dX = dy @ w: fp8, by the same kernel on w's transpose. Blocks of 128x128 transpose with their scales, and so does one
-  scale a tensor: w's numbers are those of the forward pass. Scales of w's rows lie along N, which dX sums over, and
-  cannot be taken out of the sum: there w is quantised anew.
-- dW = dy.T @ x: bf16, by `foretune.grouped_gemm`'s kernel, or without groups by PyTorch. It sums over rows, each of
-  which has scales of its own, which cannot be taken out either; and groups end anywhere, so blocks of 128 rows would
-  have two groups in them.
+  scale per tensor, so w's quantized values are those of the forward pass. Rowwise scales of w lie along N, over which
+  dX sums, and cannot be factored out of the sum, so w is quantized again.
+- dW = dy.T @ x: bf16, by `foretune.grouped_gemm`'s kernel, or without groups by PyTorch. It sums over rows, whose
+  scales cannot be factored out either; and since groups end anywhere, blocks of 128 rows would span two groups.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from ..op_calls import (
     require,
 )
 from .family import ScaledGemm, ScaledGroupedGemmForward
-from .quantize import FP8, check_kind, dequantized_x, quantize_w, quantize_x, transposed
+from .quantize import FP8, check_granularity, dequantized_x, quantize_w, quantize_x, transposed
 from .scales import BLOCKWISE, DTYPE, ROWWISE, STEP, flags_of, scale_shapes
 from .triton_kernels.launches import prepare_scaled_gemm
 
@@ -57,33 +56,35 @@ def scaled_gemm(
     config_dx: KernelConfig | None = None,
     mode: str | None = None,
 ) -> torch.Tensor:
-    """y = x @ w.T in fp8 (e4m3), added up in float32, in bf16. Differentiable in what is bf16.
+    """Return x @ w.T, computed in fp8 (e4m3) and accumulated in float32, in bf16. Differentiable in bf16 operands.
 
-    It always runs Foretune's kernel. `torch._scaled_mm`, which has no gradient, is slower in most shapes with scales of
-    rows or blocks, and faster in most with one a tensor (kernels/README.md has the figures).
+    It always runs Foretune's kernel. `torch._scaled_mm`, which has no gradient, is slower for most shapes with rowwise
+    or blockwise scales, and faster for most with one scale per tensor (figures in kernels/README.md).
 
     Args:
-        x: (rows, K), bfloat16, which is quantised here, or fp8 (torch.float8_e4m3fn) with `x_scale`.
-        w: (N, K), likewise with `w_scale`. N and K are multiples of 16.
-        x_scale, w_scale: float32, what the fp8 numbers are multiplied by; given for what is fp8 already. They get no
-            gradient.
-        scales: which ones: "blockwise" (x (rows, blocks of K), one for each 1x128, best stored block by block; w
-            (blocks of N, blocks of K), one for each 128x128), "rowwise" (x (rows, 1), w (N, 1)) or "tensorwise" ((1,)).
-        config, config_dx: the kernel's config forward and for the gradient of x; see `foretune.grouped_gemm`.
-        mode: how a config is chosen; see `foretune.grouped_gemm`.
+        x: (rows, K), bfloat16, which is quantized by this function, or fp8 (torch.float8_e4m3fn) with `x_scale`.
+        w: (N, K), bfloat16, or fp8 with `w_scale`. N and K must be multiples of 16.
+        x_scale: float32, the factors of x's fp8 values; required if and only if x is fp8. It gets no gradient.
+        w_scale: The same for w.
+        scales: The granularity of the scales. "blockwise": x_scale is (rows, blocks of K), one per 1x128, ideally
+            stored block by block, and w_scale is (blocks of N, blocks of K), one per 128x128. "rowwise": (rows, 1) and
+            (N, 1). "tensorwise": (1,) and (1,).
+        config: The kernel config of the forward pass; see `foretune.grouped_gemm`.
+        config_dx: The same for the gradient of x.
+        mode: How configs are chosen if not given; see `foretune.grouped_gemm`.
 
     Returns:
-        y, (rows, N), bfloat16: the same, to the bit, in every run with the same config. No step of the sum is longer
-        than 128 products before it is added up in float32; `reference.error_bound` says how far off that can be.
+        y, (rows, N), bfloat16, bitwise reproducible for the same config. At most 128 products are summed by the tensor
+        cores before they are added to the float32 accumulator; `quantize.error_bound` gives the resulting error bound.
 
     Raises:
-        ForetuneError: for shapes, dtypes, devices, scales, a GPU without fp8, or a config that cannot be, naming it.
+        ForetuneError: A shape, dtype, device, scale or config is invalid, or the GPU has no fp8. The message names it.
 
     >>> if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9):
     ...     x, w = (torch.randn(64, 256, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     ...     assert scaled_gemm(x, w).shape == (64, 64)
     """
-    return _scaled(x, w, None, x_scale, w_scale, check_kind(scales), config, config_dx, None, mode)
+    return _scaled(x, w, None, x_scale, w_scale, check_granularity(scales), config, config_dx, None, mode)
 
 
 def scaled_grouped_gemm(
@@ -99,24 +100,30 @@ def scaled_grouped_gemm(
     config_dw: KernelConfig | None = None,
     mode: str | None = None,
 ) -> torch.Tensor:
-    """y[rows of e] = x[rows of e] @ w[e].T in fp8 (e4m3), for rows sorted by group e, as DeepSeek's MoE layers have it.
-    Differentiable in what is bf16.
+    """Return x[rows of e] @ w[e].T for rows sorted by group e, in fp8 (e4m3), as in DeepSeek's MoE layers.
+
+    Accumulates in float32, returns bf16, and is differentiable in bf16 operands.
 
     Args:
-        x: (rows, K), sorted by group; bfloat16, which is quantised here, or fp8 (torch.float8_e4m3fn) with `x_scale`.
-        w: (groups, N, K), likewise with `w_scale`. N and K are multiples of 16.
-        group_sizes: (groups,) int32 or int64: how many rows each group has. It stays on the device.
-        x_scale, w_scale, scales, mode: as for `scaled_gemm`; those of w by group: (groups, blocks of N, blocks of K),
-            (groups, N), or (groups,).
-        config, config_dx, config_dw: the config forward, for the gradient of x, and for that of w, which is one of
-            grouped_gemm_dw.
+        x: (rows, K), sorted by group; bfloat16, which is quantized by this function, or fp8 (torch.float8_e4m3fn) with
+            `x_scale`.
+        w: (groups, N, K), bfloat16, or fp8 with `w_scale`. N and K must be multiples of 16.
+        group_sizes: (groups,) int32 or int64, the number of rows of each group. It stays on the device.
+        x_scale: As for `scaled_gemm`.
+        w_scale: As for `scaled_gemm`, per group: (groups, blocks of N, blocks of K), (groups, N), or (groups,).
+        scales: As for `scaled_gemm`.
+        config: The kernel config of the forward pass; see `foretune.grouped_gemm`.
+        config_dx: The same for the gradient of x.
+        config_dw: The same for the gradient of w, a config of grouped_gemm_dw.
+        mode: As for `scaled_gemm`.
 
     Returns:
-        y, (rows, N), bfloat16. Rows of no group are undefined (zero under FORETUNE_CHECK); their gradients are zero.
+        y, (rows, N), bfloat16. Rows that belong to no group are uninitialized (zero under FORETUNE_CHECK); their
+        gradients are zero.
 
     Raises:
-        ForetuneError: as `scaled_gemm` does. Nobody waits for the device: group sizes that make no sense are treated as
-            `foretune.grouped_gemm` treats them.
+        ForetuneError: As for `scaled_gemm`. The call does not wait for the device, so invalid group sizes are treated
+            as by `foretune.grouped_gemm`.
 
     >>> if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9):
     ...     x = torch.randn(6, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
@@ -126,8 +133,8 @@ def scaled_grouped_gemm(
     ...     assert y.shape == (6, 256) and w.grad[1].abs().sum() == 0
     """
     if group_sizes is None:
-        raise ForetuneError("group_sizes must be a tensor but is None: foretune.scaled_gemm is the dense product")
-    return _scaled(x, w, group_sizes, x_scale, w_scale, check_kind(scales), config, config_dx, config_dw, mode)
+        raise ForetuneError("group_sizes must be a tensor but is None: call foretune.scaled_gemm for a dense product")
+    return _scaled(x, w, group_sizes, x_scale, w_scale, check_granularity(scales), config, config_dx, config_dw, mode)
 
 
 def _scaled(
@@ -136,55 +143,55 @@ def _scaled(
     group_sizes: torch.Tensor | None,
     x_scale: torch.Tensor | None,
     w_scale: torch.Tensor | None,
-    kind: str,
+    granularity: str,
     config: KernelConfig | None,
     config_dx: KernelConfig | None,
     config_dw: KernelConfig | None,
     mode: str | None,
 ) -> torch.Tensor:
-    """Both ops: dense where there are no group sizes."""
+    """Run either op: dense if there are no group sizes."""
     y: torch.Tensor
     if is_transformed():
         _refuse_derivatives(x, w)
     if needs_gradient((x_scale, w_scale)):
         for name, operand, scale in (("x_scale", x, x_scale), ("w_scale", w, w_scale)):
-            if needs_gradient((scale,)) and not needs_gradient((operand,)):  # of which something else is said
-                raise ForetuneError(f"{name} requires a gradient, which it has none of here: call {name}.detach()")
+            if needs_gradient((scale,)) and not needs_gradient((operand,)):  # else the operand's error is reported
+                raise ForetuneError(f"{name} requires a gradient, but scales get none: pass {name}.detach()")
     if needs_gradient((x, w)):
-        y = _ScaledGemm.apply(x, w, group_sizes, x_scale, w_scale, kind, config, config_dx, config_dw, mode)  # type: ignore[no-untyped-call]
+        y = _ScaledGemm.apply(x, w, group_sizes, x_scale, w_scale, granularity, config, config_dx, config_dw, mode)  # type: ignore[no-untyped-call]
         return y
-    x8, x_scale = _quantized("x", x, x_scale, kind, 2)
-    w8, w_scale = _quantized("w", w, w_scale, kind, 2 if group_sizes is None else 3)
-    y = PRODUCT.call(x8, w8, x_scale, w_scale, group_sizes, kind, config, mode, False)
+    x8, x_scale = _quantized("x", x, x_scale, granularity, 2)
+    w8, w_scale = _quantized("w", w, w_scale, granularity, 2 if group_sizes is None else 3)
+    y = PRODUCT.call(x8, w8, x_scale, w_scale, group_sizes, granularity, config, mode, False)
     return y
 
 
 def _refuse_derivatives(x: Any, w: Any) -> None:
-    """Raise `ForetuneError` where a function transform or forward-mode AD differentiates the op."""
+    """Raise `ForetuneError` if a function transform or forward-mode AD differentiates the op."""
     for name, operand in (("x", x), ("w", w)):
         if has_tangent(operand):
             raise ForetuneError(f"foretune.scaled_gemm has no forward-mode derivative, but {name} has a tangent")
         if torch._C._are_functorch_transforms_active() and needs_gradient((operand,)):
             raise ForetuneError(
                 f"foretune.scaled_gemm cannot be differentiated under torch.func's transforms, but {name} needs a "
-                "gradient: call .backward() or torch.autograd.grad, outside of them"
+                "gradient: call .backward() or torch.autograd.grad outside of the transform"
             )
 
 
 class _ScaledGemm(torch.autograd.Function):
-    """What quantises, and multiplies by the operator: its gradients are other products than the operator's."""
+    """Quantize, and multiply by the operator; the gradients are other products than the operator's own."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> torch.Tensor:
-        x, w, group_sizes, x_scale, w_scale, kind, config, config_dx, config_dw, mode = arguments
-        x8, own_scale = _quantized("x", x, x_scale, kind, 2)
-        w8, w_scale = _quantized("w", w, w_scale, kind, 2 if group_sizes is None else 3)
-        y: torch.Tensor = PRODUCT.call(x8, w8, own_scale, w_scale, group_sizes, kind, config, mode, False)
+        x, w, group_sizes, x_scale, w_scale, granularity, config, config_dx, config_dw, mode = arguments
+        x8, own_scale = _quantized("x", x, x_scale, granularity, 2)
+        w8, w_scale = _quantized("w", w, w_scale, granularity, 2 if group_sizes is None else 3)
+        y: torch.Tensor = PRODUCT.call(x8, w8, own_scale, w_scale, group_sizes, granularity, config, mode, False)
         needs_x, needs_w = ctx.needs_input_grad[:2]
         of_x = (x, x_scale) if needs_w else (None, None)
         of_w = (w8, w_scale) if needs_x else (None, None)
         ctx.save_for_backward(*of_x, *of_w, group_sizes)
-        ctx.options = kind, config_dx, config_dw, mode
+        ctx.options = granularity, config_dx, config_dw, mode
         return y
 
     @staticmethod
@@ -192,16 +199,16 @@ class _ScaledGemm(torch.autograd.Function):
     @outside_autocast
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, x_scale, w8, w_scale, group_sizes = ctx.saved_tensors
-        kind, config_dx, config_dw, mode = ctx.options
+        granularity, config_dx, config_dw, mode = ctx.options
         dy = dy.contiguous()
         dx = dw = None
         if w8 is not None:
-            dy8, dy_scale = quantize_x(dy, kind)
-            wt8, wt_scale = transposed(w8, w_scale, kind)
-            dx = PRODUCT.call(dy8, wt8, dy_scale, wt_scale, group_sizes, kind, config_dx, mode, True)
+            dy8, dy_scale = quantize_x(dy, granularity)
+            wt8, wt_scale = transposed(w8, w_scale, granularity)
+            dx = PRODUCT.call(dy8, wt8, dy_scale, wt_scale, group_sizes, granularity, config_dx, mode, True)
         if x is not None:
             if x_scale is not None:  # x was given in fp8
-                x = dequantized_x(x, x_scale, kind).to(torch.bfloat16)
+                x = dequantized_x(x, x_scale, granularity).to(torch.bfloat16)
             if group_sizes is None:
                 dw = dy.t() @ x
             else:
@@ -211,13 +218,15 @@ class _ScaledGemm(torch.autograd.Function):
 
 
 def _quantized(
-    name: str, operand: torch.Tensor, scale: torch.Tensor | None, kind: str, dims: int
+    name: str, operand: torch.Tensor, scale: torch.Tensor | None, granularity: str, dims: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The operand in fp8 with its scales, quantised here if it is bf16."""
+    """Return the operand in fp8 with its scales, quantizing bf16."""
     check_tensor(name, operand)
     if operand.dtype == FP8:
         if operand.requires_grad:
-            raise ForetuneError(f"{name} is {FP8}, which has no gradient: give the bfloat16 that it was made of")
+            raise ForetuneError(
+                f"{name} requires a gradient but is {FP8}, which gets none: pass the bfloat16 tensor instead"
+            )
         if scale is None:
             raise ForetuneError(f"{name} is {FP8}, so {name}_scale must be given but is None")
         return operand, scale
@@ -226,11 +235,11 @@ def _quantized(
     if operand.dtype != torch.bfloat16:
         raise ForetuneError(f"{name} must be torch.bfloat16 or {FP8} but is {operand.dtype}")
     check_dims(name, operand, dims)
-    return (quantize_x if name == "x" else quantize_w)(operand, kind)
+    return (quantize_x if name == "x" else quantize_w)(operand, granularity)
 
 
 class Shape(NamedTuple):
-    """The sizes of one product; without groups it is dense."""
+    """The sizes of one product; `groups` is None if it is dense."""
 
     rows: int
     n: int
@@ -244,54 +253,66 @@ def check_product(
     x_scale: torch.Tensor,
     w_scale: torch.Tensor,
     group_sizes: torch.Tensor | None,
-    kind: str,
+    granularity: str,
 ) -> Shape:
-    """The sizes of a product of fp8 operands. Raises `ForetuneError` naming what is wrong with it."""
-    check_kind(kind)
+    """Return the shape of a product of fp8 operands after checking it.
+
+    Raises:
+        ForetuneError: An argument is invalid; the message names it.
+    """
+    check_granularity(granularity)
     for name, operand, dims in (("x", x, 2), ("w", w, 2 if group_sizes is None else 3)):
         Operand(name, dtypes=(FP8,), contiguous=True).check(operand, x, "x")
         check_dims(name, operand, dims)
     (rows, k), n = x.shape, w.shape[-2]
-    require(w.shape[-1] == k, f"x has {k} columns but w {tuple(w.shape)} has K = {w.shape[-1]}")
+    require(w.shape[-1] == k, f"x must have K = {w.shape[-1]} columns, as w {tuple(w.shape)} does, but has {k}")
     require(min(n, k) > 0, f"N and K of w must be at least {STEP} but are {n} and {k}")
     require(n % STEP == 0 and k % STEP == 0, f"N and K of w must be multiples of {STEP} but are {n} and {k}")
-    require(rows <= MOST_ROWS, f"there must be at most {MOST_ROWS} rows but there are {rows}")
+    require(rows <= MOST_ROWS, f"the product must have at most {MOST_ROWS} rows but has {rows}")
     groups = None
     if group_sizes is not None:
         groups = w.shape[0]
         Operand("group_sizes", 1, INTEGERS, contiguous=True).check(group_sizes, x, "x")
-        require(len(group_sizes) == groups, f"there are {len(group_sizes)} group_sizes but w has {groups} groups")
-    shapes = scale_shapes(kind, rows, n, k, groups)
+        given = len(group_sizes)
+        require(given == groups, f"group_sizes must have {groups} entries, one per group of w, but has {given}")
+    shapes = scale_shapes(granularity, rows, n, k, groups)
     for name, scale, shape in (("x_scale", x_scale, shapes[0]), ("w_scale", w_scale, shapes[1])):
         Operand(name, dtypes=(torch.float32,)).check(scale, x, "x")
-        require(tuple(scale.shape) == shape, f"{name} must be {shape} for {kind} scales but is {tuple(scale.shape)}")
-        in_order = scale.is_contiguous() or (name == "x_scale" and kind == BLOCKWISE)
+        require(
+            tuple(scale.shape) == shape,
+            f"{name} must have shape {shape} for {granularity} scales but has {tuple(scale.shape)}",
+        )
+        in_order = scale.is_contiguous() or (name == "x_scale" and granularity == BLOCKWISE)
         require(in_order, f"{name} must be contiguous: call {name}.contiguous() first")
     return Shape(rows, n, k, groups)
 
 
 def check_dims(name: str, operand: torch.Tensor, dims: int) -> None:
-    """Raise `ForetuneError` for an operand with another number of dimensions, or nothing to add up."""
-    require(operand.dim() == dims, f"{name} must have {dims} dimensions but is {tuple(operand.shape)}")
-    require(operand.shape[-1] > 0, f"{name} must have at least {STEP} columns but is {tuple(operand.shape)}")
+    """Check that an operand has `dims` dimensions, and columns to sum over.
+
+    Raises:
+        ForetuneError: It has not.
+    """
+    require(operand.dim() == dims, f"{name} must have {dims} dimensions but has shape {tuple(operand.shape)}")
+    require(operand.shape[-1] > 0, f"{name} must have at least {STEP} columns but has shape {tuple(operand.shape)}")
 
 
 def _find(place: int, *arguments: Any) -> Call[Shape]:
     shape = check_product(*arguments[:6])
-    kind, config, mode, _ = arguments[5:]
-    device_at(place)  # which refuses the CPU
+    granularity, config, mode, _ = arguments[5:]
+    device_at(place)  # raises for the CPU
     rows, n, k, groups = shape
     if rows == 0 or groups == 0:
         return Call(shape)
 
     def prepare(config: KernelConfig, device: DeviceSpec, _: Any) -> Launch:
-        are = {"rowwise": kind == ROWWISE, "blockwise": kind == BLOCKWISE}
+        are = {"rowwise": granularity == ROWWISE, "blockwise": granularity == BLOCKWISE}
         return prepare_scaled_gemm(*shape, config, device.sm_count, **are)
 
     if groups is None:
-        problem = Problem.of(ScaledGemm.name, dtype=DTYPE, flags=flags_of(kind), m=rows, n=n, k=k)
+        problem = Problem.of(ScaledGemm.name, dtype=DTYPE, flags=flags_of(granularity), m=rows, n=n, k=k)
     else:
-        name, flags = ScaledGroupedGemmForward.name, flags_of(kind)
+        name, flags = ScaledGroupedGemmForward.name, flags_of(granularity)
         problem = Problem.of(name, dtype=DTYPE, flags=flags, groups=groups, rows=rows, n=n, k=k)
     return Call(shape, ConfiguredLaunch(problem, place, config, mode, prepare))
 
@@ -303,15 +324,15 @@ def _run(
     x_scale: torch.Tensor,
     w_scale: torch.Tensor,
     group_sizes: torch.Tensor | None,
-    kind: str,
+    granularity: str,
     config: KernelConfig | None,
     mode: str | None,
     zeroes: bool,
 ) -> torch.Tensor:
-    """y (rows, N) in bf16 of x (rows, K) and w (N, K), or with group sizes (groups, N, K), in fp8.
+    """Return y (rows, N) in bf16, of x (rows, K) and w (N, K), or (groups, N, K) with group sizes, in fp8.
 
-    The scales are as `kinds.scale_shapes` says. Rows of no group are zero if `zeroes`, or under FORETUNE_CHECK; else as
-    the memory was.
+    The shapes of scales are those of `scales.scale_shapes`. Rows that belong to no group are zero if `zeroes` or under
+    FORETUNE_CHECK, else uninitialized.
     """
     check_aligned(x, w)
     rows, n, _, _ = call.seen
@@ -320,8 +341,8 @@ def _run(
         check_contents(group_sizes, None, rows)
     if call.launch is None:
         return y.zero_()
-    if kind == BLOCKWISE:
-        x_scale = x_scale.t().contiguous()  # as they are stored anyway
+    if granularity == BLOCKWISE:
+        x_scale = x_scale.t().contiguous()  # no copy if stored block by block
     if group_sizes is None:
         call.launch((x, w, x_scale, w_scale, y, None))
         return y
@@ -341,10 +362,10 @@ def _fake(
     x_scale: torch.Tensor,
     w_scale: torch.Tensor,
     group_sizes: torch.Tensor | None,
-    kind: str,
+    granularity: str,
     *_: Any,
 ) -> torch.Tensor:
-    shape = check_product(x, w, x_scale, w_scale, group_sizes, kind)
+    shape = check_product(x, w, x_scale, w_scale, group_sizes, granularity)
     return x.new_empty((shape.rows, shape.n), dtype=torch.bfloat16)
 
 

@@ -1,4 +1,4 @@
-"""The kinds of scales that fp8 operands come with, as flags of a problem, and the shapes that their scales have."""
+"""The granularities of the scales of fp8 operands, as flags of a problem, and the shapes of the scales."""
 
 from __future__ import annotations
 
@@ -8,36 +8,37 @@ from ...datasets import Problem
 
 #: The dtype of both operands; the output is bf16.
 DTYPE = "fp8e4m3"
-#: N and K are multiples of so many: rows of 16 bytes, which TMA and cuBLAS want too, of operands and their transposes.
+#: N and K must be multiples of this: rows of 16 bytes, required by TMA and cuBLAS too, for operands and their
+#: transposes.
 STEP = 16
-#: Elements along K that one scale of a block is for, and rows of w.
+#: Elements along K, and rows of w, that share one blockwise scale.
 SCALED = 128
-#: Flags of a problem, at most one of them. Without one there is one scale a tensor.
+#: Flags of a problem, at most one of them. Without a flag, there is one scale per tensor.
 ROWWISE, BLOCKWISE = "rowwise", "blockwise"
 FLAGS = (BLOCKWISE, ROWWISE)
 TENSORWISE = "tensorwise"
-KINDS = (TENSORWISE, ROWWISE, BLOCKWISE)
+GRANULARITIES = (TENSORWISE, ROWWISE, BLOCKWISE)
 
 
-def kind_of(problem: Problem) -> str:
-    """One of `KINDS`.
+def granularity_of(problem: Problem) -> str:
+    """Return the granularity of a problem's scales, one of `GRANULARITIES`.
 
-    >>> kind_of(Problem.of("scaled_gemm", dtype="fp8e4m3", flags=("rowwise",), m=16, n=16, k=16))
+    >>> granularity_of(Problem.of("scaled_gemm", dtype="fp8e4m3", flags=("rowwise",), m=16, n=16, k=16))
     'rowwise'
     """
     return problem.flags[0] if problem.flags else TENSORWISE
 
 
-def flags_of(kind: str) -> tuple[str, ...]:
-    """The flags of a problem of this kind."""
-    return () if kind == TENSORWISE else (kind,)
+def flags_of(granularity: str) -> tuple[str, ...]:
+    """Return the flags of a problem with scales of this granularity."""
+    return () if granularity == TENSORWISE else (granularity,)
 
 
-def scale_shapes(kind: str, rows: int, n: int, k: int, groups: int | None = None) -> tuple[tuple[int, ...], ...]:
-    """The shapes of the scales of x (rows, K) and of w (N, K), or (groups, N, K) where there are groups.
+def scale_shapes(granularity: str, rows: int, n: int, k: int, groups: int | None = None) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of the scales of x (rows, K) and of w (N, K), or (groups, N, K) with groups.
 
-    Those of x by blocks, (rows, blocks of K), are stored the other way round, block by block, as cuBLAS and DeepGEMM
-    want them: `stride()` is (1, rows).
+    The blockwise scales of x, (rows, blocks of K), are stored transposed, block by block, as cuBLAS and DeepGEMM
+    require: `stride()` is (1, rows).
 
     >>> scale_shapes("blockwise", 64, 256, 1000)
     ((64, 8), (2, 8))
@@ -45,16 +46,16 @@ def scale_shapes(kind: str, rows: int, n: int, k: int, groups: int | None = None
     (((64, 1), (4, 256)), ((1,), (1,)))
     """
     blocks = (-(-n // SCALED), -(-k // SCALED))
-    if kind == BLOCKWISE:
+    if granularity == BLOCKWISE:
         return (rows, blocks[1]), blocks if groups is None else (groups, *blocks)
-    if kind == ROWWISE:
+    if granularity == ROWWISE:
         return (rows, 1), (n, 1) if groups is None else (groups, n)
     return (1,), (1,) if groups is None else (groups,)
 
 
-def scale_bytes(kind: str, rows: Any, n: Any, k: Any, groups: Any) -> Any:
-    """Bytes of all scales of a call, float32, of numbers or of arrays of them."""
+def scale_bytes(granularity: str, rows: Any, n: Any, k: Any, groups: Any) -> Any:
+    """Return the bytes of all float32 scales of a call; sizes are numbers or arrays."""
     blocks_n, blocks_k = -(-n // SCALED), -(-k // SCALED)
-    if kind == BLOCKWISE:
+    if granularity == BLOCKWISE:
         return 4 * blocks_k * (rows + groups * blocks_n)
-    return 4 * (rows + groups * n) if kind == ROWWISE else 4 * (1 + groups)
+    return 4 * (rows + groups * n) if granularity == ROWWISE else 4 * (1 + groups)

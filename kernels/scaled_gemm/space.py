@@ -1,4 +1,4 @@
-"""The tuning space of the scaled GEMMs, and what a config costs on a device."""
+"""The tuning space of the scaled GEMMs, the rules for its knobs, and the shared memory that a config needs."""
 
 from __future__ import annotations
 
@@ -21,52 +21,58 @@ from ..config_limits import (
 from ..grouped_gemm.space import BLOCKS_M
 from .scales import BLOCKWISE, ROWWISE, SCALED, TENSORWISE
 
-#: BLOCK_M x BLOCK_N is the output tile and BLOCK_K the contraction's step, which lies inside one block of the scales.
+#: The knobs: BLOCK_M x BLOCK_N is the output tile, and BLOCK_K the contraction's step, which lies inside one block of
+#: the scales.
 KNOBS = (
     "BLOCK_M",
     "BLOCK_N",
     "BLOCK_K",
-    "GROUP_M",  # M tiles side by side in the L2 order; a runtime argument
-    "SPLIT_K",  # parts that the contraction is cut into, 1 for none; a runtime argument beyond that
-    "PROGRAMS_PER_SM",  # the persistent grid over the number of SMs, 0 for a program a tile; a runtime argument
-    "SWAP_AB",  # computes the transposed tile
+    "GROUP_M",  # M tiles that are adjacent in the L2 order; a runtime argument
+    "SPLIT_K",  # parts that K is split into, 1 for none; a runtime argument if more than 1
+    "PROGRAMS_PER_SM",  # the persistent grid divided by the number of SMs, 0: one program per tile; a runtime argument
+    "SWAP_AB",  # compute the transposed tile
     "TMA_LOAD",  # both operands
     "TMA_STORE",
     "CONSUMERS",  # groups of four warps that multiply while one more warp loads; 0: all warps do both
     "num_warps",
     "num_stages",
 )
-# Fewer bytes of loads in flight never hide the latency of memory.
+# Bytes of loads in flight: with fewer, the latency of memory is never hidden.
 _LEAST_BYTES_IN_FLIGHT = 24 * 1024
-# float32 accumulators per thread. There are two of each, because every step's product is a sum of its own: at 64 none
-# spills, at 128 some do a little (42 of 255 registers), and past that a compile takes minutes.
+# float32 accumulators per thread. Each exists twice, because every step's product is a sum of its own: with 64 no
+# kernel spills, with 128 some spill a little (42 of 255 registers), and with more, compilation takes minutes.
 _MOST_ACCUMULATORS, _FREE_ACCUMULATORS = 128, 64
-# Rows of an instruction of Hopper's and Blackwell's tensor cores, and of a tile that each of CONSUMERS has.
+# Rows of a tensor core instruction on Hopper and Blackwell, and of each consumer group's part of a tile.
 _INSTRUCTION_ROWS = 64
-# Tiles of CONSUMERS, (CONSUMERS, BLOCK_N), and their stages: fewer hide no latency, more do not fit.
+# Tiles of the warp-specialized kernel, (CONSUMERS, BLOCK_N), with their values of num_stages: fewer do not hide
+# latency, more do not fit.
 _SPECIALIZED = {(2, 64): (6, 8), (2, 128): (4, 5, 6), (2, 160): (5, 6), (2, 192): (4, 5), (3, 128): (3, 4)}
-# Tiles of split contractions, which are for products of few tiles.
+# Tiles with SPLIT_K > 1, which is for products with few tiles.
 _SPLIT_TILES = ((16, 64), (16, 128), (32, 64), (64, 32), (64, 64), (64, 128), (128, 64))
 
 
 @dataclass(frozen=True)
 class Ranges:
-    """The values that a space is made of."""
+    """The knob values that a space is made of."""
 
     block_m: tuple[int, ...] = (*BLOCKS_M, 192)
     block_n: tuple[int, ...] = (32, 64, 128, 160, 192, 256)
     block_k: tuple[int, ...] = (128,)
     num_warps: tuple[int, ...] = (4, 8)
-    num_stages: tuple[int, ...] = (3, 4, 6)  # without CONSUMERS, which have their own
+    num_stages: tuple[int, ...] = (3, 4, 6)  # with CONSUMERS = 0; others are in _SPECIALIZED
     programs_per_sm: tuple[int, ...] = (0, 1, 2)
     split_k: tuple[int, ...] = (1, 2, 4, 8)
     consumers: tuple[int, ...] = (0, 2, 3)
 
     @classmethod
     def of(cls, **ranges: Sequence[int]) -> Ranges:
-        """Ranges with these values in place of the usual ones.
+        """Return the default ranges, with these values in place of theirs.
 
-        Raises `ForetuneError` naming a range or a value that cannot be.
+        Args:
+            **ranges: New values, by the name of a field.
+
+        Raises:
+            ForetuneError: A range does not exist or cannot have a value.
 
         >>> Ranges.of(block_m=[64]).block_m
         (64,)
@@ -81,7 +87,7 @@ _VALID: dict[str, tuple[str, Sequence[int]]] = {
     "BLOCK_K": ("32, 64 or 128", (32, 64, 128)),
     "GROUP_M": ("between 1 and 1024", range(1, 1025)),
     "SPLIT_K": ("between 1 and 64", range(1, 65)),
-    "PROGRAMS_PER_SM": ("between 0 and 64, 0 for a program a tile", range(65)),
+    "PROGRAMS_PER_SM": ("between 0 and 64, where 0 launches one program per tile", range(65)),
     "SWAP_AB": _SWITCH,
     "TMA_LOAD": _SWITCH,
     "TMA_STORE": _SWITCH,
@@ -93,7 +99,7 @@ _VALID: dict[str, tuple[str, Sequence[int]]] = {
 
 @cache
 def values_of(family: str) -> KnobValues:
-    """The values of the knobs of a family of this folder.
+    """Return the valid values of each knob, for error messages of the given family.
 
     >>> values_of("scaled_gemm").wrong(KernelConfig.of(**dict.fromkeys(KNOBS, 1) | {"BLOCK_M": 24}).to_json())
     'BLOCK_M cannot be 24: a power of two between 16 and 256, or 192'
@@ -102,11 +108,11 @@ def values_of(family: str) -> KnobValues:
 
 
 def wrong_tile(config: KernelConfig) -> str | None:
-    """The reason why the knobs of a config, which are all right one by one, do not go together, or None.
+    """Return why the knobs of a config, each valid alone, do not go together, or None.
 
     >>> tile = {"BLOCK_M": 128, "BLOCK_N": 64, "SWAP_AB": 1, "TMA_STORE": 0, "CONSUMERS": 0, "SPLIT_K": 1}
     >>> wrong_tile(KernelConfig.of(**tile, num_warps=4))
-    'SWAP_AB cannot be 1 with BLOCK_M = 128: such rows fill an instruction as they are; 0'
+    'SWAP_AB must be 0 with BLOCK_M = 128 but is 1: the rows of x fill an instruction already'
     """
     m, n, warps = config["BLOCK_M"], config["BLOCK_N"], config.num_warps
     if config["CONSUMERS"]:
@@ -114,26 +120,27 @@ def wrong_tile(config: KernelConfig) -> str | None:
     if (wrong := wrong_tile_of_all_warps(config)) is not None:
         return wrong
     if config["SPLIT_K"] > 1 and config["PROGRAMS_PER_SM"]:
-        return f"PROGRAMS_PER_SM cannot be {config['PROGRAMS_PER_SM']} with SPLIT_K = {config['SPLIT_K']}: 0"
+        return f"PROGRAMS_PER_SM must be 0 with SPLIT_K = {config['SPLIT_K']} but is {config['PROGRAMS_PER_SM']}"
     if config["SPLIT_K"] > 1 and config["TMA_STORE"]:
-        return f"TMA_STORE cannot be 1 with SPLIT_K = {config['SPLIT_K']}, whose parts are stored in float32: 0"
+        return f"TMA_STORE must be 0 with SPLIT_K = {config['SPLIT_K']}, which stores float32 sums, but is 1"
     if config["SWAP_AB"]:
         if m >= _INSTRUCTION_ROWS:
-            return f"SWAP_AB cannot be 1 with BLOCK_M = {m}: such rows fill an instruction as they are; 0"
+            return f"SWAP_AB must be 0 with BLOCK_M = {m} but is 1: the rows of x fill an instruction already"
         if n < _INSTRUCTION_ROWS:
-            return f"SWAP_AB cannot be 1 with BLOCK_N = {n}: no more columns than rows fill an instruction; 0"
+            least = _INSTRUCTION_ROWS
+            return f"SWAP_AB must be 0 with BLOCK_N = {n} but is 1: it needs BLOCK_N >= {least} to fill an instruction"
         if config["TMA_STORE"]:
-            return "TMA_STORE cannot be 1 with SWAP_AB = 1, whose tile is stored across; 0"
+            return "TMA_STORE must be 0 with SWAP_AB = 1, which stores the transposed tile, but is 1"
     if accumulator_registers(m, n, warps) > _MOST_ACCUMULATORS:
         return (
-            f"BLOCK_M x BLOCK_N cannot be {m} x {n} with num_warps = {warps}: at most "
-            f"{_MOST_ACCUMULATORS * 32 * warps} elements, which registers hold"
+            f"BLOCK_M x BLOCK_N must be at most {_MOST_ACCUMULATORS * 32 * warps} elements with num_warps = {warps}, "
+            f"or registers spill, but is {m} x {n}"
         )
     return None
 
 
 def _wrong_consumers(config: KernelConfig) -> str | None:
-    """The reason why CONSUMERS do not go with the other knobs, or None."""
+    """Return why CONSUMERS > 0 does not go with the other knobs, or None."""
     consumers, n = config["CONSUMERS"], config["BLOCK_N"]
     decided = {"BLOCK_M": _INSTRUCTION_ROWS * consumers, "BLOCK_K": SCALED, "SPLIT_K": 1, "PROGRAMS_PER_SM": 1}
     decided |= {"SWAP_AB": 0, "TMA_LOAD": 1, "TMA_STORE": 1, "num_warps": 4}
@@ -141,21 +148,25 @@ def _wrong_consumers(config: KernelConfig) -> str | None:
         return wrong
     if (consumers, n) not in _SPECIALIZED:
         able = ", ".join(str(columns) for count, columns in _SPECIALIZED if count == consumers)
-        return f"BLOCK_N cannot be {n} with CONSUMERS = {consumers}: {able}"
+        return f"BLOCK_N must be one of {able} with CONSUMERS = {consumers} but is {n}"
     if config.num_stages < 2:
-        return f"num_stages cannot be {config.num_stages} with CONSUMERS = {consumers}: at least 2"
+        return f"num_stages must be at least 2 with CONSUMERS = {consumers} but is {config.num_stages}"
     return None
 
 
 @lru_cache(maxsize=16)
 def full_space(r: Ranges, grouped: bool) -> tuple[KernelConfig, ...]:
-    """The whole grid less what can't be fast: spilling accumulators, idle warps, too little in flight, more than any SM
-    of sm_90 or sm_100 holds. Only products without groups are split, or take BLOCK_M = 192."""
+    """Return every config worth declaring: the grid without configs that cannot be fast.
+
+    Left out are spilling accumulators, idle warps, too few bytes in flight, and what no SM of sm_90 or sm_100 has room
+    for. Only dense products have SPLIT_K > 1 or BLOCK_M = 192.
+    """
     space = [*_plain(r), *_split(r), *_specialized(r)]
     return tuple(c for c in space if not grouped or (c["SPLIT_K"] == 1 and c["CONSUMERS"] != 3))
 
 
 def _plain(r: Ranges) -> Iterator[KernelConfig]:
+    """Yield the configs with CONSUMERS = 0 and SPLIT_K = 1."""
     if 0 not in r.consumers or 1 not in r.split_k:
         return
     for m, n, k, warps, stages, programs in product(
@@ -171,10 +182,10 @@ def _plain(r: Ranges) -> Iterator[KernelConfig]:
         ):
             continue
         for swap, load, store in _ways(m, n):
-            # A tile that spills is worth a try where all else is at its best.
+            # Tiles that spill are tried only with TMA loads and one program per SM.
             if accumulator_registers(m, n, warps) > _FREE_ACCUMULATORS and not (load and programs == 1):
                 continue
-            smem = tile_smem_bytes(m, n, k, stages, warps, swap, load, store, kind=TENSORWISE, arch="sm_90")
+            smem = tile_smem_bytes(m, n, k, stages, warps, swap, load, store, granularity=TENSORWISE, arch="sm_90")
             fits = programs_that_fit(smem, 2 * accumulator_registers(m, n, warps), warps, 228 * 1024, 65536)
             if programs > fits or smem > 227 * 1024:
                 continue
@@ -183,6 +194,7 @@ def _plain(r: Ranges) -> Iterator[KernelConfig]:
 
 
 def _split(r: Ranges) -> Iterator[KernelConfig]:
+    """Yield the configs with SPLIT_K > 1."""
     if 0 not in r.consumers or 0 not in r.programs_per_sm or 4 not in r.num_warps:
         return
     for (m, n), k, stages, splits, load in product(_SPLIT_TILES, r.block_k, (4, 6), r.split_k, (0, 1)):
@@ -193,6 +205,7 @@ def _split(r: Ranges) -> Iterator[KernelConfig]:
 
 
 def _specialized(r: Ranges) -> Iterator[KernelConfig]:
+    """Yield the configs with CONSUMERS > 0."""
     for (consumers, n), stages in _SPECIALIZED.items():
         m = _INSTRUCTION_ROWS * consumers
         allowed = consumers in r.consumers and m in r.block_m and n in r.block_n and SCALED in r.block_k
@@ -202,11 +215,12 @@ def _specialized(r: Ranges) -> Iterator[KernelConfig]:
 
 
 def _config(*knobs: int) -> KernelConfig:
+    """Return the config with these values, in the order of KNOBS."""
     return KernelConfig.of(**dict(zip(KNOBS, knobs, strict=True)))
 
 
 def _ways(m: int, n: int) -> tuple[tuple[int, int, int], ...]:
-    """Which of (SWAP_AB, TMA_LOAD, TMA_STORE) are tried."""
+    """Return the values of (SWAP_AB, TMA_LOAD, TMA_STORE) to try for a tile."""
     if m >= _INSTRUCTION_ROWS:
         return (0, 0, 0), (0, 1, 0), (0, 1, 1)
     plain: tuple[tuple[int, int, int], ...] = ((0, 0, 0), (0, 1, 0))
@@ -223,19 +237,20 @@ def tile_smem_bytes(
     load: int,
     store: int,
     *,
-    kind: str,
+    granularity: str,
     arch: str,
     split: bool = False,
 ) -> int:
-    """Shared memory of one program without CONSUMERS: exactly what Triton 3.6 to 3.9 allot on sm_90, a bound on other
-    archs.
+    """Return the shared memory of one program with CONSUMERS = 0, in bytes.
 
-    Hopper's product (wgmma, from 64 rows of either operand on) reads its operands from shared memory while the next
-    stage loads, so it needs every stage; others copy them to registers first and need one less, as scales of a block
-    do. With TMA each stage has a barrier, and each operand has barriers of its own where the product is not
-    asynchronous. The output has room of its own beside the stages, because the next tile's loads are in flight when it
-    is stored; parts of a split contraction, in float32, are stored as they lie. Scales of rows that are as many as the
-    threads are laid out anew beside an output that goes by TMA.
+    This is exactly what Triton 3.6 to 3.9 allocates on sm_90, and an upper bound on other architectures.
+
+    Hopper's product (wgmma, if either operand has at least 64 rows) reads its operands from shared memory while the
+    next stage loads, so it needs all stages; others copy operands to registers first and need one stage less, and so do
+    blockwise scales. With TMA each stage has a barrier, and each operand has separate barriers if the product is not
+    asynchronous. The output has space of its own next to the stages, because the next tile's loads are in flight when
+    it is stored; partial sums with SPLIT_K > 1 are stored directly from registers. Rowwise scales, if there are at
+    least as many as threads, are converted to another layout next to an output that TMA stores.
     """
     large = m >= _INSTRUCTION_ROWS or bool(swap)
     product_is_async = large and arch in ASYNC_PRODUCT_ARCHS
@@ -248,34 +263,40 @@ def tile_smem_bytes(
         barriers = ((8 * buffers + 15) // 16 * 16 + 8 * buffers) * load
     output = 2 * m * n
     if not store and arch == "sm_90":
-        stored = 32 * warps * 8 // n  # rows that one 16-byte store of each thread covers
+        stored = 32 * warps * 8 // n  # rows that one 16-byte store per thread covers
         if m < _INSTRUCTION_ROWS:
             rows = min(max(8, stored), m)
         else:
-            rows = min(8 * min(warps, m // 16) * (2 if stored >= 16 else 1), m)  # warps hold 16 rows each
+            rows = min(8 * min(warps, m // 16) * (2 if stored >= 16 else 1), m)  # each warp holds 16 rows
         output = 0 if split else 2 * rows * n
     scales = 0
-    if kind == BLOCKWISE:
+    if granularity == BLOCKWISE:
         scales = 4 * max(stages - 1, 1) * (m + (n if n > SCALED else m))
-    elif kind == ROWWISE and store:
+    elif granularity == ROWWISE and store:
         scales = sum(4 * size for size in (m, n) if size >= 32 * warps)
     return buffers * (m + n) * k + output + barriers + scales
 
 
-def _specialized_smem_bytes(consumers: int, n: int, stages: int, kind: str) -> int:
-    """Shared memory of a program with CONSUMERS: that of the stages, an output of each, two barriers a stage, and what
-    Triton keeps for the warps to find (up to 32 bytes less than is said here)."""
+def _specialized_smem_bytes(consumers: int, n: int, stages: int, granularity: str) -> int:
+    """Return the shared memory of a warp-specialized program, in bytes; at most 32 bytes too high.
+
+    It consists of the stages, an output per group, two barriers per stage, and what Triton reserves to dispatch the
+    warps.
+    """
     rest = n - min(n, SCALED)
     outputs = 2 * _INSTRUCTION_ROWS * consumers * (rest or n)  # columns that are stored at a time
-    scales = 4 * _INSTRUCTION_ROWS * (consumers + 1) if kind == BLOCKWISE else 0
+    scales = 4 * _INSTRUCTION_ROWS * (consumers + 1) if granularity == BLOCKWISE else 0
     kept = 8 * (stages % 2) + (200 if consumers == 2 else 204) + (32 if rest else 0)
     return stages * ((_INSTRUCTION_ROWS * consumers + n) * SCALED + scales + 16) + outputs + kept
 
 
-def smem_bytes(config: Knobs, device: DeviceSpec, kind: str) -> int:
-    """Shared memory of one program on a device: what `supports` compares with the device's limit.
+def smem_bytes(config: Knobs, device: DeviceSpec, granularity: str) -> int:
+    """Return the shared memory of one program, in bytes: what `supports` compares with the device's limit.
 
-    `kind` is one of `KINDS`.
+    Args:
+        config: The config.
+        device: The GPU.
+        granularity: One of `GRANULARITIES`.
 
     >>> knobs = dict(zip(KNOBS, (128, 128, 128, 8, 1, 1, 0, 1, 1, 0, 8, 4)))
     >>> smem_bytes(KernelConfig.of(**knobs), DeviceSpec.named("h200"), "blockwise")
@@ -283,9 +304,17 @@ def smem_bytes(config: Knobs, device: DeviceSpec, kind: str) -> int:
     """
     m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     if config["CONSUMERS"]:
-        return _specialized_smem_bytes(config["CONSUMERS"], n, config["num_stages"], kind)
+        return _specialized_smem_bytes(config["CONSUMERS"], n, config["num_stages"], granularity)
     ways = (config["SWAP_AB"], config["TMA_LOAD"], config["TMA_STORE"])
     split = config["SPLIT_K"] > 1
     return tile_smem_bytes(
-        m, n, k, config["num_stages"], config["num_warps"], *ways, split=split, kind=kind, arch=device.arch
+        m,
+        n,
+        k,
+        config["num_stages"],
+        config["num_warps"],
+        *ways,
+        split=split,
+        granularity=granularity,
+        arch=device.arch,
     )

@@ -1,4 +1,4 @@
-"""Which problems to measure: the linear layers and experts of real models, and random shapes that fill the gaps."""
+"""The problems to measure: the linear layers and experts of real models, and random shapes in between."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ...model.splits import RANDOM
 from ..grouped_gemm import workload as grouped
 from ..grouped_gemm.group_sizes import ROUTINGS, drawn_sizes
 from ..workloads import TENSOR_PARALLEL, TOKENS, DenseModel, Model, check_drawn, shuffled
-from .scales import DTYPE, KINDS, STEP, flags_of
+from .scales import DTYPE, GRANULARITIES, STEP, flags_of
 
 T = TypeVar("T")
 
 
-#: Which kind of scales a problem has: those who run fp8 mostly have blocks (DeepSeek's models) or rows (vLLM, torchao).
-KIND_SHARES = {"blockwise": 0.5, "rowwise": 0.3, "tensorwise": 0.2}
-#: The dense layers of DeepSeek-V3 (and R1), which come in fp8 by blocks, (N, K): see its `inference/model.py`.
+#: The share of each granularity of scales: most users of fp8 have blocks (DeepSeek's models) or rows (vLLM, torchao).
+GRANULARITY_SHARES = {"blockwise": 0.5, "rowwise": 0.3, "tensorwise": 0.2}
+#: The dense layers of DeepSeek-V3 (and R1) as (N, K), which use blockwise fp8; see its `inference/model.py`.
 DEEPSEEK_V3 = {
     "q_a": (1536, 7168),
     "q_b": (24576, 1536),
@@ -32,20 +32,21 @@ DEEPSEEK_V3 = {
     "shared_gate_up": (4096, 7168),
     "shared_down": (7168, 2048),
 }
-#: Those of them whose N, and whose K, tensor parallelism splits.
+#: The layers whose N, and those whose K, tensor parallelism splits.
 _SPLIT_N, _SPLIT_K = ("q_b", "kv_b", "gate_up", "shared_gate_up"), ("o", "down", "shared_down")
-#: What a rank's part of a split width is a multiple of.
+#: A rank's part of a split width is a multiple of this.
 _PART = 64
-#: Limits of one problem: a few milliseconds at the best config on an H200, and weights that leave room for the rest.
+#: Limits of one problem: a few milliseconds on an H200 with the best config, and weights that fit in memory next to the
+#: other tensors.
 MOST_TFLOP, MOST_BYTES = 4.0, 12e9
 _MOST_DRAWS = 10_000
-#: Random widths of N and K, log-uniform, multiples of one of these.
+#: Random widths of N and K: the range (log-uniform), and the values whose multiples they are.
 _RANDOM_WIDTHS, _RANDOM_STEPS = (128, 32768), (16, 64, 128)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A distinct (N, K), who has it ("MODEL/LAYER")."""
+    """A distinct (N, K), and the layers that have it ("MODEL/LAYER")."""
 
     n: int
     k: int
@@ -53,10 +54,10 @@ class Layer:
 
 
 def dense_layers(models: Sequence[DenseModel], with_deepseek: bool = True) -> tuple[Layer, ...]:
-    """The layers of these models over 1 to 8 ranks, and of DeepSeek-V3, each (N, K) once.
+    """Return the layers of these models on 1 to 8 ranks, and those of DeepSeek-V3, each (N, K) once.
 
-    One that several model families have is "random/LAYER", nobody's: held out with one of them it would tie all of them
-    together.
+    The source of a shape that several model families share is "random/LAYER": if it were held out with one of them, it
+    would tie all of them together.
 
     >>> from ..workloads import load_dense_models
     >>> len(dense_layers(load_dense_models()[:1], with_deepseek=False)) > 5
@@ -78,12 +79,13 @@ def dense_layers(models: Sequence[DenseModel], with_deepseek: bool = True) -> tu
 
 
 def _owners(sources: Sequence[str]) -> tuple[str, ...]:
-    """These, or what stands for them where they are of several model families."""
+    """Return these sources, or "random/LAYER" if they belong to several model families."""
     families = Case(Problem.of("any", n=1), tuple(sources)).model_families
     return tuple(sources) if len(families) == 1 else (f"{RANDOM}/{sources[0].rpartition('/')[2]}",)
 
 
 def _of_deepseek() -> Iterator[tuple[str, int, int]]:
+    """Yield (source, N, K) of DeepSeek-V3's layers on 1 to 8 ranks."""
     for name, (n, k) in DEEPSEEK_V3.items():
         for degree in TENSOR_PARALLEL:
             if name in _SPLIT_N and n % (degree * _PART) == 0:
@@ -105,10 +107,26 @@ def draw_dense(
     seed: int = 0,
     with_deepseek: bool = True,
 ) -> tuple[Case, ...]:
-    """Problems of the dense family: `per_layer` of each distinct layer, on one to eight ranks, and `random` shapes.
+    """Draw problems of the dense family.
 
-    Token counts and kinds of scales are drawn by stratified sampling, so that every one appears as often as it should.
-    The order is shuffled, so that a run cut short has a fair sample. The same arguments give the same cases.
+    Token counts and granularities are drawn by stratified sampling, so that each appears with its share. The order is
+    random, so that a run cut short by its budget has a representative sample. The same arguments give the same cases.
+
+    Args:
+        family: The name of the family.
+        models: The models whose layers are drawn, on one to eight ranks.
+        tokens: Token counts; TOKENS if omitted.
+        per_layer: The number of problems per distinct layer shape.
+        random: The number of random shapes.
+        most_tflop: The most floating-point operations of a problem, in 1e12.
+        seed: The random seed.
+        with_deepseek: Add the dense layers of DeepSeek-V3.
+
+    Returns:
+        The cases.
+
+    Raises:
+        ForetuneError: An argument is invalid, or hardly any random shape is within the limits.
 
     >>> from ..workloads import load_dense_models
     >>> len(draw_dense("scaled_gemm", load_dense_models()[:1], per_layer=1, random=3, with_deepseek=False)) > 10
@@ -116,16 +134,16 @@ def draw_dense(
     """
     check_drawn(tokens, per_layer=per_layer, random=random, seed=seed)
     rng = np.random.default_rng(seed)
-    counts, kinds = _endless(rng, tokens or TOKENS), _kinds(rng)
+    counts, granularities = _endless(rng, tokens or TOKENS), _granularities(rng)
     drawn: list[Case] = []
     for layer in dense_layers(models, with_deepseek):
         taken: set[int] = set()
         for _ in range(per_layer):
-            for _ in range(len(tokens or TOKENS)):  # a draw over the limits, or a repeated one, is drawn again
+            for _ in range(len(tokens or TOKENS)):  # draw again if the problem exceeds the limits or repeats one
                 m = next(counts)
                 if m not in taken and _affordable(m, layer.n, layer.k, most_tflop):
                     taken.add(m)
-                    drawn.append(_case(family, next(kinds), layer.sources, m=m, n=layer.n, k=layer.k))
+                    drawn.append(_case(family, next(granularities), layer.sources, m=m, n=layer.n, k=layer.k))
                     break
     low, high = min(tokens or TOKENS), max(tokens or TOKENS)
     for _ in range(random):
@@ -133,11 +151,12 @@ def draw_dense(
             n, k = _random_widths(rng)
             m = int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
             if _affordable(m, n, k, most_tflop):
-                drawn.append(_case(family, next(kinds), (RANDOM,), m=m, n=n, k=k))
+                drawn.append(_case(family, next(granularities), (RANDOM,), m=m, n=n, k=k))
                 break
         else:
             raise ForetuneError(
-                f"no random shape of {low} tokens or more has at most {most_tflop} TFLOP: allow more, or fewer tokens"
+                f"found no random shape with at least {low} tokens and at most {most_tflop} TFLOP: raise the TFLOP "
+                "limit or lower the token counts"
             )
     return shuffled(drawn, rng)
 
@@ -153,15 +172,17 @@ def draw_grouped(
     most_tflop: float = MOST_TFLOP,
     seed: int = 0,
 ) -> tuple[Case, ...]:
-    """Problems of the grouped family: those of `grouped_gemm`'s forward pass whose widths fp8 takes, with a kind of
-    scales each, routed anew.
+    """Draw problems of the grouped family.
+
+    They are those of `grouped_gemm`'s forward pass with widths rounded down to what fp8 supports, new routings, and
+    scales of one granularity each. The arguments are those of `grouped_gemm.workload.draw`.
 
     >>> from ..workloads import load_models
     >>> len(draw_grouped("scaled_grouped_gemm_fwd", load_models()[:2], random=0))
     8
     """
     rng = np.random.default_rng(seed)
-    kinds = _kinds(rng)
+    granularities = _granularities(rng)
     cases = grouped.draw(
         "grouped_gemm_fwd",
         models,
@@ -179,34 +200,42 @@ def draw_grouped(
         routing = str(rng.choice(list(ROUTINGS), p=list(ROUTINGS.values())))
         sizes = drawn_sizes(routing, shape["rows"], shape["groups"], rng)
         dims = shape | {"n": n, "k": k}
-        drawn.append(_case(family, next(kinds), case.sources, routing, ragged={"rows": sizes}, **dims))
+        drawn.append(_case(family, next(granularities), case.sources, routing, ragged={"rows": sizes}, **dims))
     return tuple(drawn)
 
 
 def _case(
-    family: str, kind: str, sources: tuple[str, ...], scenario: str = "", **shape: int | Mapping[str, Sequence[int]]
+    family: str,
+    granularity: str,
+    sources: tuple[str, ...],
+    scenario: str = "",
+    **shape: int | Mapping[str, Sequence[int]],
 ) -> Case:
-    problem = Problem.of(family, dtype=DTYPE, flags=flags_of(kind), **shape)  # type: ignore[arg-type]
+    """Return the case of a problem."""
+    problem = Problem.of(family, dtype=DTYPE, flags=flags_of(granularity), **shape)  # type: ignore[arg-type]
     return Case(problem, sources, scenario)
 
 
 def _endless(rng: np.random.Generator, values: Sequence[T]) -> Iterator[T]:
-    """Each of some values once, shuffled, before any of them again."""
+    """Yield the values in random order, each once before any is repeated."""
     while True:
         yield from (values[place] for place in rng.permutation(len(values)))
 
 
-def _kinds(rng: np.random.Generator) -> Iterator[str]:
-    """Kinds of scales, in every ten as many of each as KIND_SHARES says."""
-    return _endless(rng, [kind for kind in KINDS for _ in range(round(10 * KIND_SHARES[kind]))])
+def _granularities(rng: np.random.Generator) -> Iterator[str]:
+    """Yield granularities; in every ten, each appears as often as GRANULARITY_SHARES says."""
+    return _endless(
+        rng, [granularity for granularity in GRANULARITIES for _ in range(round(10 * GRANULARITY_SHARES[granularity]))]
+    )
 
 
 def _affordable(m: int, n: int, k: int, most_tflop: float) -> bool:
+    """Return whether a problem is within the limits."""
     return 2e-12 * m * n * k <= most_tflop and m * (k + 2.0 * n) + n * k <= MOST_BYTES
 
 
 def _random_widths(rng: np.random.Generator) -> tuple[int, int]:
-    """(N, K) of a layer that nobody has."""
+    """Draw (N, K) of a layer."""
     step = int(rng.choice(_RANDOM_STEPS))
     low, high = np.log(_RANDOM_WIDTHS)
     widths = np.exp(rng.uniform(low, high, size=2)).astype(int)

@@ -28,7 +28,7 @@ def test_the_suite_is_the_same_every_time_and_every_problem_can_run(name):
 
 
 def test_the_suite_says_which_model_it_lacks():
-    with pytest.raises(ForetuneError, match="needs the model Qwen3-30B-A3B but there are Mixtral-8x7B"):
+    with pytest.raises(ForetuneError, match="needs the model Qwen3-30B-A3B, but the given models are Mixtral-8x7B"):
         suite_cases("grouped_gemm_fwd", [model for model in load_models() if model.model == "Mixtral-8x7B"])
 
 

@@ -332,8 +332,8 @@ class TestTheDebugSwitch:
     @pytest.mark.parametrize(
         ("sizes", "why"),
         [
-            ((17, 0, 1, 38, 17), "sum to 73 but there are 72 rows"),
-            ((18, -1, 1, 38, 16), "must be >= 0 but one is -1"),
+            ((17, 0, 1, 38, 17), "must sum to at most 72, the number of rows, but sum to 73"),
+            ((18, -1, 1, 38, 16), "must be >= 0 but contains -1"),
         ],
     )
     def test_refuses_sizes(self, sizes, why):
@@ -363,10 +363,10 @@ class TestTheDebugSwitch:
         assert not y.any()
 
     @pytest.mark.parametrize(
-        ("first", "why"), [(72, r"\[1\] at \[0\]"), (-1, r"\[-1\] at \[0\]"), (5, r"\[1\] at \[0\]")]
+        ("first", "why"), [(72, "entry 0 .* is 1$"), (-1, "entry 0 .* is -1$"), (5, "entry 0 .* is 1$")]
     )
     def test_refuses_indices(self, first, why):
         case = Case("permute_y", HALF)
         case.indices[case.indices == 0] = first
-        with pytest.raises(ForetuneError, match=f"each of 0 to 71 once but.*{why}"):
+        with pytest.raises(ForetuneError, match=f"each of 0 to 71 once, but {why}"):
             case.run(mode="off")

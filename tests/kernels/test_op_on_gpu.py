@@ -243,7 +243,7 @@ def test_the_debug_switch_does_wait_and_raises(monkeypatch):
     layer = Layer("permute_x", 3000)
     layer.assert_right(layer.run(), layer.expected())
     layer.group_sizes[3] += 1
-    with pytest.raises(ValueError, match="group_sizes sum to 3001 but there are 3000 rows"):
+    with pytest.raises(ValueError, match="group_sizes must sum to at most 3000, the number of rows, but sum to 3001"):
         layer.run()
 
 

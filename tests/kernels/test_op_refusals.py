@@ -32,10 +32,16 @@ INDICES, WEIGHTS, BIAS = torch.arange(ROWS), torch.ones(ROWS), torch.zeros(GROUP
 REFUSALS = {
     "both permutations": (
         {"permute_x": True, "permute_y": True, "gather_indices": INDICES},
-        "permute_x and permute_y exclude each other",
+        "permute_x and permute_y cannot both be True",
     ),
-    "permute_x without indices": ({"permute_x": True}, "permute_x=True needs gather_indices, but they are None"),
-    "permute_y without indices": ({"permute_y": True}, "permute_y=True needs gather_indices, but they are None"),
+    "permute_x without indices": (
+        {"permute_x": True},
+        "permute_x=True needs gather_indices, but gather_indices is None",
+    ),
+    "permute_y without indices": (
+        {"permute_y": True},
+        "permute_y=True needs gather_indices, but gather_indices is None",
+    ),
     "topk": ({"topk": 0}, "topk must be an integer >= 1 but is 0"),
     "topk's type": ({"topk": 2.0}, "topk must be an integer >= 1 but is 2.0"),
     "topk is true": ({"topk": True}, "topk must be an integer >= 1 but is True"),
@@ -65,7 +71,7 @@ REFUSALS = {
     ),
     "indices of weights alone, too few": (
         {"gather_indices": INDICES[:6], "topk_weights": WEIGHTS},
-        "there must be 12 gather_indices, one for each of topk_weights, but there are 6",
+        "gather_indices must have 12 entries, one per entry of topk_weights, but has 6",
     ),
     "indices of weights alone, elsewhere": (
         {"gather_indices": INDICES.to("meta"), "topk_weights": WEIGHTS},
@@ -76,8 +82,8 @@ REFUSALS = {
     "x is of truths": ({"x": torch.zeros(ROWS, K, dtype=bool)}, "x must be one of .* but is torch.bool"),
     "x has a batch": ({"x": torch.zeros(1, ROWS, K)}, r"x must have 2 dimensions but is \(1, 12, 24\)"),
     "w is one matrix": ({"w": torch.zeros(N, K)}, r"w must have 3 dimensions but is \(16, 24\)"),
-    "K": ({"x": torch.zeros(ROWS, 32)}, r"x has 32 columns but w \(3, 16, 24\), .* has K = 24"),
-    "w is transposed": ({"w": torch.zeros(GROUPS, K, N)}, "x has 24 columns but w .* has K = 16"),
+    "K": ({"x": torch.zeros(ROWS, 32)}, r"x must have K = 24 columns, as w \(3, 16, 24\) .*, but has 32"),
+    "w is transposed": ({"w": torch.zeros(GROUPS, K, N)}, "x must have K = 16 columns, as w .*, but has 24"),
     "N of 12": ({"w": torch.zeros(GROUPS, 12, K)}, "N and K of w must be multiples of 8 but are 12 and 24"),
     "N of 0": ({"w": torch.zeros(GROUPS, 0, K)}, "N and K of w must be at least 8 but are 0 and 24"),
     "x's dtype": (
@@ -86,19 +92,28 @@ REFUSALS = {
     ),
     "w's dtype": ({"w": torch.zeros(GROUPS, N, K).half()}, "w is torch.float16 but x is torch.float32: cast one"),
     "sizes' dtype": ({"group_sizes": torch.zeros(GROUPS)}, "group_sizes must be int32 or int64 but is torch.float32"),
-    "sizes' length": ({"group_sizes": torch.zeros(4).int()}, "there are 4 group_sizes but w has 3 groups"),
+    "sizes' length": (
+        {"group_sizes": torch.zeros(4).int()},
+        "group_sizes must have 3 entries, one per group of w, but has 4",
+    ),
     "indices' dtype": (
         {"gather_indices": INDICES.float(), "permute_y": True},
         "gather_indices must be int32 or int64 but is torch.float32",
     ),
     "indices of x's rows": (
         {"gather_indices": INDICES, "permute_x": True, "topk": TOPK},
-        "one of gather_indices a row, for 12 rows of x times topk = 2, but there are 12",
+        r"gather_indices must have 24 entries, one per row \(12 rows of x times topk = 2\), but has 12",
     ),
-    "indices of y's rows": ({"gather_indices": INDICES[:6], "permute_y": True}, "a row, for 12 rows of x, .* are 6"),
-    "weights' length": ({"topk_weights": WEIGHTS[:6]}, "one of topk_weights a row of y, so 12, but there are 6"),
+    "indices of y's rows": (
+        {"gather_indices": INDICES[:6], "permute_y": True},
+        "must have 12 entries, one per row of x, but has 6",
+    ),
+    "weights' length": (
+        {"topk_weights": WEIGHTS[:6]},
+        "topk_weights must have 12 entries, one per row of y, but has 6",
+    ),
     "weights' dtype": ({"topk_weights": WEIGHTS.int()}, "topk_weights must be one of .* but is torch.int32"),
-    "bias' shape": ({"bias": BIAS[:1]}, r"bias must be \(3, 16\) but is \(1, 16\)"),
+    "bias' shape": ({"bias": BIAS[:1]}, r"bias must have shape \(3, 16\), \(groups, N\), but has \(1, 16\)"),
     "bias' dtype": ({"bias": BIAS.double()}, "bias must be one of .* but is torch.float64"),
     "x is a column slice": (
         {"x": torch.zeros(ROWS, 2 * K)[:, :K]},
@@ -247,7 +262,9 @@ class TestOnADevice:
 
     def test_an_odd_address(self):
         odd = torch.zeros(1 + ROWS * K)[1:].view(ROWS, K)
-        with pytest.raises(ForetuneError, match=r"x must begin at a multiple of 16 bytes.*x\.clone\(\)"):
+        with pytest.raises(
+            ForetuneError, match=r"x must begin at an address that is a multiple of 16 bytes.*pass x\.clone\(\)"
+        ):
             call(x=odd)
         with pytest.raises(ForetuneError, match=r"w must begin at"):
             call(w=torch.zeros(2 + GROUPS * N * K)[2:].view(GROUPS, N, K))

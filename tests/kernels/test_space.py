@@ -102,13 +102,17 @@ def test_they_are_a_range_of_the_space(family):
         ({"num_warps": 8}, {}, "num_warps cannot be 8 with CONSUMERS = 2: 4"),
         ({"num_stages": 1}, {}, "num_stages cannot be 1 with CONSUMERS = 2: at least 2"),
         ({"num_stages": 8}, {}, "needs .* bytes of shared memory"),
-        ({"CONSUMERS": 0}, {}, "PINGPONG cannot be 1 with CONSUMERS = 0: 0"),
+        ({"CONSUMERS": 0}, {}, "PINGPONG must be 0 with CONSUMERS = 0 but is 1"),
         (
             {"PINGPONG": 0},
             {},
             "BLOCK_M x BLOCK_N cannot be 128 x 128 with CONSUMERS = 2 and PINGPONG = 0: 128 x 256, 256 x 128$",
         ),
-        ({}, {"dtype": "fp32"}, "CONSUMERS cannot be 2 in fp32: its kernel is of 16 bits; 0"),
+        (
+            {},
+            {"dtype": "fp32"},
+            "CONSUMERS must be 0 in fp32 but is 2: the warp-specialized kernel takes 16-bit dtypes",
+        ),
     ],
     ids=str,
 )
@@ -222,7 +226,7 @@ def test_rows_that_are_permuted_do_not_go_through_tma_and_all_else_may(family, f
     call = problem(family, flags=(flag,))
     everything = dict.fromkeys(family.variant.tma, 1)
     why = family.supports(chosen(family, **everything), call, H200)
-    assert why == f"{knob}=1 with {flag}: TMA moves boxes of neighbouring rows, and these are permuted"
+    assert why == f"{knob} must be 0 with {flag}: TMA moves adjacent rows only, and these are permuted"
     assert family.supports(chosen(family, **everything | {knob: 0}), call, H200) is None
     assert family.supports(chosen(family, **everything), problem(family), H200) is None
 
@@ -263,13 +267,13 @@ REFUSALS = {
         chosen(BLOCK_M=64),
         {"dtype": "fp32"},
         H200,
-        "BLOCK_M x BLOCK_N cannot be 64 x 128 in fp32: at most 4096 elements",
+        "BLOCK_M x BLOCK_N must be at most 4096 elements in fp32 but is 64 x 128",
     ),
     "both permutations": (
         chosen(),
         {"flags": ("permute_x", "permute_y")},
         H200,
-        "permute_x and permute_y cannot both be fused into one GEMM",
+        "a problem cannot have both flags permute_x and permute_y: only one side can be permuted",
     ),
     "an unknown flag": (chosen(), {"flags": ("permute_z",)}, H200, "flag permute_z is not one of permute_x, permute_y"),
     "a block that the map does not have": (

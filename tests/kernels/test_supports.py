@@ -25,7 +25,7 @@ POOL += ("64", "fast", "", 64.0, 1.5, math.inf, True, False, None)
 NO_KNOBS = ("num_ctas", "maxnreg", "ir_override", "BLOCK_X", "block_m", "TMA")
 GONE = object()
 #: What is said of knobs that are right one by one.
-_OF_TWO_KNOBS = r"must be smaller|at most|cannot be 1|TMA moves boxes|with CONSUMERS = \d|^CONSUMERS cannot be 2"
+_OF_TWO_KNOBS = r"must be smaller|at most|must be 0|cannot be 1|TMA moves|with CONSUMERS = \d|^CONSUMERS cannot be 2"
 #: What each knob's words say, which must be in the reason.
 WORDS = {
     "BLOCK_M": "a power of two between 16 and 256",
@@ -168,11 +168,26 @@ def test_they_are_on_no_shortlist_and_no_pruner_lets_them_through(family, bundle
 @pytest.mark.parametrize(
     ("family", "knobs", "told", "why"),
     [
-        (FORWARD, {"BLOCK_M": 256, "BLOCK_N": 128}, {}, "256 x 128 with num_warps = 4: at most 16384 elements"),
-        (FORWARD, {"BLOCK_M": 256, "BLOCK_N": 512, "num_warps": 16}, {}, "256 x 512 .*: at most 65536 elements"),
-        (FORWARD, {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 512, "num_warps": 1}, {}, "BLOCK_K cannot be 512 .* 204,"),
-        (DW, {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 256}, {"dtype": "fp32"}, "BLOCK_K cannot be 256 in fp32 .* 128"),
-        (FORWARD, {"BLOCK_M": 64}, {"dtype": "fp32"}, "64 x 128 in fp32: at most 4096"),
+        (
+            FORWARD,
+            {"BLOCK_M": 256, "BLOCK_N": 128},
+            {},
+            "at most 16384 elements with num_warps = 4, .* but is 256 x 128",
+        ),
+        (FORWARD, {"BLOCK_M": 256, "BLOCK_N": 512, "num_warps": 16}, {}, "at most 65536 elements .* but is 256 x 512"),
+        (
+            FORWARD,
+            {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 512, "num_warps": 1},
+            {},
+            "BLOCK_K must be at most 204 .* but is 512",
+        ),
+        (
+            DW,
+            {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 256},
+            {"dtype": "fp32"},
+            "BLOCK_K must be at most 128 in fp32 .* but is 256",
+        ),
+        (FORWARD, {"BLOCK_M": 64}, {"dtype": "fp32"}, "at most 4096 elements in fp32 but is 64 x 128"),
     ],
 )
 def test_blocks_that_a_compiler_takes_minutes_over_are_refused(family, knobs, told, why):

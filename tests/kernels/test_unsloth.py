@@ -89,7 +89,7 @@ def call(**options):
 
 @pytest.mark.parametrize(("kind", "tma", "permutation"), CONFLICTS)
 def test_tma_on_what_is_permuted_is_refused(kind, tma, permutation):
-    why = f"{kind.__name__}: {tma}=True needs rows that lie one after another, but {permutation}=True"
+    why = f"{kind.__name__}: {tma} must be False with {permutation}=True, because TMA cannot move permuted rows"
     with pytest.raises(ForetuneError, match=why):
         kind(**{tma: True, permutation: True})
     with pytest.raises(ForetuneError, match=why):  # also where only the call says what is permuted
@@ -98,9 +98,9 @@ def test_tma_on_what_is_permuted_is_refused(kind, tma, permutation):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_both_permutations_are_refused(kind):
-    with pytest.raises(ForetuneError, match="permute_x and permute_y exclude each other"):
+    with pytest.raises(ForetuneError, match="permute_x and permute_y cannot both be True"):
         kind(permute_x=True, permute_y=True)
-    with pytest.raises(ForetuneError, match="permute_x and permute_y exclude each other"):
+    with pytest.raises(ForetuneError, match="permute_x and permute_y cannot both be True"):
         call(permute_x=True, permute_y=True)
 
 
@@ -108,8 +108,8 @@ def test_both_permutations_are_refused(kind):
     ("options", "why"),
     [
         ({"autotune": True, "kernel_config_bwd_dX": KernelConfigBackward_dX()}, "autotune=True chooses the configs"),
-        ({"dX_only": True, "dW_only": True}, "dX_only and dW_only exclude each other"),
-        ({"fuse_mul_post": True}, "fuse_mul_post=True needs topk_weights, but they are None"),
+        ({"dX_only": True, "dW_only": True}, "dX_only and dW_only cannot both be True"),
+        ({"fuse_mul_post": True}, "fuse_mul_post=True needs topk_weights, but topk_weights is None"),
     ],
 )
 def test_options_that_cannot_be_together_are_refused(options, why):

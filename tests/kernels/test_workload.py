@@ -182,7 +182,7 @@ def test_none_is_larger_than_asked_for():
     small = draw(FAMILY, MODELS, most_tflop=0.01)
     assert len(small) > 100
     assert all(2 * c.problem["rows"] * c.problem["n"] * c.problem["k"] <= 1e10 for c in small)
-    with pytest.raises(ForetuneError, match=r"at most 0\.01 TFLOP: allow more, or fewer tokens"):
+    with pytest.raises(ForetuneError, match=r"at most 0\.01 TFLOP: raise the TFLOP limit or lower the token counts"):
         draw(FAMILY, MODELS, per_layer=0, random=1, tokens=(1 << 22,), most_tflop=0.01)
 
 

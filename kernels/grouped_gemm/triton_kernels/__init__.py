@@ -1,1 +1,1 @@
-"""The Triton kernels of the grouped GEMMs, and what launches them. Needs torch and triton."""
+"""The Triton kernels of the grouped GEMMs, and their launchers. Needs torch and triton."""

@@ -1,12 +1,12 @@
-"""The kernels of dW, but for the one of CONSUMERS (specialized_dw.py): dw[e] = dy[rows of e].T @ x[rows of e].
+"""The plain kernel of dW, dw[e] = dy[rows of e].T @ x[rows of e]; specialized_dw.py has the warp-specialized one.
 
-The contraction runs over ragged rows, so the work of a group is as long as the group. Tiles of the longest groups come
+The contraction runs over ragged rows, so the work of a group grows with its size. Tiles of the longest groups come
 first, and a group longer than `chunk_rows` (see tiles.py) is summed in chunks: partial sums in float32, which a second
-kernel adds up in their order, so that the result is the same in every run.
+kernel adds up in a fixed order, so that results are bitwise reproducible.
 
-Both operands must be sorted by group: where a layer permutes one, `sorting.sorted_rows` sorts it first. A gather inside
-the loop was 1.31 to 1.65 times as slow as the sorted product on training layers (H200, 2026-11), because each step
-contracts over other rows, whose addresses all threads must work out and whose boxes TMA cannot move.
+Both operands must be sorted by group: if a layer permutes one, `sorting.sorted_rows` sorts it first. A gather inside
+the loop was 1.31 to 1.65 times as slow as the sorted product on training layers (H200, 2026-11), because every step
+contracts over different rows, whose addresses all threads must compute and whose boxes TMA cannot load.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ def grouped_gemm_dw_kernel(
     N8,  # N // 8
     K8,  # K // 8
     GROUP_M,
-    PROGRAMS_PER_SM,  # for the grid only
-    BLOCK_M: tl.constexpr,  # of N
-    BLOCK_N: tl.constexpr,  # of K
-    BLOCK_K: tl.constexpr,  # of rows
+    PROGRAMS_PER_SM,  # only the grid depends on it
+    BLOCK_M: tl.constexpr,  # along N
+    BLOCK_N: tl.constexpr,  # along K
+    BLOCK_K: tl.constexpr,  # along the rows
     TMA_DY: tl.constexpr,
     TMA_X: tl.constexpr,
     TMA_DW: tl.constexpr,
     CONSUMERS: tl.constexpr,  # 0
     PINGPONG: tl.constexpr,  # 0
 ):
-    """Program p takes tiles p, p + programs, ... of all chunks. Accumulates in float32.
+    """Compute tiles p, p + programs, ... of all chunks in program p, accumulating in float32.
 
-    There is one loop over the steps of all of a program's tiles, not a loop a tile: the next tile's first loads are
-    then in flight while the last products of this one run, and many groups have only a few steps. (Triton's own
-    flattening needs inner loops of one length.) The compiler pipelines it only if whether a tile begins follows
-    from counters that the loop carries.
+    There is a single loop over the steps of all of a program's tiles, instead of one loop per tile: the first loads of
+    the next tile are then in flight while the last products of this one run, and many groups have only a few steps.
+    (Triton's own flattening needs inner loops of equal length.) The compiler pipelines the loop only if loop-carried
+    counters decide whether a tile begins.
     """
     tl.static_assert(CONSUMERS == 0, "CONSUMERS are another kernel's")
     N = N8 * 8
@@ -122,7 +122,7 @@ def grouped_gemm_dw_kernel(
 
 @triton.jit
 def matrix_descriptor(ptr, matrices, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """A descriptor of (matrices, N, K) whose boxes end where a matrix ends."""
+    """Return a TMA descriptor of (matrices, N, K) whose boxes end where a matrix ends."""
     return tl.make_tensor_descriptor(
         ptr, [matrices, N, K], [N.to(tl.int64) * K, K.to(tl.int64), 1], [1, BLOCK_M, BLOCK_N]
     )
@@ -130,7 +130,7 @@ def matrix_descriptor(ptr, matrices, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.co
 
 @triton.jit
 def store_tile(out, matrix, m, n, tile, N, K, TMA: tl.constexpr):
-    """Stores a tile of one of many (N, K) matrices; `out` is their pointer or, with TMA, their descriptor."""
+    """Store a tile of one of many (N, K) matrices; `out` is their pointer or, with TMA, their descriptor."""
     if TMA:
         out.store([matrix, m, n], tile.reshape(1, tile.shape[0], tile.shape[1]))
     else:
@@ -142,8 +142,11 @@ def store_tile(out, matrix, m, n, tile, N, K, TMA: tl.constexpr):
 
 @triton.jit
 def store_partial(out, slot, m, n, acc, N, K, element: tl.constexpr, WORDS: tl.constexpr, TMA: tl.constexpr):
-    """Stores float32 sums, as two matrices of 16-bit words (upper and lower halves) where the output is 16-bit: so
-    that they take the same way through shared memory as the output does, and not twice the room beside it."""
+    """Store float32 sums; if the output is 16-bit, as two matrices of 16-bit words, the upper and the lower halves.
+
+    As words they take the same path through shared memory as the output, instead of needing twice the space in
+    addition.
+    """
     if WORDS == 1:
         store_tile(out, slot, m, n, acc, N, K, TMA)
     else:
@@ -156,7 +159,7 @@ def store_partial(out, slot, m, n, acc, N, K, element: tl.constexpr, WORDS: tl.c
 
 @triton.jit(do_not_specialize=["rows", "groups", "chunk_rows", "size8"])
 def sum_partials_kernel(partial_ptr, dw_ptr, map_ptr, rows, groups, chunk_rows, size8, BLOCK: tl.constexpr):
-    """Program (b, s) adds up block b of the partial sums of the s-th split group."""
+    """Add up block b of the partial sums of split group s in program (b, s)."""
     WORDS: tl.constexpr = 4 // (dw_ptr.dtype.element_ty.primitive_bitwidth // 8)
     size = size8.to(tl.int64) * 8  # N * K
     group, first_slot, slots = load_split(map_ptr, tl.program_id(1), rows, groups, chunk_rows)

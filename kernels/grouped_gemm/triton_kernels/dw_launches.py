@@ -1,4 +1,4 @@
-"""What launches dW: which of the two kernels a config means, and the sum of what long groups are cut into."""
+"""Launch dW: choose the plain or the warp-specialized kernel, and add up the chunks of split groups."""
 
 from __future__ import annotations
 
@@ -29,9 +29,15 @@ def launch_dw(
     config: KernelConfig,
     sm_count: int,
 ) -> None:
-    """Launches the kernels with explicit arguments and does not wait for them.
+    """Launch dW's kernels on explicit arguments, without waiting for them.
 
-    dy (rows, N) and x (rows, K), sorted by group; dw (groups, N, K), all of it written, with zeros where no rows are.
+    Args:
+        dy: (rows, N), sorted by group.
+        x: (rows, K), sorted by group.
+        dw: (groups, N, K). All of it is written, with zeros for groups without rows.
+        tile_map: The map of the group sizes, built with dW's chunks.
+        config: The config.
+        sm_count: The number of the GPU's SMs.
     """
     entries, rows, groups, chunk_rows = tile_map
     _, n, k = dw.shape
@@ -41,14 +47,16 @@ def launch_dw(
 def prepare_dw(
     rows: int, groups: int, chunk_rows: int, n: int, k: int, config: KernelConfig, sm_count: int
 ) -> Callable[[Sequence[torch.Tensor | None]], None]:
-    """What launches the kernels on (dy, x, dw, the entries of a tile map) of these sizes, again and again. All as in
-    `launch_dw`."""
-    sizes = TileMap(None, rows, groups, chunk_rows)  # type: ignore[arg-type] # of every map
+    """Return a function that launches the kernels on any (dy, x, dw, entries of a tile map) of these sizes.
+
+    The arguments are those of `launch_dw`.
+    """
+    sizes = TileMap(None, rows, groups, chunk_rows)  # what every map of these sizes has
     grid = grid_of(sizes.most_chunks * -(-n // config["BLOCK_M"]), k, config, sm_count)
 
     def launch(tensors: Sequence[Any]) -> None:
         dy, x, dw, entries = tensors
-        if rows == 0:  # nothing that a descriptor could point to
+        if rows == 0:  # no memory that a descriptor could point to
             dw.zero_()
         elif grid:
             tile_map = TileMap(entries, *sizes[1:])
@@ -66,8 +74,10 @@ def prepare_dw(
 
 
 def partial_sums(dw: torch.Tensor, tile_map: TileMap) -> torch.Tensor:
-    """Room for the partial sums, (slots, words, N, K), float32 as words of dw's dtype; dw itself where there are none,
-    because a descriptor needs an address."""
+    """Return memory for the partial sums, (slots, words, N, K): float32 stored as words of dw's dtype.
+
+    Without slots it is dw itself, because a descriptor needs an address.
+    """
     import torch
 
     if not tile_map.slots:
@@ -76,7 +86,7 @@ def partial_sums(dw: torch.Tensor, tile_map: TileMap) -> torch.Tensor:
 
 
 def add_partials(partial: torch.Tensor, dw: torch.Tensor, tile_map: TileMap) -> None:
-    """Adds up the partial sums of split groups, if there can be any."""
+    """Add up the partial sums of split groups, if any group can be split."""
     _, n, k = dw.shape
     if tile_map.most_splits:
         _launch_sum(
@@ -91,19 +101,19 @@ def add_partials(partial: torch.Tensor, dw: torch.Tensor, tile_map: TileMap) -> 
 def arguments(
     dy: torch.Tensor, x: torch.Tensor, dw: torch.Tensor, partial: torch.Tensor, tile_map: TileMap
 ) -> tuple[Any, ...]:
-    """The kernel's positional arguments, less the flags and the knobs."""
+    """Return the kernel's positional arguments, without the flags and the knobs."""
     _, n, k = dw.shape
     return dy, x, dw, partial, tile_map.entries, tile_map.rows, tile_map.groups, max(tile_map.slots, 1), n // 8, k // 8
 
 
 def launcher_of(config: KernelConfig) -> Launcher:
-    """What launches the kernel that a config means."""
+    """Return the launcher of the kernel that a config runs."""
     return launcher_of_jobs() if config["CONSUMERS"] else _launch
 
 
 @cache
 def launcher_of_jobs() -> Launcher:
-    """What launches the one of CONSUMERS. It imports Gluon, which other configs do not need."""
+    """Return the launcher of the warp-specialized kernel, importing Gluon, which other configs do not need."""
     from .specialized_dw import specialized_dw_kernel
 
     return Launcher(specialized_dw_kernel)

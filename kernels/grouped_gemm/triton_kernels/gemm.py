@@ -1,7 +1,7 @@
-"""The kernel of the forward pass and of dX: y[rows of e] = x[rows of e] @ b[e], rows in and out permuted at will.
+"""The plain kernel of forward and dX: y[rows of e] = x[rows of e] @ b[e], with rows optionally permuted.
 
-For the forward pass b[e] = w[e].T with w (groups, N, K). For dX the weights are contracted over their other side:
-b[e] = w[e] with w (groups, K, N), where this kernel's N is the layer's K.
+In the forward pass b[e] = w[e].T, with w (groups, N, K). In dX the other side of the weights is contracted: b[e] =
+w[e], with w (groups, K, N), where this kernel's N is the layer's K.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from .ragged import ragged_descriptor, store_ragged
 from .tiles import load_tile, load_tile_count, tile_position
 
 UNSPECIALIZED = ["x_rows", "rows", "groups", "N8", "K8", "divisor", "GROUP_M", "PROGRAMS_PER_SM"]
-#: What an autotuner of the kernel tunes anew for. The group sizes are tensor contents, which no key can see.
+#: The key of an autotuner of the kernel. Group sizes are tensor contents, which no key can contain.
 KEY = ["rows", "groups", "N8", "K8", "TRANSPOSED", "GATHER", "SCATTER"]
 
 
-# One binary per config serves every shape: no runtime integer is specialised (Triton would otherwise compile
-# again for E=64 and E=8, or for N divisible by 16 and not), and N and K come divided by 8, so that the compiler
+# One binary per config serves every shape: no runtime integer is specialized (Triton would otherwise compile again for
+# 64 and for 8 groups, or for N divisible by 16 and not), and N and K are passed divided by 8, so that the compiler
 # still knows that rows are 16-byte aligned. GROUP_M and PROGRAMS_PER_SM are runtime integers for the same reason.
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def grouped_gemm_kernel(
@@ -26,9 +26,9 @@ def grouped_gemm_kernel(
     w_ptr,  # (groups, N, K), or (groups, K, N) if TRANSPOSED
     y_ptr,  # (rows, N); sorted by group unless SCATTER
     map_ptr,  # a TileMap's entries
-    indices_ptr,  # (rows,) int32 or int64, or None: which row of the permuted side each sorted row is
-    scale_ptr,  # (rows,), or None: what each row of y is multiplied by, indexed as the permuted side is
-    bias_ptr,  # (groups, N), or None: what is added before that
+    indices_ptr,  # (rows,) int32 or int64, or None: the position of each sorted row in the permuted order
+    scale_ptr,  # (rows,), or None: the factor of each row of y, in the order of the permuted side
+    bias_ptr,  # (groups, N), or None: added before scaling
     x_rows,
     rows,
     groups,
@@ -36,7 +36,7 @@ def grouped_gemm_kernel(
     K8,  # K // 8
     divisor,  # GATHER loads row index // divisor
     GROUP_M,
-    PROGRAMS_PER_SM,  # for the grid only
+    PROGRAMS_PER_SM,  # only the grid depends on it
     TRANSPOSED: tl.constexpr,
     GATHER: tl.constexpr,
     SCATTER: tl.constexpr,
@@ -49,7 +49,7 @@ def grouped_gemm_kernel(
     CONSUMERS: tl.constexpr,  # 0
     PINGPONG: tl.constexpr,  # 0
 ):
-    """Persistent: program p takes tiles p, p + programs, ... of the map. Accumulates in float32."""
+    """Compute tiles p, p + programs, ... of the map in program p (persistent), accumulating in float32."""
     tl.static_assert(not (TMA_X and GATHER), "TMA cannot gather rows")
     tl.static_assert(not (TMA_Y and SCATTER), "TMA cannot scatter rows")
     N = N8 * 8
@@ -61,7 +61,7 @@ def grouped_gemm_kernel(
     offs_k = tl.arange(0, BLOCK_K)
     if TMA_X:
         x_desc = tl.make_tensor_descriptor(x_ptr, [x_rows, K], [K.to(tl.int64), 1], [BLOCK_M, BLOCK_K])
-    # Three dimensions for w, so that a box past one group's N or K reads zeros and not the next group.
+    # w has three dimensions, so that a box past one group's N or K reads zeros instead of the next group.
     if TMA_W:
         if TRANSPOSED:
             w_desc = tl.make_tensor_descriptor(
@@ -74,14 +74,14 @@ def grouped_gemm_kernel(
     if TMA_Y:
         y_desc = ragged_descriptor(y_ptr, N, BLOCK_M, BLOCK_N)
 
-    # Flattened: the next tile's loads are in flight while this one is stored (3-5 % on training layers, and never
-    # slower by more than 0.3 %; H200, 2026-11). Nothing may be carried from tile to tile: Triton 3.6 flattens that
+    # Flattened: the next tile's loads are in flight while this one is stored (3-5 % on training layers, never slower by
+    # more than 0.3 %; H200, 2026-11). No value may be carried from tile to tile, because Triton 3.6 flattens such loops
     # wrongly.
     for tile in tl.range(tl.program_id(0), m_tiles * n_tiles, tl.num_programs(0), flatten=True):
         m_tile, n_tile = tile_position(tile, m_tiles, n_tiles, GROUP_M)
         group, row, row_end = load_tile(map_ptr, m_tile, rows, groups, BLOCK_M)
         col = n_tile * BLOCK_N
-        # Clamped rows need no mask. A tile without rows (sizes that sum to more than `rows`) reads row 0.
+        # Clamped rows need no mask. A tile without rows (if sizes sum to more than `rows`) reads row 0.
         sorted_rows = tl.maximum(tl.minimum(row + offs_m, row_end - 1), 0)
         if not TMA_X:
             if GATHER:
@@ -101,7 +101,7 @@ def grouped_gemm_kernel(
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for k in tl.range(0, K, BLOCK_K):
             if TMA_X:
-                # Rows past the group's end are a neighbour's; the store drops them.
+                # Rows past the group's end belong to the next group; the store drops them.
                 x = x_desc.load([row, k])
             else:
                 x = tl.load(x_ptrs, (offs_k < K - k)[None, :], other=0.0)
@@ -128,7 +128,7 @@ def grouped_gemm_kernel(
         target = row + offs_m
         if SCATTER:
             target = tl.load(indices_ptr + sorted_rows)
-            inside = inside & (target >= 0) & (target < rows)  # never out of bounds, whatever the indices
+            inside = inside & (target >= 0) & (target < rows)  # never out of bounds, whatever the indices are
         if scale_ptr is not None:
             if SCATTER:
                 scale = tl.load(scale_ptr + target, inside, other=0.0)

@@ -1,4 +1,4 @@
-"""What launches forward and dX: which of the two kernels a config means."""
+"""Launch forward and dX: choose the plain or the warp-specialized kernel."""
 
 from __future__ import annotations
 
@@ -34,11 +34,21 @@ def launch_gemm(
     scale: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> None:
-    """Launches the kernel with explicit arguments and does not wait for it.
+    """Launch the kernel on explicit arguments, without waiting for it. At most one of `gather` and `scatter` is given.
 
-    x (x_rows, K), w (groups, N, K) or, `transposed`, (groups, K, N); y (rows, N). `gather`: the sorted row i is row
-    gather[i] // divisor of x. `scatter`: it is stored as row scatter[i] of y. One of the two at most. `scale` (rows,)
-    is indexed by them where they are given. `bias` (groups, N).
+    Args:
+        x: (x_rows, K).
+        w: (groups, N, K); (groups, K, N) with `transposed`.
+        y: (rows, N).
+        tile_map: The map of the group sizes.
+        config: The config.
+        sm_count: The number of the GPU's SMs.
+        transposed: The layout of w.
+        gather: (rows,); sorted row i is row gather[i] // divisor of x.
+        divisor: See `gather`.
+        scatter: (rows,); sorted row i is stored as row scatter[i] of y.
+        scale: (rows,), the factors of the rows of y, indexed by `gather` or `scatter` if one is given.
+        bias: (groups, N).
     """
     prepare_gemm(
         tile_map.rows,
@@ -69,8 +79,11 @@ def prepare_gemm(
     divisor: int = 1,
     scatters: bool = False,
 ) -> Callable[[Sequence[torch.Tensor | None]], None]:
-    """What launches the kernel on (x, w, y, a tile map's entries, indices, scale, bias) of these sizes, again and
-    again. All as in `launch_gemm`."""
+    """Return a function that launches the kernel on any tensors of these sizes.
+
+    Its argument is (x, w, y, entries of a tile map, indices, scale, bias). The other arguments are those of
+    `launch_gemm`.
+    """
     grid = grid_of(-(-rows // config["BLOCK_M"]) + groups, n, config, sm_count)
     if rows == 0 or grid == 0:
         return launch_nothing
@@ -81,7 +94,7 @@ def prepare_gemm(
 
 
 def grid_of(m_tiles: int, n: int, config: KernelConfig, sm_count: int) -> int:
-    """Programs to launch: PROGRAMS_PER_SM on each SM, or one a tile where that is 0."""
+    """Return the number of programs: PROGRAMS_PER_SM per SM, or one per tile if that is 0."""
     tiles: int = m_tiles * -(-n // config["BLOCK_N"])  # triton.cdiv takes 1.5 us
     programs: int = sm_count * config["PROGRAMS_PER_SM"]
     return min(programs or tiles, tiles)
@@ -97,24 +110,24 @@ def arguments(
     bias: torch.Tensor | None = None,
     divisor: int = 1,
 ) -> tuple[Any, ...]:
-    """The kernel's positional arguments, less the flags and the knobs."""
+    """Return the kernel's positional arguments, without the flags and the knobs."""
     shape = (len(x), tile_map.rows, tile_map.groups, y.shape[1] // 8, x.shape[1] // 8, divisor)
     return x, w, y, tile_map.entries, indices, scale, bias, *shape
 
 
 def launcher_of(config: KernelConfig) -> Launcher:
-    """What launches the kernel that a config means."""
+    """Return the launcher of the kernel that a config runs."""
     return launcher_of_jobs() if config["CONSUMERS"] else _launch
 
 
 @cache
 def launcher_of_jobs() -> Launcher:
-    """What launches the one of CONSUMERS. It imports Gluon, which other configs do not need."""
+    """Return the launcher of the warp-specialized kernel, importing Gluon, which other configs do not need."""
     from .specialized_gemm import specialized_gemm_kernel
 
     return Launcher(specialized_gemm_kernel)
 
 
 def constants(config: KernelConfig) -> dict[str, int]:
-    """What the kernels of CONSUMERS need besides the knobs, dW's as well."""
+    """Return the constexpr parameters that only the warp-specialized kernels have, dW's too."""
     return {"STAGES": config.num_stages} if config["CONSUMERS"] else {}

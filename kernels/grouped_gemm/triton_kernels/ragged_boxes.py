@@ -1,4 +1,4 @@
-"""What ragged.py says, in Gluon: descriptors over rows sorted by group, whose boxes end where a group ends."""
+"""The descriptors of ragged.py in Gluon: over rows sorted by group, with boxes that end where a group ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .ragged import FAR, MOST
 
 @gluon.jit
 def ragged_descriptor(ptr, columns, BLOCK_ROWS: gl.constexpr, BLOCK_COLUMNS: gl.constexpr):
-    """A descriptor of (rows, columns) of 16 bits, for `load_ragged` and `store_ragged`."""
+    """Return a descriptor of (rows, columns) of 16-bit elements, for `load_ragged` and `store_ragged`."""
     layout: gl.constexpr = gl.NVMMASharedLayout(
         swizzle_byte_width=min(2 * BLOCK_COLUMNS, 128), element_bitwidth=16, rank=4
     )
@@ -27,21 +27,23 @@ def ragged_descriptor(ptr, columns, BLOCK_ROWS: gl.constexpr, BLOCK_COLUMNS: gl.
 
 @gluon.jit
 def load_ragged(desc, row, row_end, column, is_full, held):
-    """Loads the box at (row, column) into `held`, with zeros from `row_end` on and past the last column."""
+    """Load the box at (row, column) into `held`, with zeros from `row_end` on and past the last column."""
     box = held.reshape([1, 1, held.shape[0], held.shape[1]])
     load_tile(desc, [FAR, row_end, row - row_end + FAR, column], is_full, box)
 
 
 @gluon.jit
 def store_ragged(tile, desc, held, row, row_end, column):
-    """Stores the rows of a group's tile before `row_end` and its columns before the last, by way of `held`, shared
-    memory for as many columns as are stored at a time."""
+    """Store the rows of a group's tile before `row_end`, and its columns up to the last one, through `held`.
+
+    `held` is shared memory for as many columns as are stored at a time.
+    """
     if held.shape[1] < tile.shape[1]:
         left, right = halves(tile)
         store_ragged(left, desc, held, row, row_end, column)
         store_ragged(right, desc, held, row, row_end, column + tile.shape[1] // 2)
     else:
-        tma.store_wait(0)  # of what `held` had before
+        tma.store_wait(0)  # until the previous contents of `held` are stored
         held.store(tile)
         fence_async_shared()
         box = held.reshape([1, 1, held.shape[0], held.shape[1]])

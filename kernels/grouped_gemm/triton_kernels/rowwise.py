@@ -1,7 +1,7 @@
-"""The small kernels around the products: rows scaled and added up, and the gradients of weights and bias.
+"""Small kernels around the products: scale and add up rows, and compute the gradients of weights and bias.
 
-Each reads its operands once, adds up in float32 and in a fixed order, and waits for nothing. PyTorch's own operations
-would make float32 copies of whole activations on the way, or add atomically.
+Each reads its operands once, adds in float32 in a fixed order, and does not synchronize. PyTorch's own operations would
+make float32 copies of whole activations, or add atomically.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from .tiles import load_tile, load_tile_count
 if TYPE_CHECKING:
     from .tiles import TileMap
 
-_ROWS, _COLUMNS = 16, 128  # of the block that a program holds
-_DOT_TILE, _BIAS_TILE = 16, 256  # the M tiles of the map that are one program's work
+_ROWS, _COLUMNS = 16, 128  # the block of one program
+_DOT_TILE, _BIAS_TILE = 16, 256  # the heights of the map's M tiles that one program handles
 
 
 @triton.jit(do_not_specialize=["rows", "width8", "topk"])
 def sum_rows_kernel(
     x_ptr,  # (rows * topk, width)
     scale_ptr,  # (rows * topk,), or None
-    indices_ptr,  # (rows * topk,), or None: where the scale of each row is
+    indices_ptr,  # (rows * topk,), or None: the position of each row's scale
     y_ptr,  # (rows, width)
     rows,
     width8,  # width // 8
@@ -36,6 +36,7 @@ def sum_rows_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
+    """Add up `topk` rows, each times its scale."""
     width = width8 * 8
     column_blocks = tl.cdiv(width, BLOCK_COLUMNS)
     row = tl.program_id(0) // column_blocks * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -72,7 +73,11 @@ def weight_grads_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
-    """A row of y is weight * (x @ w.T + bias): its weight's gradient is dy . (x @ w.T + bias) = dx . x + dy . bias."""
+    """Compute the gradient of topk_weights for one M tile of 16 rows.
+
+    A row of y is weight * (x @ w.T + bias), so the gradient of its weight is dy . (x @ w.T + bias) = dx . x + dy .
+    bias.
+    """
     tile = tl.program_id(0)
     if tile < load_tile_count(map_ptr, BLOCK_ROWS):
         group, first, row_end = load_tile(map_ptr, tile, rows, groups, BLOCK_ROWS)
@@ -117,7 +122,7 @@ def bias_partials_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
-    """Adds up the rows of one M tile: however long a group is, no program has more to do than that."""
+    """Add up the rows of one M tile, so that the work of a program is bounded, however long the group is."""
     N = N8 * 8
     column_blocks = tl.cdiv(N, BLOCK_COLUMNS)
     tile = tl.program_id(0) // column_blocks
@@ -150,12 +155,12 @@ def bias_grads_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
-    """Adds up the M tiles of one group, in their order."""
+    """Add up the partial sums of the M tiles of one group, in order."""
     N = N8 * 8
     column_blocks = tl.cdiv(N, BLOCK_COLUMNS)
     group = tl.program_id(0) // column_blocks
     column = tl.program_id(0) % column_blocks * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
-    # No more than there are partial sums of: sizes that sum to more than `rows` have more tiles.
+    # Limited to the number of partial sums: sizes that sum to more than `rows` would have more tiles.
     m_tiles = tl.minimum(load_tile_count(map_ptr, TILE), tl.cdiv(rows, TILE) + groups)
     first = tl.zeros((), tl.int32)
     end = tl.zeros((), tl.int32)
@@ -179,9 +184,16 @@ _bias_partials, _bias_grads = Launcher(bias_partials_kernel), Launcher(bias_grad
 def sum_rows(
     x: torch.Tensor, topk: int = 1, scale: torch.Tensor | None = None, indices: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """y[t] = the sum of x[t * topk + i] for i < topk, each row times its scale.
+    """Return y[t] = the sum of x[t * topk + i] over i < topk, each row times its scale.
 
-    x (rows * topk, width), width a multiple of 8; y (rows, width). The scale of row r is scale[r] or scale[indices[r]].
+    Args:
+        x: (rows * topk, width), width a multiple of 8.
+        topk: The number of rows per sum.
+        scale: (rows * topk,), or None. The scale of row r is scale[r], or scale[indices[r]].
+        indices: (rows * topk,), or None.
+
+    Returns:
+        y, (rows, width).
     """
     rows, width = x.shape[0] // topk, x.shape[1]
     y = torch.empty((rows, width), dtype=x.dtype, device=x.device)
@@ -207,10 +219,18 @@ def weight_grads(
     permute_x: bool,
     permute_y: bool,
 ) -> torch.Tensor:
-    """The gradient of the weights that y was multiplied by, (rows,) float32; zero for rows of no group.
+    """Return the gradient of topk_weights, (rows,) float32; zero for rows that belong to no group.
 
-    dx (rows, K) is the gradient of x as if all weights were 1, before it is added up over topk; x, dy (rows, N) and
-    bias (groups, N) are as in the forward pass.
+    Args:
+        dx: (rows, K), the gradient of x as if all weights were 1, before it is added up over topk.
+        x: As in the forward pass.
+        dy: (rows, N).
+        bias: (groups, N), or None.
+        tile_map: The map of the group sizes.
+        indices: (rows,), or None.
+        topk: The number of rows per token.
+        permute_x: As in the forward pass.
+        permute_y: As in the forward pass.
     """
     grads = torch.zeros(tile_map.rows, dtype=torch.float32, device=dx.device)
     _weight_grads(
@@ -233,7 +253,16 @@ def bias_grads(
     permute_y: bool,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """The gradient of the bias, (groups, N): the sum of each group's rows of dy (rows, N), each times its scale."""
+    """Return the gradient of the bias, (groups, N): the sum of each group's rows of dy, times their scales.
+
+    Args:
+        dy: (rows, N), in the permuted order if `permute_y`.
+        scale: (rows,), or None; in the permuted order if there are `indices`.
+        tile_map: The map of the group sizes.
+        indices: (rows,), or None.
+        permute_y: As in the forward pass.
+        dtype: The dtype of the result.
+    """
     n, groups = dy.shape[1], tile_map.groups
     m_tiles = cdiv(tile_map.rows, _BIAS_TILE) + groups
     partial = torch.empty((m_tiles, n), dtype=torch.float32, device=dy.device)

@@ -1,4 +1,4 @@
-"""Rows sorted by group by a kernel of their own: what dW does with a permuted operand before its product."""
+"""A kernel that sorts rows by group, for permuted operands of dW."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from ..variants import cdiv
 if TYPE_CHECKING:
     import torch
 
-_ROWS, _COLUMNS = 16, 256  # of the block that a program holds
+_ROWS, _COLUMNS = 16, 256  # the block of one program
 
 
 @triton.jit
 def load_permuted(indices_ptr, rows, inside, limit):
-    """(the permuted row of each sorted row, which of them are rows); the row itself where nothing is permuted."""
+    """Return (the permuted row of each sorted row, whether it exists); without indices, the rows themselves."""
     permuted = rows
     if indices_ptr is not None:
         permuted = tl.load(indices_ptr + rows, inside, other=0)
-        inside = inside & (permuted >= 0) & (permuted < limit)  # never out of bounds, whatever the indices
+        inside = inside & (permuted >= 0) & (permuted < limit)  # never out of bounds, whatever the indices are
     return permuted.to(tl.int64), inside
 
 
 @triton.jit(do_not_specialize=["x_rows", "rows", "width8", "topk"])
 def sorted_rows_kernel(
     x_ptr,  # (x_rows, width)
-    scale_ptr,  # (rows,), or None: permuted
+    scale_ptr,  # (rows,) in the permuted order, or None
     indices_ptr,  # (rows,)
     y_ptr,  # (rows, width)
     x_rows,
@@ -39,6 +39,7 @@ def sorted_rows_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
+    """Copy the row of x that belongs at each sorted position, times its scale."""
     width = width8 * 8
     column_blocks = tl.cdiv(width, BLOCK_COLUMNS)
     row = tl.program_id(0) // column_blocks * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -52,7 +53,7 @@ def sorted_rows_kernel(
         x = x.to(tl.float32) * tl.load(scale_ptr + permuted, inside, other=0.0).to(tl.float32)[:, None]
     y_ptrs = y_ptr + row.to(tl.int64)[:, None] * width + column[None, :]
     within = (row < rows)[:, None] & (column < width)[None, :]
-    # First to be evicted: the L2 has better use for the rows of x, each of which is read topk times.
+    # Evicted first, to leave the L2 to the rows of x, each of which is read topk times.
     tl.store(y_ptrs, x.to(y_ptr.dtype.element_ty), within, eviction_policy="evict_first")
 
 
@@ -62,9 +63,16 @@ _launch = Launcher(sorted_rows_kernel)
 def sorted_rows(
     x: torch.Tensor, indices: torch.Tensor, topk: int = 1, scale: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """y[i] = x[indices[i] // topk], times scale[indices[i]] if there is a scale; zero where an index is no row's.
+    """Return y[i] = x[indices[i] // topk], times scale[indices[i]] if there is a scale; zero for invalid indices.
 
-    x (rows / topk, width), width a multiple of 8; indices (rows,); scale (rows,); y (rows, width).
+    Args:
+        x: (rows / topk, width), width a multiple of 8.
+        indices: (rows,).
+        topk: The number of sorted rows per row of x.
+        scale: (rows,), or None.
+
+    Returns:
+        y, (rows, width).
     """
     import torch
 

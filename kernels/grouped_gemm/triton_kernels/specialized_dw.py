@@ -1,8 +1,9 @@
-"""dW in 16 bits by warps that have one job each, in Gluon: one warp loads, and CONSUMERS groups of four multiply.
+"""The warp-specialized kernel of dW for 16-bit dtypes, in Gluon.
 
-Each group has its rows of one tile, or with PINGPONG whole tiles in turns: then one stores while the other multiplies.
+One warp loads, and CONSUMERS groups of four warps multiply. The groups share each tile, by rows; with PINGPONG they
+take whole tiles in turns, so that one stores while the other multiplies.
 
-Gluon is part of Triton 3.6 and later.
+Gluon is part of Triton since 3.6.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .tiles import load_chunk, load_chunk_count, tile_position
 _HELD = gl.constexpr(64 * 128)  # elements of its tile that a group stores at a time
 
 
-# The parameters are those of the plain kernel, of which CONSUMERS says some.
+# The parameters are those of the plain kernel; comments give the values that CONSUMERS > 0 fixes.
 @gluon.jit(do_not_specialize=UNSPECIALIZED)
 def specialized_dw_kernel(
     dy_ptr,
@@ -45,15 +46,17 @@ def specialized_dw_kernel(
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
-    TMA_DY: gl.constexpr,  # True, as those below
+    TMA_DY: gl.constexpr,  # True, like those below
     TMA_X: gl.constexpr,
     TMA_DW: gl.constexpr,
     CONSUMERS: gl.constexpr,
     PINGPONG: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Program p takes tiles p, p + programs, ... of all chunks. A stage is full once its operands are there, and empty
-    again when all who multiply it have."""
+    """Compute tiles p, p + programs, ... of all chunks in program p.
+
+    A stage is full when its operands have arrived, and empty again when every group that needs it has multiplied it.
+    """
     gl.static_assert(TMA_DY == 1 and TMA_X == 1 and TMA_DW == 1)
     N = N8 * 8
     K = K8 * 8
@@ -77,8 +80,8 @@ def specialized_dw_kernel(
     shared = dy_tiles, x_tiles, dw_tiles, full, empty, turns
     sizes = rows, groups, gl.cdiv(N, BLOCK_M), gl.cdiv(K, BLOCK_N), GROUP_M
     of_all = descs, shared, map_ptr, sizes
-    # Constants have to be named for each: Triton 3.6 makes tensors of those in a tuple that has a name. Registers are
-    # of a thread, and all that there are: 65536 for three times 128 threads.
+    # Constexprs must be passed to each function one by one: Triton 3.6 turns those in a named tuple into tensors. The
+    # numbers of registers are per thread and use all 65536 for three times 128 threads.
     gl.static_assert(CONSUMERS == 2)
     gl.warp_specialize(
         [
@@ -100,7 +103,7 @@ def _load(
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """What the warp that loads does: all steps of all tiles of the program, each into the next stage that is empty."""
+    """Run the loading warp: load every step of all of the program's tiles into the next empty stage."""
     descs, shared, map_ptr, sizes = of_all
     dy_desc, x_desc, _dw_desc, _partial_desc = descs
     dy_tiles, x_tiles, _dw_tiles, full, empty, _turns = shared
@@ -133,8 +136,7 @@ def _multiply(
     STAGES: gl.constexpr,
     CONSUMER: gl.constexpr,
 ):
-    """What a group of warps that multiply does: its rows of all tiles of the program, or of two groups that take turns
-    every second tile."""
+    """Run a group of multiplying warps: its rows of all of the program's tiles, or every second tile (PINGPONG)."""
     TURNS: gl.constexpr = SHARE == 1
     PART: gl.constexpr = 0 if TURNS else CONSUMER
     descs, shared, map_ptr, sizes = of_all
@@ -156,8 +158,8 @@ def _multiply(
             step += _steps_of_tile(map_ptr, first, tiles, chunk_tiles, rows, groups, BLOCK_K)
             first += programs
         programs *= 2
-    # (Where a tile begins and ends is not asked for a tile ahead, which would hide the wait for it: Triton 3.6 takes
-    # what such a loop carries for the first tile's.)
+    # (The position of a tile is not loaded one tile ahead, which would hide the latency: Triton 3.6 uses the first
+    # tile's position for all tiles in a loop that carries it.)
     for tile in range(first, tiles, programs):
         group, row, row_end, slot = load_chunk(map_ptr, tile // chunk_tiles, rows, groups)
         m_tile, n_tile = tile_position(tile % chunk_tiles, m_tiles, n_tiles, GROUP_M)
@@ -166,15 +168,16 @@ def _multiply(
         steps = _steps_of(row, row_end, BLOCK_K)
         acc = gl.zeros((ROWS, BLOCK_N), gl.float32, of_sum)
         if TURNS:
-            # Not before the other group is through with the tile before, or a stage would look full that is the last
-            # round's. (The first turn of the first group waits for the phase before the first, which is over.)
+            # Wait until the other group is through with the previous tile; otherwise a stage could look full that holds
+            # the previous round's operands. (The first turn of the first group waits for the phase before the first,
+            # which is over.)
             mbarrier.wait(turns.index(CONSUMER), (turn + 1 - CONSUMER) & 1)
             turn += 1
         for k in range(steps):
             stage = step % STAGES
             mbarrier.wait(full.index(stage), (step // STAGES) & 1)
             dy = dy_tiles.index(stage * SHARE + PART).permute((1, 0))
-            # The step before is done once no more than this one's product is under way.
+            # The previous step is done once only this one's product is in flight.
             acc = warpgroup_mma(dy, x_tiles.index(stage), acc, use_acc=k > 0, is_async=True)
             acc = warpgroup_mma_wait(1, [acc])
             mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=k > 0)
@@ -184,7 +187,7 @@ def _multiply(
         acc = warpgroup_mma_wait(0, [acc])
         mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
         if TURNS:
-            # The other group's.
+            # Skip the steps of the other group's tile.
             step += _steps_of_tile(map_ptr, tile + programs // 2, tiles, chunk_tiles, rows, groups, BLOCK_K)
         if slot >= 0:
             _store_words(acc, partial_desc, held, slot * 2, m, n)
@@ -195,20 +198,20 @@ def _multiply(
 
 @gluon.jit
 def _steps_of(row, row_end, BLOCK_K: gl.constexpr):
-    """In how many steps the rows of a chunk are summed: an empty one still has its zeros to write."""
+    """Return the number of steps of a chunk; an empty one has a step too, because its zeros must be written."""
     return gl.maximum(gl.cdiv(row_end - row, BLOCK_K), 1)
 
 
 @gluon.jit
 def _steps_of_tile(map_ptr, tile, tiles, chunk_tiles, rows, groups, BLOCK_K: gl.constexpr):
-    """The same of a tile's chunk; of a tile after the last what the last has."""
+    """Return the number of steps of a tile's chunk; of the last tile's, if `tile` is past the last."""
     _group, row, row_end, _slot = load_chunk(map_ptr, gl.minimum(tile, tiles - 1) // chunk_tiles, rows, groups)
     return _steps_of(row, row_end, BLOCK_K)
 
 
 @gluon.jit
 def _store_words(acc, desc, held, matrix, m, n):
-    """Stores float32 sums as two matrices of 16-bit words, upper and lower halves, which is how they are added up."""
+    """Store float32 sums as two matrices of 16-bit words, as `sum_partials_kernel` reads them: upper, lower halves."""
     bits = acc.to(gl.uint32, bitcast=True)
     _store((bits >> 16).to(gl.uint16).to(held.dtype, bitcast=True), desc, held, matrix, m, n)
     _store((bits & 0xFFFF).to(gl.uint16).to(held.dtype, bitcast=True), desc, held, matrix + 1, m, n)
@@ -216,7 +219,7 @@ def _store_words(acc, desc, held, matrix, m, n):
 
 @gluon.jit
 def _store(tile, desc, held, matrix, m, n):
-    """Stores what a group has of a tile, by as many columns at a time as `held` has."""
+    """Store a group's part of a tile, as many columns at a time as `held` has."""
     if held.shape[1] < tile.shape[1]:
         left, right = halves(tile)
         _store(left, desc, held, matrix, m, n)
@@ -227,7 +230,7 @@ def _store(tile, desc, held, matrix, m, n):
 
 @gluon.jit
 def _matrix_descriptor(ptr, matrices, N, K, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """A descriptor of (matrices, N, K) whose boxes end where a matrix ends."""
+    """Return a TMA descriptor of (matrices, N, K) whose boxes end where a matrix ends."""
     layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
     return tma.make_tensor_descriptor(
         ptr, [matrices, N, K], [N.to(gl.int64) * K, K.to(gl.int64), 1], [1, BLOCK_M, BLOCK_N], layout

@@ -1,9 +1,9 @@
-"""Forward and dX in 16 bits by warps that have one job each, in Gluon: one warp loads, and CONSUMERS groups of four
-multiply.
+"""The warp-specialized kernel of forward and dX for 16-bit dtypes, in Gluon.
 
-Each group has its rows of one tile, or with PINGPONG whole tiles in turns: then one stores while the other multiplies.
+One warp loads, and CONSUMERS groups of four warps multiply. The groups share each tile, by rows; with PINGPONG they
+take whole tiles in turns, so that one stores while the other multiplies.
 
-Gluon is part of Triton 3.6 and later.
+Gluon is part of Triton since 3.6.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .tiles import load_tile, load_tile_count, tile_position
 _HELD = gl.constexpr(64 * 128)  # elements of its tile that a group stores at a time
 
 
-# The parameters are those of the plain kernel, of which CONSUMERS says some.
+# The parameters are those of the plain kernel; comments give the values that CONSUMERS > 0 fixes.
 @gluon.jit(do_not_specialize=UNSPECIALIZED)
 def specialized_gemm_kernel(
     x_ptr,
@@ -44,15 +44,17 @@ def specialized_gemm_kernel(
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
-    TMA_X: gl.constexpr,  # True, as those below
+    TMA_X: gl.constexpr,  # True, like those below
     TMA_W: gl.constexpr,
     TMA_Y: gl.constexpr,
     CONSUMERS: gl.constexpr,
     PINGPONG: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Program p takes tiles p, p + programs, ... of the map. A stage is full once its operands are there, and empty
-    again when all who multiply it have."""
+    """Compute tiles p, p + programs, ... of the map in program p.
+
+    A stage is full when its operands have arrived, and empty again when every group that needs it has multiplied it.
+    """
     gl.static_assert(TMA_X == 1 and TMA_W == 1 and TMA_Y == 1 and not GATHER and not SCATTER)
     N = N8 * 8
     K = K8 * 8
@@ -63,7 +65,7 @@ def specialized_gemm_kernel(
     of_tile: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     of_w: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
     x_desc = tma.make_tensor_descriptor(x_ptr, [x_rows, K], [K.to(gl.int64), 1], [ROWS, BLOCK_K], of_tile)
-    # Three dimensions for w, so that a box past one group's N or K reads zeros and not the next group.
+    # w has three dimensions, so that a box past one group's N or K reads zeros instead of the next group.
     if TRANSPOSED:
         w_desc = tma.make_tensor_descriptor(
             w_ptr, [groups, K, N], [K.to(gl.int64) * N, N.to(gl.int64), 1], [1, BLOCK_K, BLOCK_N], of_w
@@ -84,8 +86,8 @@ def specialized_gemm_kernel(
     shared = x_tiles, w_tiles, y_tiles, full, empty, turns
     sizes = rows, groups, N, K, GROUP_M
     of_all = descs, shared, map_ptr, sizes
-    # Constants have to be named for each: Triton 3.6 makes tensors of those in a tuple that has a name. Registers are
-    # of a thread, and all that there are: 65536 for three times 128 threads.
+    # Constexprs must be passed to each function one by one: Triton 3.6 turns those in a named tuple into tensors. The
+    # numbers of registers are per thread and use all 65536 for three times 128 threads.
     gl.static_assert(CONSUMERS == 2)
     gl.warp_specialize(
         [
@@ -108,7 +110,7 @@ def _load(
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """What the warp that loads does: all steps of all tiles of the program, each into the next stage that is empty."""
+    """Run the loading warp: load every step of all of the program's tiles into the next empty stage."""
     BLOCK_M: gl.constexpr = ROWS * SHARE
     descs, shared, map_ptr, sizes = of_all
     x_desc, w_desc, _y_desc = descs
@@ -126,7 +128,7 @@ def _load(
             is_full = full.index(stage)
             mbarrier.wait(empty.index(stage), (step // STAGES + 1) & 1)
             mbarrier.expect(is_full, (BLOCK_M + BLOCK_N) * BLOCK_K * 2)
-            # Rows past the group's end are a neighbour's; the store drops them.
+            # Rows past the group's end belong to the next group; the store drops them.
             for part in gl.static_range(SHARE):
                 load_box(x_desc, [row + part * ROWS, k], is_full, x_tiles.index(stage * SHARE + part))
             held = w_tiles.index(stage)
@@ -151,8 +153,7 @@ def _multiply(
     STAGES: gl.constexpr,
     CONSUMER: gl.constexpr,
 ):
-    """What a group of warps that multiply does: its rows of all tiles of the program, or of two groups that take turns
-    every second tile."""
+    """Run a group of multiplying warps: its rows of all of the program's tiles, or every second tile (PINGPONG)."""
     BLOCK_M: gl.constexpr = ROWS * SHARE
     TURNS: gl.constexpr = SHARE == 1
     PART: gl.constexpr = 0 if TURNS else CONSUMER
@@ -182,8 +183,9 @@ def _multiply(
         col = n_tile * BLOCK_N
         acc = gl.zeros((ROWS, BLOCK_N), gl.float32, of_sum)
         if TURNS:
-            # Not before the other group is through with the tile before, or a stage would look full that is the last
-            # round's. (The first turn of the first group waits for the phase before the first, which is over.)
+            # Wait until the other group is through with the previous tile; otherwise a stage could look full that holds
+            # the previous round's operands. (The first turn of the first group waits for the phase before the first,
+            # which is over.)
             mbarrier.wait(turns.index(CONSUMER), (turn + 1 - CONSUMER) & 1)
             turn += 1
         for k in range(steps):
@@ -192,7 +194,7 @@ def _multiply(
             w = w_tiles.index(stage)
             if not TRANSPOSED:
                 w = w.permute((1, 0))
-            # The step before is done once no more than this one's product is under way.
+            # The previous step is done once only this one's product is in flight.
             acc = warpgroup_mma(x_tiles.index(stage * SHARE + PART), w, acc, use_acc=k > 0, is_async=True)
             acc = warpgroup_mma_wait(1, [acc])
             mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=k > 0)
@@ -202,7 +204,7 @@ def _multiply(
         acc = warpgroup_mma_wait(0, [acc])
         mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
         if TURNS:
-            step += steps  # the other group's
+            step += steps  # skip the steps of the other group's tile
         if bias_ptr is not None:
             offs_n = col + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, of_sum))
             bias = gl.load(bias_ptr + group.to(gl.int64) * N + offs_n, offs_n < N, other=0.0)

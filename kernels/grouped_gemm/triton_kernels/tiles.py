@@ -1,7 +1,7 @@
-"""The tile map: which rows of which group each tile holds, built on the device from the group sizes.
+"""The tile map: the rows and group of each tile, built on the device from the group sizes.
 
-Nothing here waits for the GPU. One launch makes the map for every BLOCK_M at once, and the chunks of rows that dW
-sums over, so one map serves all configs, all projections of a layer and the backward pass.
+Nothing here synchronizes with the GPU. One launch builds the map for all BLOCK_M at once, and the chunks of rows over
+which dW sums, so one map serves all configs, all projections of a layer and the backward pass.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from ....runtime.launching.launcher import PreparedLaunch
 
-# The map starts with one tile count a BLOCK_M, the number of chunks and the number of split groups (padded to 8).
-# Then come (group, first row, end row) a tile, by BLOCK_M; (group, first row, end row, slot) a chunk; and
-# (group, first slot, slots) a split group.
+# The map begins with the number of tiles for each BLOCK_M, the number of chunks and the number of split groups, padded
+# to 8 entries. Then follow (group, first row, end row) per tile, by BLOCK_M; (group, first row, end row, slot) per
+# chunk; and (group, first slot, slots) per split group.
 _HEADER = tl.constexpr(8)
 _TILE = tl.constexpr(3)
 _CHUNK = tl.constexpr(4)
@@ -34,31 +34,31 @@ _CHUNK_STEP = tl.constexpr(128)
 
 @triton.jit
 def tile_capacity(rows, groups):
-    """The most tiles there can be, for any BLOCK_M and any sizes: every group adds at most one ragged tile."""
+    """Return the most tiles for any BLOCK_M and any sizes: each group adds at most one ragged tile."""
     return tl.cdiv(rows, 16) + groups
 
 
 @triton.jit
 def chunk_capacity(rows, groups, chunk_rows):
-    """The most chunks there can be, for any sizes."""
+    """Return the most chunks for any sizes."""
     return rows // chunk_rows + groups
 
 
 @triton.jit
 def slot_capacity(rows, chunk_rows):
-    """The most partial sums of split groups: one of more than `chunk_rows` has less than twice rows / chunk_rows."""
+    """Return the most partial sums: a group of more than `chunk_rows` rows has fewer than twice rows / chunk_rows."""
     return 2 * (rows // chunk_rows)
 
 
 @triton.jit
 def tiles_offset(BLOCK_M: tl.constexpr, rows, groups):
-    """Where the entries of one BLOCK_M start; BLOCK_M = 512 names what comes after the last."""
+    """Return the offset of the entries of one BLOCK_M; 512 gives the offset of what follows the largest."""
     return _HEADER + block_index(BLOCK_M) * tile_capacity(rows, groups) * _TILE
 
 
 @triton.jit
 def block_index(BLOCK_M: tl.constexpr):
-    """0 for 16, 1 for 32, ... 5 for 512."""
+    """Return the index of a BLOCK_M: 0 for 16, 1 for 32, ... 5 for 512."""
     which: tl.constexpr = (
         (BLOCK_M // 32 > 0) + (BLOCK_M // 64 > 0) + (BLOCK_M // 128 > 0) + (BLOCK_M // 256 > 0) + (BLOCK_M // 512 > 0)
     )
@@ -67,11 +67,11 @@ def block_index(BLOCK_M: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows", "groups", "chunk_rows"])
 def tile_map_kernel(group_sizes_ptr, map_ptr, rows, groups, chunk_rows, LANES: tl.constexpr):
-    """Program (g, b) writes group g's tiles for BLOCK_M = 16 << b, and program (g, 5) its chunks.
+    """Write group g's tiles for BLOCK_M = 16 << b in program (g, b), and its chunks in program (g, 5).
 
-    Sizes that are negative count as 0. Where they sum to more than `rows`, tiles and chunks end at `rows` and the
-    map at its capacity, so nothing is ever read or written out of bounds; where they sum to less, the rest of the
-    rows belongs to no tile.
+    Negative sizes count as 0. If sizes sum to more than `rows`, tiles and chunks end at `rows` and the map at its
+    capacity, so nothing is ever read or written out of bounds; if they sum to less, the remaining rows belong to no
+    tile.
     """
     group = tl.program_id(0)
     which = tl.program_id(1)
@@ -80,7 +80,7 @@ def tile_map_kernel(group_sizes_ptr, map_ptr, rows, groups, chunk_rows, LANES: t
     n_chunks = n_chunks_of(size, chunk_rows)
     block_m = 16 << which
 
-    # 64 bits: sizes that are garbage sum past 2^31.
+    # 64 bits, because invalid sizes may sum to more than 2^31.
     row = tl.zeros((), tl.int64)
     tile = tl.zeros((), tl.int64)
     chunk = tl.zeros((), tl.int64)
@@ -93,7 +93,7 @@ def tile_map_kernel(group_sizes_ptr, map_ptr, rows, groups, chunk_rows, LANES: t
         before = other < group
         row += tl.sum(tl.where(before, sizes, 0))
         tile += tl.sum(tl.where(before, (sizes + block_m - 1) // block_m, 0))
-        # Chunks are in descending order of their group's size: the longest work starts first.
+        # Chunks are in descending order of their group's size, so that the longest work starts first.
         longer = ((sizes > size) | ((sizes == size) & before)) & (other < groups)
         chunks = tl.where(longer, n_chunks_of(sizes, chunk_rows), 0)
         chunk += tl.sum(chunks)
@@ -119,9 +119,10 @@ def tile_map_kernel(group_sizes_ptr, map_ptr, rows, groups, chunk_rows, LANES: t
     else:
         capacity = chunk_capacity(rows, groups, chunk_rows)
         entries_ptr = map_ptr + tiles_offset(512, rows, groups)
-        # Only sizes that sum to more than `rows` can need more slots than there are: those groups are not split right.
+        # Only sizes that sum to more than `rows` can need more slots than there are; the sums of those groups are
+        # wrong.
         splits = (n_chunks > 1) & (slot + n_chunks <= slot_capacity(rows, chunk_rows))
-        length = tl.cdiv(tl.cdiv(size, n_chunks), _CHUNK_STEP) * _CHUNK_STEP  # as even as can be
+        length = tl.cdiv(tl.cdiv(size, n_chunks), _CHUNK_STEP) * _CHUNK_STEP  # as even as possible
         for start in range(0, n_chunks, LANES):
             i = start + lanes
             mask = (i < n_chunks) & (chunk + i < capacity)
@@ -143,45 +144,45 @@ def tile_map_kernel(group_sizes_ptr, map_ptr, rows, groups, chunk_rows, LANES: t
 
 @triton.jit
 def clamped(sizes, rows):
-    """Group sizes as they count: between 0 and all the rows."""
+    """Return group sizes limited to between 0 and `rows`."""
     return tl.minimum(tl.maximum(sizes, 0), rows)
 
 
 @triton.jit
 def n_chunks_of(sizes, chunk_rows):
-    """In how many chunks a group is summed: an empty one still has its zeros to write."""
+    """Return the number of chunks of a group; an empty one has a chunk too, because its zeros must be written."""
     return tl.maximum((sizes + chunk_rows - 1) // chunk_rows, 1)
 
 
 @triton.jit
 def load_tile_count(map_ptr, BLOCK_M: tl.constexpr):
-    """How many M tiles there are at this BLOCK_M."""
+    """Load the number of M tiles for this BLOCK_M."""
     return tl.load(map_ptr + block_index(BLOCK_M))
 
 
 @triton.jit
 def load_tile(map_ptr, m_tile, rows, groups, BLOCK_M: tl.constexpr):
-    """(group, first row, end row) of one M tile; the end is the group's."""
+    """Load (group, first row, end row) of one M tile; the end is the group's."""
     entry_ptr = map_ptr + tiles_offset(BLOCK_M, rows, groups) + m_tile * _TILE
     return tl.load(entry_ptr), tl.load(entry_ptr + 1), tl.load(entry_ptr + 2)
 
 
 @triton.jit
 def load_chunk_count(map_ptr):
-    """How many chunks there are: one a group at least."""
+    """Load the number of chunks, at least one per group."""
     return tl.load(map_ptr + _BLOCKS)
 
 
 @triton.jit
 def load_chunk(map_ptr, chunk, rows, groups):
-    """(group, first row, end row, slot) of one chunk; the slot of its partial sum is -1 where it is the whole group."""
+    """Load (group, first row, end row, slot) of one chunk; the slot of its partial sum is -1 for a whole group."""
     entry_ptr = map_ptr + tiles_offset(512, rows, groups) + chunk * _CHUNK
     return tl.load(entry_ptr), tl.load(entry_ptr + 1), tl.load(entry_ptr + 2), tl.load(entry_ptr + 3)
 
 
 @triton.jit
 def load_chunk_steps(map_ptr, chunks, there, rows, groups, BLOCK_K: tl.constexpr):
-    """In how many steps of BLOCK_K rows each of some chunks is summed: one at least; 0 where not `there`."""
+    """Load the number of steps of BLOCK_K rows of some chunks, at least one; 0 where not `there`."""
     entry_ptrs = map_ptr + tiles_offset(512, rows, groups) + chunks * _CHUNK
     row = tl.load(entry_ptrs + 1, there, other=0)
     row_end = tl.load(entry_ptrs + 2, there, other=0)
@@ -190,7 +191,7 @@ def load_chunk_steps(map_ptr, chunks, there, rows, groups, BLOCK_K: tl.constexpr
 
 @triton.jit
 def load_split(map_ptr, split, rows, groups, chunk_rows):
-    """(group, first slot, slots) of one split group; no slots where there are fewer split groups."""
+    """Load (group, first slot, slots) of one split group; slots is 0 if there are fewer split groups."""
     chunks_ptr = map_ptr + tiles_offset(512, rows, groups)
     entry_ptr = chunks_ptr + chunk_capacity(rows, groups, chunk_rows) * _CHUNK + split * _SPLIT
     there = split < tl.load(map_ptr + _BLOCKS + 1)
@@ -203,11 +204,13 @@ def load_split(map_ptr, split, rows, groups, chunk_rows):
 
 @triton.jit
 def tile_position(tile, m_tiles, n_tiles, GROUP_M):
-    """(m_tile, n_tile) of a linear tile id: bands of GROUP_M M tiles, M fastest within a band, so that
-    concurrent programs share w tiles in L2."""
+    """Return (m_tile, n_tile) of a linear tile id.
+
+    The order is bands of GROUP_M M tiles, M fastest within a band, so that concurrent programs share tiles of w in L2.
+    """
     band = GROUP_M * n_tiles
     first_m = (tile // band) * GROUP_M
-    height = tl.maximum(tl.minimum(m_tiles - first_m, GROUP_M), 1)  # 1 where there are no tiles at all
+    height = tl.maximum(tl.minimum(m_tiles - first_m, GROUP_M), 1)  # 1 if there are no tiles at all
     within = tile % band
     return first_m + within % height, within // height
 
@@ -215,9 +218,9 @@ def tile_position(tile, m_tiles, n_tiles, GROUP_M):
 _launch = Launcher(tile_map_kernel)
 
 
-@lru_cache(maxsize=4096)  # calls of a layer are of the same sizes
+@lru_cache(maxsize=4096)  # calls of a layer have the same sizes
 def _prepared(rows: int, groups: int, chunk_rows: int) -> tuple[int, PreparedLaunch]:
-    """How many entries a map has, and what makes one of (group sizes, entries)."""
+    """Return the number of a map's entries, and the prepared launch on (group sizes, entries)."""
     chunks = rows // chunk_rows + groups
     tiles = -(-rows // BLOCKS_M[0]) + groups
     size = 8 + len(BLOCKS_M) * tiles * 3 + chunks * 4 + rows // chunk_rows * 3
@@ -226,19 +229,21 @@ def _prepared(rows: int, groups: int, chunk_rows: int) -> tuple[int, PreparedLau
 
 
 class TileMap(NamedTuple):
-    """The device-built map of one routing, good for any config. Make it once a layer with `TileMap.build`."""
+    """The map of one routing, built on the device, for any config. Build it once per layer with `TileMap.build`."""
 
     entries: torch.Tensor  # int32: header, tiles of every BLOCK_M, chunks, split groups
     rows: int
     groups: int
-    chunk_rows: int  # dW sums the rows of longer groups in chunks of so many
+    chunk_rows: int  # the most rows of a group that dW sums at a time
 
     @classmethod
     def build(cls, group_sizes: torch.Tensor, rows: int, chunk_rows: int | None = None) -> TileMap:
-        """Launches the kernel that makes the map; does not wait for it. `group_sizes` is (groups,) int32, or int64,
-        which one more small kernel converts.
+        """Launch the kernel that builds the map, without waiting for it.
 
-        No group is split where `chunk_rows` is left out; see `chunk_rows`.
+        Args:
+            group_sizes: (groups,) int32; or int64, which one more small kernel converts.
+            rows: The number of rows.
+            chunk_rows: The most rows of a chunk (`variants.chunk_rows`); if omitted, no group is split.
         """
         import torch
 
@@ -253,7 +258,7 @@ class TileMap(NamedTuple):
 
     @staticmethod
     def has_binary() -> bool:
-        """Whether the kernel that makes maps has been compiled in this process."""
+        """Return whether the kernel that builds maps has been compiled in this process."""
         return _launch.is_known
 
     @property
@@ -263,10 +268,10 @@ class TileMap(NamedTuple):
 
     @property
     def most_splits(self) -> int:
-        """The most groups that can be split, each of which has more than `chunk_rows` rows."""
+        """The most groups that can be split: each of them has more than `chunk_rows` rows."""
         return self.rows // self.chunk_rows if self.rows > self.chunk_rows else 0
 
     @property
     def slots(self) -> int:
-        """Partial sums to make room for: a split group has at most twice as many as whole chunks fit into it."""
+        """The number of partial sums to allocate; a split group needs at most two per full chunk in it."""
         return 2 * self.most_splits

@@ -1,4 +1,4 @@
-"""Zeros for rows that belong to no group, because the group sizes sum to less than the rows."""
+"""Write zeros to rows that belong to no group because the group sizes sum to less than the number of rows."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
     from .tiles import TileMap
 
-_ROWS, _COLUMNS = 16, 256  # of the block that a program stores at a time
-_PROGRAMS = 256  # at most: nearly always there is nothing to store, and a program reads three integers and ends
+_ROWS, _COLUMNS = 16, 256  # the block that a program stores at a time
+_PROGRAMS = 256  # an upper limit: there is rarely anything to store, and a program then reads three integers and ends
 
 
 @triton.jit(do_not_specialize=["rows", "groups", "width8"])
 def zero_ungrouped_kernel(
     y_ptr,  # (rows, width)
     map_ptr,  # a TileMap's entries
-    indices_ptr,  # (rows,), or None: which row of y each sorted row is
+    indices_ptr,  # (rows,), or None: the row of y of each sorted row
     rows,
     groups,
     width8,  # width // 8
@@ -33,7 +33,7 @@ def zero_ungrouped_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
-    """Store zeros in the sorted rows after the last tile of the map, which ends where the last group does."""
+    """Store zeros in the sorted rows after the map's last tile, which ends where the last group ends."""
     width = width8 * 8
     tiles = load_tile_count(map_ptr, TILE)
     _, _, end = load_tile(map_ptr, tl.maximum(tiles - 1, 0), rows, groups, TILE)
@@ -52,12 +52,12 @@ _launch = Launcher(zero_ungrouped_kernel)
 
 
 def zero_ungrouped(y: torch.Tensor, tile_map: TileMap, indices: torch.Tensor | None = None) -> None:
-    """Zero the rows of y (rows, width) that belong to no group, on the device; nothing waits for it.
+    """Zero the rows of y that belong to no group, on the device, without waiting for it.
 
     Args:
         y: (rows, width), width a multiple of 8.
         tile_map: The map of the group sizes.
-        indices: (rows,), where the sorted rows are in y; None if y is sorted.
+        indices: (rows,), the positions in y of the sorted rows; None if y is sorted.
     """
     rows, width = y.shape
     if rows:

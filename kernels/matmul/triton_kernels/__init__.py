@@ -1,1 +1,1 @@
-"""The Triton kernels of the dense GEMM, and what launches them. Needs torch and triton."""
+"""The Triton kernels of the dense GEMM, and their launchers. Needs torch and triton."""

@@ -1,4 +1,4 @@
-"""What follows a product before it is stored: bias, then activation, in float32."""
+"""The activation that follows a product before it is stored, in float32."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...gelu import normal_cdf
 
 @triton.jit
 def activated(x, ACTIVATION: tl.constexpr):
-    """x through "relu", "gelu" (the exact one) or "silu"; x itself for "none"."""
+    """Return x after "relu", "gelu" (the exact one) or "silu"; x itself for "none"."""
     if ACTIVATION == "relu":
         x = tl.maximum(x, 0.0)
     elif ACTIVATION == "gelu":

@@ -1,8 +1,8 @@
-"""The kernel of the dense GEMM, y = a @ b of a batch of matrices, in plain Triton.
+"""The plain Triton kernel of the dense GEMM, y = a @ b for a batch of matrices.
 
-One kernel for every way to run it: a program a tile or persistent, loads and stores through pointers or TMA, and the
-contraction whole or in SPLIT_K parts, whose sums `split_k.py` adds up. Accumulates in float32 (int32 for int8), and
-multiplies float32 as tf32. `specialized.py` has the one whose warps have one job each.
+One kernel covers all knobs except CONSUMERS: one program per tile or persistent programs, loads and stores through
+pointers or TMA, and K whole or in SPLIT_K parts, which `split_k.py` adds up. It accumulates in float32 (int32 for int8)
+and multiplies float32 as tf32. `specialized.py` has the warp-specialized kernel.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from .tile_order import split_range, tile_at
 UNSPECIALIZED = ["batch", "M", "N", "K", "lda", "ldb", "ldy", "GROUP_M", "SPLIT_K", "PROGRAMS_PER_SM"]
 
 
-# One binary per config serves every aligned shape, and one every other: no runtime integer is specialised, and where
-# ALIGNED says that rows begin at multiples of 16 bytes, sizes are divided and multiplied once so that the compiler
-# knows it, too: it then loads 16 bytes at a time. (As measured for the grouped kernels; see their gemm.py.)
+# One binary per config serves every aligned shape, and one every other shape: no runtime integer is specialized. If
+# ALIGNED, rows begin at multiples of 16 bytes; sizes are divided and multiplied once, so that the compiler knows it too
+# and loads 16 bytes at a time. (Measured for the grouped kernels; see their gemm.py.)
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def matmul_kernel(
     a_ptr,  # (batch, M, K), rows `lda` apart; (batch, K, M) if A_KM
     b_ptr,  # (batch, N, K), rows `ldb` apart; (batch, K, N) if B_KN
-    y_ptr,  # (batch, M, N), rows `ldy` apart; of float32 or int32 (SPLIT_K, batch, M, N) if SPLIT
+    y_ptr,  # (batch, M, N), rows `ldy` apart; (SPLIT_K, batch, M, N) in float32 or int32 if SPLIT
     bias_ptr,  # (N,), or None
     batch,
     M,
@@ -35,14 +35,14 @@ def matmul_kernel(
     ldy,
     GROUP_M,
     SPLIT_K,  # 1 unless SPLIT
-    PROGRAMS_PER_SM,  # for the grid only
+    PROGRAMS_PER_SM,  # only the grid depends on it
     A_KM: tl.constexpr,
     B_KN: tl.constexpr,
     ACTIVATION: tl.constexpr,
-    ALIGNED: tl.constexpr,  # N, lda, ldb, ldy, and M or K where rows have that length, are multiples of 16 bytes
+    ALIGNED: tl.constexpr,  # N, lda, ldb, ldy, and M or K if rows have that length, are multiples of 16 bytes
     SPLIT: tl.constexpr,
     PERSISTENT: tl.constexpr,
-    PDL: tl.constexpr,  # what adds up the parts waits for this kernel
+    PDL: tl.constexpr,  # programmatic dependent launch: the kernel that adds up the parts waits for this one
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -50,6 +50,7 @@ def matmul_kernel(
     CONSUMERS: tl.constexpr,  # 0
     PINGPONG: tl.constexpr,  # 0
 ):
+    """Compute one tile, or if PERSISTENT tiles p, p + programs, ... in program p."""
     tl.static_assert(ALIGNED or TMA == 0, "TMA wants rows that begin at multiples of 16 bytes")
     if PDL:
         let_next_begin()
@@ -68,7 +69,8 @@ def matmul_kernel(
     a_desc = a_ptr
     b_desc = b_ptr
     y_desc = y_ptr
-    # Three dimensions, so that a box past one matrix reads zeros and not the next one, and writes nothing there.
+    # Descriptors have three dimensions, so that a box past one matrix reads zeros instead of the next one, and writes
+    # nothing there.
     if TMA > 0:
         if A_KM:
             a_desc = matrix_descriptor(a_ptr, batch, K, M, lda, BLOCK_K, BLOCK_M)
@@ -91,8 +93,8 @@ def matmul_kernel(
                 batch, M, N, K, lda, ldb, ldy, SPLIT_K, A_KM, B_KN, ACTIVATION, SPLIT, BLOCK_M, BLOCK_N, BLOCK_K, TMA,
             )  # fmt: skip
     else:
-        # With operands in rows along K, Triton 3.6 has the products of a wide tile serialized (ptxas, C7515) unless it
-        # is known that there is one. Most other tiles are slower if told (H200, 2026-11).
+        # With both operands stored along K, Triton 3.6 serializes the products of a wide tile (ptxas, C7515) unless it
+        # knows that there is at least one step. Most other tiles get slower from this hint (H200, 2026-11).
         if BLOCK_N == 256 and not B_KN and not SPLIT and a_ptr.dtype.element_ty.primitive_bitwidth == 16:
             tl.assume(K > 0)
         matrix, m_tile, n_tile = tile_at(tl.program_id(0), m_tiles, n_tiles, GROUP_M)
@@ -104,7 +106,7 @@ def matmul_kernel(
 
 @triton.jit
 def matrix_descriptor(ptr, batch, rows, columns, ld, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr):
-    """A TMA descriptor of (batch, rows, columns), rows `ld` apart."""
+    """Return a TMA descriptor of (batch, rows, columns), with rows `ld` apart."""
     ld = ld.to(tl.int64)
     return tl.make_tensor_descriptor(ptr, [batch, rows, columns], [rows * ld, ld, 1], [1, BLOCK_ROWS, BLOCK_COLUMNS])
 
@@ -118,7 +120,7 @@ def one_tile(
     a_desc,
     b_desc,
     y_desc,
-    matrix,  # of the output: one of `batch`, or of `batch` for each split
+    matrix,  # of the output: one of `batch`, or of SPLIT_K x `batch`
     row,
     col,
     batch,
@@ -138,7 +140,7 @@ def one_tile(
     BLOCK_K: tl.constexpr,
     TMA: tl.constexpr,
 ):
-    """One tile of the output, from its first row and column."""
+    """Compute one tile of the output, given its first row and column."""
     offs_m = row + tl.arange(0, BLOCK_M)
     offs_n = col + tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
@@ -174,7 +176,7 @@ def one_tile(
             else:
                 b = b_desc.load([which, col, k]).reshape(BLOCK_N, BLOCK_K).T
         else:
-            there = offs_k < K - k  # parts of it end between two steps
+            there = offs_k < K - k  # parts end at multiples of BLOCK_K, or at K
             if A_KM:
                 a = tl.load(a_at, there[:, None] & (offs_m < M)[None, :], other=0).T
                 a_at += BLOCK_K * lda.to(tl.int64)

@@ -1,4 +1,4 @@
-"""What launches the dense GEMM: which of the two kernels a config means, and the sum of what SPLIT_K cut apart."""
+"""Launch the dense GEMM: choose the plain or the warp-specialized kernel, and add up the parts of SPLIT_K."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ....datasets import KernelConfig
 
-#: Bytes that TMA wants rows to begin at multiples of, and that one load of a thread has.
+#: Rows must begin at multiples of this many bytes for TMA, and for 16-byte loads.
 ALIGNMENT = 16
 
 
@@ -32,11 +32,21 @@ def launch_matmul(
     bias: torch.Tensor | None = None,
     activation: str = "none",
 ) -> None:
-    """Launches y = activation(a @ b + bias) with explicit arguments and does not wait for it.
+    """Launch y = activation(a @ b + bias) on explicit arguments, without waiting for it.
 
-    a (batch, M, K), or (batch, K, M) with `a_km`; b (batch, N, K), or (batch, K, N) with `b_kn`; y (batch, M, N); bias
-    (N,). The last dimension of each is contiguous, and one matrix follows the other: only rows may be further apart
-    than they are long. y is int32 for int8 operands, which take neither bias nor activation.
+    The last dimension of each tensor is contiguous, and the matrices of a batch follow each other; only rows may have
+    padding between them.
+
+    Args:
+        a: (batch, M, K); (batch, K, M) with `a_km`.
+        b: (batch, N, K); (batch, K, N) with `b_kn`.
+        y: (batch, M, N); int32 for int8 operands, which allow neither bias nor activation.
+        config: The config.
+        sm_count: The number of the GPU's SMs.
+        a_km: The layout of a.
+        b_kn: The layout of b.
+        bias: (N,), or None.
+        activation: "relu", "gelu", "silu" or "none".
     """
     prepare_matmul(a, b, y, config, sm_count, a_km=a_km, b_kn=b_kn, activation=activation)((a, b, y, bias))
 
@@ -52,8 +62,10 @@ def prepare_matmul(
     b_kn: bool = False,
     activation: str = "none",
 ) -> Callable[[Sequence[torch.Tensor | None]], None]:
-    """What launches the kernel on any (a, b, y, bias) that are stored as these are, again and again. All as in
-    `launch_matmul`, but for the dimensions, of which later tensors may have others."""
+    """Return a function that launches the kernel on any (a, b, y, bias) with the shapes and strides of these.
+
+    Later tensors may lack the batch dimension. The other arguments are those of `launch_matmul`.
+    """
     if y.numel() == 0:
         return launch_nothing
     (batch, m, n), k = y.shape, a.shape[1] if a_km else a.shape[2]
@@ -84,14 +96,14 @@ def prepare_matmul(
 
 
 def are_aligned(a: torch.Tensor, b: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether rows of all three begin at multiples of 16 bytes and are whole numbers of 16 bytes of a's elements."""
+    """Return whether rows of all three begin at multiples of 16 bytes, and are that long, in bytes of a's elements."""
     unit = ALIGNMENT // a.element_size()
     sizes = [size for tensor in (a, b, y) for size in (tensor.shape[-1], tensor.stride(-2))]
     return not any(size % unit for size in sizes)
 
 
 def grid_of(batch: int, m: int, n: int, config: KernelConfig, sm_count: int) -> int:
-    """Programs to launch: PROGRAMS_PER_SM on each SM, or one a tile where that is 0."""
+    """Return the number of programs: PROGRAMS_PER_SM per SM, or one per tile if that is 0."""
     tiles: int = batch * config["SPLIT_K"] * -(-m // config["BLOCK_M"]) * -(-n // config["BLOCK_N"])
     programs: int = sm_count * config["PROGRAMS_PER_SM"]
     return min(programs or tiles, tiles)
@@ -108,8 +120,11 @@ def compile_matmul(
     activation: str,
     aligned: bool,
 ) -> Any:
-    """Compiles what `launch_matmul` launches for the active driver's target, into Triton's cache; returns the binary of
-    the product."""
+    """Compile what `launch_matmul` launches for the active driver's target, into Triton's cache.
+
+    Returns:
+        The binary of the product.
+    """
     import torch
 
     whole, launcher = config["SPLIT_K"] == 1, _launcher(config["CONSUMERS"] > 0)
@@ -133,7 +148,7 @@ def compile_matmul(
 def _constants(
     config: KernelConfig, a_km: bool, b_kn: bool, activation: str, aligned: bool, pdl: bool
 ) -> dict[str, Any]:
-    """What the kernels need besides the knobs."""
+    """Return the kernels' constexpr parameters that are not knobs."""
     whole = config["SPLIT_K"] == 1
     own = {"STAGES": config.num_stages} if config["CONSUMERS"] else {"PDL": pdl}
     return {
@@ -149,6 +164,7 @@ def _constants(
 
 @cache
 def _launcher(specialized: bool) -> Launcher:
+    """Return the launcher of the plain or of the warp-specialized kernel."""
     if not specialized:
         return Launcher(matmul_kernel)
     from .specialized import specialized_matmul_kernel  # imports Gluon, which other configs do not need

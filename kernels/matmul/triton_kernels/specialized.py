@@ -1,11 +1,11 @@
-"""The same product in 16 bits by warps that have one job each, in Gluon: one warp loads, and CONSUMERS groups of four
-multiply.
+"""The warp-specialized kernel of the dense GEMM for 16-bit dtypes, in Gluon.
 
-Each group has its rows of one tile, or with PINGPONG whole tiles in turns: then one stores while the other multiplies.
-Where tiles of a power of two fill the last round of SMs badly, those of 160 or 192 columns and of 192 rows may not. (A
-tensor's columns are a power of two, so such a tile has two products a step.)
+One warp loads, and CONSUMERS groups of four warps multiply. The groups share each tile, by rows; with PINGPONG they
+take whole tiles in turns, so that one stores while the other multiplies. Where power-of-two tiles leave many SMs idle
+in the last round, tiles of 160 or 192 columns, or 192 rows, may not. (The number of columns of a Triton tensor is a
+power of two, so such a tile is two products per step.)
 
-Gluon is part of Triton 3.6 and later.
+Gluon is part of Triton since 3.6.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from .epilogue import activated
 from .gemm import UNSPECIALIZED
 from .tile_order import tile_at
 
-_SWIZZLED = gl.constexpr(64)  # elements of 16 bits in the 128 bytes that shared memory is swizzled by
-_UNIT = gl.constexpr(8)  # elements of 16 bits in 16 bytes
+_SWIZZLED = gl.constexpr(64)  # 16-bit elements in the 128 bytes by which shared memory is swizzled
+_UNIT = gl.constexpr(8)  # 16-bit elements in 16 bytes
 
 
-# The parameters are those of the plain kernel, of which CONSUMERS says some.
+# The parameters are those of the plain kernel; comments give the values that CONSUMERS > 0 fixes.
 @gluon.jit(do_not_specialize=UNSPECIALIZED)
 def specialized_matmul_kernel(
     a_ptr,
@@ -63,8 +63,10 @@ def specialized_matmul_kernel(
     PINGPONG: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Persistent: program p takes tiles p, p + programs, ... A stage is full once its operands are there, and empty
-    again when all who multiply it have."""
+    """Compute tiles p, p + programs, ... in program p (persistent).
+
+    A stage is full when its operands have arrived, and empty again when every group that needs it has multiplied it.
+    """
     gl.static_assert(ALIGNED and TMA == 2, "TMA wants rows that begin at multiples of 16 bytes")
     N = N // _UNIT * _UNIT
     lda = lda // _UNIT * _UNIT
@@ -74,7 +76,7 @@ def specialized_matmul_kernel(
         M = M // _UNIT * _UNIT
     if not (A_KM and B_KN):
         K = K // _UNIT * _UNIT
-    # How many groups share a tile, the rows that each has, and the columns of a step's two products.
+    # SHARE: groups that share a tile; ROWS: rows of each; WIDE and REST: columns of a step's two products.
     SHARE: gl.constexpr = 1 if PINGPONG else CONSUMERS
     ROWS: gl.constexpr = BLOCK_M // SHARE
     WIDE: gl.constexpr = 256 if BLOCK_N == 256 else 128
@@ -109,8 +111,8 @@ def specialized_matmul_kernel(
     shared = a_tiles, b_tiles, rest_tiles, y_tiles, full, empty, turns
     sizes = batch, N, K, gl.cdiv(M, BLOCK_M), gl.cdiv(N, BLOCK_N), GROUP_M
     of_all = descs, shared, sizes
-    # Constants have to be named for each: Triton 3.6 makes tensors of those in a tuple that has a name. Registers are
-    # of a thread, and all that there are: 65536 for three or four times 128 threads.
+    # Constexprs must be passed to each function one by one: Triton 3.6 turns those in a named tuple into tensors. The
+    # numbers of registers are per thread and use all 65536 for three or four times 128 threads.
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
@@ -147,7 +149,7 @@ def _load(
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """What the warp that loads does: all steps of all tiles of the program, each into the next stage that is empty."""
+    """Run the loading warp: load every step of all of the program's tiles into the next empty stage."""
     descs, shared, sizes = of_all
     a_desc, b_desc, rest_desc, _ = descs
     a_tiles, b_tiles, rest_tiles, _, full, empty, _ = shared
@@ -185,8 +187,7 @@ def _multiply(
     STAGES: gl.constexpr,
     CONSUMER: gl.constexpr,
 ):
-    """What a group of warps that multiply does: its rows of all tiles of the program, or of two groups that take turns
-    every second tile."""
+    """Run a group of multiplying warps: its rows of all of the program's tiles, or every second tile (PINGPONG)."""
     TURNS: gl.constexpr = SHARE == 1
     PART: gl.constexpr = 0 if TURNS else CONSUMER
     SECOND: gl.constexpr = REST if REST > 0 else _SWIZZLED
@@ -212,8 +213,9 @@ def _multiply(
         acc = gl.zeros((ROWS, WIDE), gl.float32, of_wide)
         rest = gl.zeros((ROWS, SECOND), gl.float32, of_rest)
         if TURNS:
-            # Not before the other group is through with the tile before, or a stage would look full that is the last
-            # round's. (The first turn of the first group waits for the phase before the first, which is over.)
+            # Wait until the other group is through with the previous tile; otherwise a stage could look full that holds
+            # the previous round's operands. (The first turn of the first group waits for the phase before the first,
+            # which is over.)
             mbarrier.wait(turns.index(CONSUMER), (turn + 1 - CONSUMER) & 1)
             turn += 1
         for k in range(steps):
@@ -227,7 +229,7 @@ def _multiply(
             if not B_KN:
                 b = b.permute((1, 0))
                 b_rest = b_rest.permute((1, 0))
-            # The step before is done once no more than this one's products are under way.
+            # The previous step is done once only this one's products are in flight.
             acc = warpgroup_mma(a, b, acc, use_acc=k > 0, is_async=True)
             if REST > 0:
                 rest = warpgroup_mma(a, b_rest, rest, use_acc=k > 0, is_async=True)
@@ -244,7 +246,7 @@ def _multiply(
             acc = warpgroup_mma_wait(0, [acc])
         mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
         if TURNS:
-            step += steps  # the other group's
+            step += steps  # skip the steps of the other group's tile
 
         row = m_tile * (ROWS * SHARE) + PART * ROWS
         col = n_tile * (WIDE + REST)
@@ -257,7 +259,7 @@ def _multiply(
 
 @gluon.jit
 def _store(acc, bias_ptr, y_desc, held, matrix, row, col, N, ACTIVATION: gl.constexpr):
-    """What a group has of some columns, by as many of them at a time as `held` has."""
+    """Store a group's part of some columns, as many at a time as `held` has."""
     COLUMNS: gl.constexpr = acc.shape[1]
     if held.shape[1] < COLUMNS:
         left, right = halves(acc)
@@ -282,8 +284,11 @@ def _descriptor(
     LENGTH: gl.constexpr,
     SWIZZLE: gl.constexpr,
 ):
-    """A TMA descriptor of (batch, rows, columns), rows `ld` apart, in boxes of SIZE x LENGTH, or LENGTH x SIZE of what
-    is stored along K; three dimensions, so that a box past one matrix reads zeros, and writes nothing there."""
+    """Return a TMA descriptor of (batch, rows, columns), with rows `ld` apart.
+
+    Boxes are SIZE x LENGTH, or LENGTH x SIZE if ALONG_K. There are three dimensions, so that a box past one matrix
+    reads zeros, and writes nothing there.
+    """
     layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=SWIZZLE, element_bitwidth=16, rank=3)
     ld = ld.to(gl.int64)
     if ALONG_K:
@@ -302,7 +307,7 @@ def _stages(
     LENGTH: gl.constexpr,
     layout: gl.constexpr,
 ):
-    """Room for so many tiles of an operand."""
+    """Allocate shared memory for COUNT tiles of an operand."""
     if ALONG_K:
         return gl.allocate_shared_memory(dtype, [COUNT, LENGTH, SIZE], layout)
     else:
@@ -311,7 +316,7 @@ def _stages(
 
 @gluon.jit
 def _load_box(desc, matrix, k, first, is_full, held, ALONG_K: gl.constexpr):
-    """Loads the tile of an operand that begins there, of rows or columns of the product and of K."""
+    """Load the tile of an operand that begins at `first` (a row of a, or a column of b) and k."""
     box = held.reshape([1, held.shape[0], held.shape[1]])
     if ALONG_K:
         load_tile(desc, [matrix, k, first], is_full, box)

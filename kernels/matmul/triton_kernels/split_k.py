@@ -1,4 +1,4 @@
-"""The second half of split-K: partial products added up in their order, so that the bits are the same in every run."""
+"""The second kernel of split-K: add up partial products in a fixed order, so that results are bitwise reproducible."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .epilogue import activated
 if TYPE_CHECKING:
     import torch
 
-#: Of the block that a program adds up; fewer columns for a narrow output would leave lanes idle, rows make up for it.
+#: The block of one program. Fewer columns would leave lanes idle if the output is narrow; more rows make up for it.
 _ROWS, _COLUMNS = 4, 256
-#: Parts beside the first that are loaded together: those of two and of four are loaded at once.
+#: Parts loaded together after the first one: two or four parts are loaded at once.
 _AT_ONCE = 3
 _UNSPECIALIZED = ["rows", "N", "ldy", "splits"]
 
@@ -33,11 +33,12 @@ def add_partials_kernel(
     splits,
     ACTIVATION: tl.constexpr,
     ALIGNED: tl.constexpr,  # N and ldy are multiples of 4: a thread loads 16 bytes
-    PDL: tl.constexpr,  # launched to begin while the product ends
+    PDL: tl.constexpr,  # launched to begin while the product is finishing
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
+    """Compute one block of y: activation(sum of the parts + bias)."""
     if ALIGNED:
         N = N // 4 * 4
         ldy = ldy // 4 * 4
@@ -52,7 +53,7 @@ def add_partials_kernel(
     for first in range(1, splits, AT_ONCE):
         for part in tl.static_range(AT_ONCE):
             at += rows.to(tl.int64) * N
-            # (A comparison of two numbers is no mask in the interpreter.)
+            # (In the interpreter, comparing two scalars gives no mask.)
             there = tl.full((BLOCK_ROWS, 1), first + part, tl.int32) < splits
             acc += tl.load(at, within & there, other=0)
     if bias_ptr is not None:
@@ -67,9 +68,16 @@ _launch = Launcher(add_partials_kernel)
 def add_partials(
     partial: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, activation: str, aligned: bool, pdl: bool
 ) -> None:
-    """y = activation(sum of partial over its first dimension + bias). partial (splits, batch, M, N), y (batch, M, N)
-    whose rows may be further apart than N; bias (N,). `aligned`: all rows are multiples of 4 elements.
-    `pdl`: the launch before this one is the product's, which was told so."""
+    """Launch y = activation(sum of partial over its first dimension + bias), without waiting for it.
+
+    Args:
+        partial: (splits, batch, M, N), contiguous, float32 or int32.
+        y: (batch, M, N), whose rows may have padding between them.
+        bias: (N,), or None.
+        activation: "relu", "gelu", "silu" or "none".
+        aligned: All row lengths are multiples of 4 elements.
+        pdl: The previous launch is the product's, and was launched with programmatic dependent launch (PDL).
+    """
     splits, batch, m, n = partial.shape
     rows, ldy = batch * m, y.stride(-2)
     _launch(
@@ -85,7 +93,7 @@ def add_partials(
 def compile_add_partials(
     wide: torch.dtype, out: torch.dtype, bias: bool, activation: str, aligned: bool, pdl: bool
 ) -> None:
-    """Compiles what `add_partials` launches, into Triton's cache."""
+    """Compile what `add_partials` launches, into Triton's cache."""
     add_partials_kernel.warmup(
         wide,
         out if bias else None,
@@ -103,6 +111,6 @@ def compile_add_partials(
 
 @cache
 def _options(pdl: bool) -> dict[str, Any]:
-    """With Triton's own option for `pdl` only where there is one."""
+    """Return the launch's constexprs and options, with Triton's option for PDL only if it is used."""
     blocks = {"BLOCK_ROWS": _ROWS, "BLOCK_COLUMNS": _COLUMNS, "AT_ONCE": _AT_ONCE}
     return blocks | {"PDL": pdl} | ({"launch_pdl": True} if pdl else {})

@@ -1,4 +1,4 @@
-"""In which order the programs of a dense product take its tiles."""
+"""The order in which the programs of a dense product take its tiles."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import triton.language as tl
 
 @triton.jit
 def tile_at(tile, m_tiles, n_tiles, GROUP_M):
-    """(matrix, m_tile, n_tile) of a linear tile id: one matrix after the other, each in bands of GROUP_M M tiles, M
-    fastest within a band, so that concurrent programs share rows of one operand and columns of the other in L2."""
+    """Return (matrix, m_tile, n_tile) of a linear tile id.
+
+    Matrices follow each other; within one, tiles are in bands of GROUP_M M tiles, M fastest within a band, so that
+    concurrent programs share rows of one operand and columns of the other in L2.
+    """
     tiles = m_tiles * n_tiles
     matrix = tile // tiles
     tile = tile % tiles
@@ -22,8 +25,11 @@ def tile_at(tile, m_tiles, n_tiles, GROUP_M):
 
 @triton.jit
 def split_range(split, splits, K, BLOCK_K: tl.constexpr):
-    """(first, end) of one part of a contraction of length K: whole steps of BLOCK_K, as even as can be. Parts past the
-    end are empty. (Only the end is cut at K: the compiler must see that `first` is a multiple of BLOCK_K.)"""
+    """Return (first, end) of one part of a contraction of length K: whole steps of BLOCK_K, as even as possible.
+
+    Parts past the end are empty. (Only the end is limited to K: the compiler must see that `first` is a multiple of
+    BLOCK_K.)
+    """
     length = tl.cdiv(tl.cdiv(K, BLOCK_K), splits) * BLOCK_K
     first = split * length
     return first, tl.minimum(first + length, K)

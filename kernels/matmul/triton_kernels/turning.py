@@ -1,4 +1,4 @@
-"""Matrices copied with rows where they had columns, tile by tile: PyTorch's copy reads or writes single elements."""
+"""Copy matrices into transposed storage, tile by tile; PyTorch's copy reads or writes single elements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ....runtime.launching.launcher import Launcher
 if TYPE_CHECKING:
     import torch
 
-_BLOCK = 64  # rows and columns of the tile that a program turns
+_BLOCK = 64  # rows and columns of one program's tile
 _ALIGNMENT = 4  # elements of float32 in 16 bytes
 _UNSPECIALIZED = ["rows", "columns", "ld"]
 
@@ -27,6 +27,7 @@ def turn_kernel(
     ALIGNED: tl.constexpr,  # all three are multiples of 4: a thread moves 16 bytes
     BLOCK: tl.constexpr,
 ):
+    """Transpose one tile of one matrix."""
     if ALIGNED:
         rows = rows // 4 * 4
         columns = columns // 4 * 4
@@ -45,7 +46,11 @@ _launch = Launcher(turn_kernel)
 
 
 def turned_copy(x: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy of x.mT. x (batch, rows, columns) float32, rows contiguous and equally far apart throughout."""
+    """Return a contiguous copy of x.mT.
+
+    Args:
+        x: (batch, rows, columns) float32, with contiguous rows at equal distances throughout the batch.
+    """
     batch, rows, columns = x.shape
     y, ld = x.new_empty(batch, columns, rows), x.stride(-2)
     _launch(

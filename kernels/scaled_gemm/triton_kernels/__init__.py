@@ -1,1 +1,1 @@
-"""The kernels of the scaled GEMMs and what launches them. Needs torch and triton."""
+"""The kernels of the scaled GEMMs, and their launchers. Needs torch and triton."""

@@ -1,4 +1,4 @@
-"""What launches the scaled GEMMs: which of the two kernels a config means, and the sum of what SPLIT_K cut apart."""
+"""Launch the scaled GEMMs: choose the plain or the warp-specialized kernel, and add up the parts of SPLIT_K."""
 
 from __future__ import annotations
 
@@ -32,10 +32,19 @@ def launch_scaled_gemm(
     rowwise: bool = False,
     blockwise: bool = False,
 ) -> None:
-    """Launches the product and does not wait for it.
+    """Launch the product, without waiting for it.
 
-    x (rows, K), w (N, K), or with a tile map (groups, N, K), y (rows, N). The scales are as `scales.py` says,
-    contiguous but for those of x in blocks, (rows, blocks of K), which are stored by blocks first.
+    Args:
+        x: (rows, K).
+        w: (N, K); (groups, N, K) with a tile map.
+        x_scale: As `scales.scale_shapes` says, contiguous; blockwise ones (rows, blocks of K) stored block by block.
+        w_scale: As `scales.scale_shapes` says, contiguous.
+        y: (rows, N).
+        config: The config.
+        sm_count: The number of the GPU's SMs.
+        tile_map: The map of the group sizes; None if the product is dense.
+        rowwise: The scales are rowwise.
+        blockwise: The scales are blockwise.
     """
     groups = None if tile_map is None else tile_map.groups
     prepared = prepare_scaled_gemm(
@@ -55,8 +64,11 @@ def prepare_scaled_gemm(
     rowwise: bool = False,
     blockwise: bool = False,
 ) -> Callable[[Sequence[torch.Tensor | None]], None]:
-    """What launches the product of (x, w, x_scale, w_scale, y, a tile map's entries) of these sizes, again and again;
-    without groups there is no map. All as in `launch_scaled_gemm`."""
+    """Return a function that launches the product on any tensors of these sizes.
+
+    Its argument is (x, w, x_scale, w_scale, y, entries of a tile map), without a map (None) if there are no groups. The
+    other arguments are those of `launch_scaled_gemm`.
+    """
     splits = config["SPLIT_K"]
     grid = grid_of(splits * (-(-rows // config["BLOCK_M"]) + (groups or 0)), n, config, sm_count)
     if rows == 0 or grid == 0:
@@ -83,8 +95,11 @@ def prepare_scaled_gemm(
 
 
 def compile_scaled_gemm(config: KernelConfig, *, grouped: bool, rowwise: bool, blockwise: bool) -> Any:
-    """Compiles what `launch_scaled_gemm` launches for the active driver's target, into Triton's cache; returns the
-    binary of the product."""
+    """Compile what `launch_scaled_gemm` launches for the active driver's target, into Triton's cache.
+
+    Returns:
+        The binary of the product.
+    """
     import torch
 
     out, launcher = torch.bfloat16, _launcher(config["CONSUMERS"] > 0)
@@ -98,7 +113,7 @@ def compile_scaled_gemm(config: KernelConfig, *, grouped: bool, rowwise: bool, b
 
 
 def _constants(config: KernelConfig, rowwise: bool, blockwise: bool, pdl: bool) -> dict[str, Any]:
-    """What the kernels need besides the knobs."""
+    """Return the kernels' constexpr parameters that are not knobs."""
     return {
         "ROWWISE": rowwise,
         "BLOCKWISE": blockwise,
@@ -110,6 +125,7 @@ def _constants(config: KernelConfig, rowwise: bool, blockwise: bool, pdl: bool) 
 
 @cache
 def _launcher(specialized: bool) -> Launcher:
+    """Return the launcher of the plain or of the warp-specialized kernel."""
     if not specialized:
         return Launcher(scaled_gemm_kernel)
     from .specialized import specialized_scaled_gemm_kernel  # imports Gluon, which other configs do not need

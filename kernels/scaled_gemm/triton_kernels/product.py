@@ -1,6 +1,7 @@
-"""The plain kernel of both scaled GEMMs: y[rows of e] = (x[rows of e] @ w[e].T) in fp8, times their scales, in bf16.
+"""The plain kernel of both scaled GEMMs: y[rows of e] = (x[rows of e] @ w[e].T) in fp8, times the scales, in bf16.
 
-The dense one is the grouped one with one group and no tile map. `specialized.py` has the one whose warps have jobs.
+The dense product is the grouped one with a single group and no tile map. `specialized.py` has the warp-specialized
+kernel.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from ...grouped_gemm.triton_kernels.tiles import load_tile, load_tile_count, til
 from ...matmul.triton_kernels.tile_order import split_range
 
 UNSPECIALIZED = ["rows", "groups", "N16", "K16", "GROUP_M", "PROGRAMS_PER_SM", "SPLIT_K"]
-_SCALED = tl.constexpr(128)  # elements of K that one scale of a block is for; columns of w as well
+_SCALED = tl.constexpr(128)  # elements of K, and columns of w, that share one blockwise scale
 
 
-# One binary per config serves every shape, as grouped_gemm's: no runtime integer is specialised, and N and K come
-# divided by 16, so that the compiler still knows that rows are 16-byte aligned.
+# One binary per config serves every shape, as in grouped_gemm: no runtime integer is specialized, and N and K are
+# passed divided by 16, so that the compiler still knows that rows are 16-byte aligned.
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def scaled_gemm_kernel(
     x_ptr,  # (rows, K) fp8; sorted by group
@@ -26,13 +27,13 @@ def scaled_gemm_kernel(
     x_scale_ptr,  # (1,); ROWWISE: (rows,); BLOCKWISE: (cdiv(K, 128), rows)
     w_scale_ptr,  # (groups,); ROWWISE: (groups, N); BLOCKWISE: (groups, cdiv(N, 128), cdiv(K, 128))
     y_ptr,  # (rows, N) bf16; (SPLIT_K, rows, N) float32 if SPLIT
-    map_ptr,  # a TileMap's entries; None where there is one group
+    map_ptr,  # a TileMap's entries; None if there is one group
     rows,
     groups,
     N16,  # N // 16
     K16,  # K // 16
     GROUP_M,
-    PROGRAMS_PER_SM,  # for the grid only
+    PROGRAMS_PER_SM,  # only the grid depends on it
     SPLIT_K,  # parts of K, 1 unless SPLIT
     ROWWISE: tl.constexpr,
     BLOCKWISE: tl.constexpr,
@@ -44,12 +45,15 @@ def scaled_gemm_kernel(
     TMA_STORE: tl.constexpr,
     CONSUMERS: tl.constexpr,  # 0
     SPLIT: tl.constexpr,
-    PDL: tl.constexpr,  # what adds up the parts waits for this kernel
+    PDL: tl.constexpr,  # programmatic dependent launch: the kernel that adds up the parts waits for this one
     STAGES: tl.constexpr,  # num_stages
 ):
-    """Persistent: program p takes tiles p, p + programs, ... Each step's product is added in float32: Hopper's tensor
-    cores keep some 14 bits of a sum of fp8 products, so no more than BLOCK_K <= 128 of them are summed there.
-    SWAP_AB computes the transposed tile, whose 64 rows at least of w fill an instruction that few rows of x do not."""
+    """Compute tiles p, p + programs, ... in program p (persistent).
+
+    Each step's product is added in float32: Hopper's tensor cores keep about 14 bits of a sum of fp8 products, so they
+    never sum more than BLOCK_K <= 128 of them. SWAP_AB computes the transposed tile, in which 64 or more rows of w fill
+    an instruction that a few rows of x would not.
+    """
     tl.static_assert(_SCALED % BLOCK_K == 0, "a step must lie inside one block of the scales")
     if PDL:
         let_next_begin()
@@ -63,15 +67,15 @@ def scaled_gemm_kernel(
     offs_k = tl.arange(0, BLOCK_K)
     if TMA_LOAD:
         x_desc = tl.make_tensor_descriptor(x_ptr, [rows, K], [K.to(tl.int64), 1], [BLOCK_M, BLOCK_K])
-        # Three dimensions for w, so that a box past one group's N or K reads zeros and not the next group.
+        # w has three dimensions, so that a box past one group's N or K reads zeros instead of the next group.
         w_desc = tl.make_tensor_descriptor(
             w_ptr, [groups, N, K], [N.to(tl.int64) * K, K.to(tl.int64), 1], [1, BLOCK_N, BLOCK_K]
         )
     if TMA_STORE:
         y_desc = ragged_descriptor(y_ptr, N, BLOCK_M, BLOCK_N)
 
-    # Flattened: the next tile's loads are in flight while this one is stored. Nothing may be carried from tile to tile:
-    # Triton 3.6 flattens that wrongly.
+    # Flattened: the next tile's loads are in flight while this one is stored. No value may be carried from tile to
+    # tile, because Triton 3.6 flattens such loops wrongly.
     tiles = m_tiles * n_tiles
     for tile in tl.range(tl.program_id(0), tiles * SPLIT_K if SPLIT else tiles, tl.num_programs(0), flatten=True):
         first_k = 0
@@ -84,7 +88,7 @@ def scaled_gemm_kernel(
         else:
             group, row, row_end = load_tile(map_ptr, m_tile, rows, groups, BLOCK_M)
         col = n_tile * BLOCK_N
-        # Clamped rows and columns need no mask. A tile without rows (sizes that sum to more than `rows`) reads row 0.
+        # Clamped rows and columns need no mask. A tile without rows (if sizes sum to more than `rows`) reads row 0.
         safe_m = tl.maximum(tl.minimum(row + offs_m, row_end - 1), 0)
         safe_n = tl.minimum(col + offs_n, N - 1)
         if not TMA_LOAD:
@@ -99,15 +103,15 @@ def scaled_gemm_kernel(
                 w_scale_ptrs = first + (col // _SCALED) * k_blocks + offs_m * 0
 
         acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP_AB else (BLOCK_M, BLOCK_N), tl.float32)
-        # With its stages named, a loop copies scales to shared memory ahead of time, as it does operands. Left to
-        # itself it waits for them in every step, twice as long as for all else (H200, 2026-11).
+        # If num_stages is given, the loop loads scales to shared memory ahead of time, as it does operands. Otherwise
+        # it waits for them in every step, twice as long as for everything else (H200, 2026-11).
         for k in tl.range(first_k, end_k, BLOCK_K, num_stages=STAGES if BLOCKWISE else None):
             if BLOCKWISE:
                 block = k // _SCALED
                 x_scale = tl.load(x_scale_ptrs + block.to(tl.int64) * rows)
                 w_scale = tl.load(w_scale_ptrs + block)
             if TMA_LOAD:
-                # Rows past the group's end are a neighbour's; the store drops them.
+                # Rows past the group's end belong to the next group; the store drops them.
                 x = x_desc.load([row, k])
                 w = w_desc.load([group, col, k]).reshape(BLOCK_N, BLOCK_K)
             else:
@@ -116,7 +120,7 @@ def scaled_gemm_kernel(
                 w = tl.load(w_ptrs, inside_k, other=0.0)
                 x_ptrs += BLOCK_K
                 w_ptrs += BLOCK_K
-            # A sum of its own, and not `tl.dot(x, w, acc)`: see above.
+            # A separate sum instead of `tl.dot(x, w, acc)`; see the docstring.
             if SWAP_AB:
                 part = tl.dot(w, x.T)
                 if BLOCKWISE:

@@ -1,12 +1,12 @@
-"""The same product by warps that have one job each, in Gluon: one warp loads, and CONSUMERS groups of four multiply.
+"""The warp-specialized kernel of the scaled GEMMs, in Gluon: one warp loads, CONSUMERS groups of four multiply.
 
-Hopper's tensor cores may sum no more than 128 products of fp8, so that an addition in float32 ends every step. Where
-all warps do the same, nothing is multiplied meanwhile; here one group adds while the others multiply. Two groups also
-have two products each under way, and add the first while the second is computed: those of two steps, or of the two
-parts of a tile of 160 or 192 columns. (A tensor's columns are a power of two. Such tiles are for where others fill the
-last round of SMs badly.)
+Hopper's tensor cores may sum at most 128 fp8 products here, so every step ends with an addition in float32. If all
+warps do the same, nothing is multiplied meanwhile; here one group adds while the others multiply. Two groups also have
+two products each in flight, and add the first while the second is computed: those of two steps, or of the two parts of
+a tile of 160 or 192 columns. (The number of columns of a Triton tensor is a power of two. Such tiles are for products
+where others leave many SMs idle in the last round.)
 
-Each group has 64 rows of the tile, as many as an instruction. Gluon is part of Triton 3.6 and later.
+Each group has 64 rows of the tile, as many as an instruction. Gluon is part of Triton since 3.6.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ...warp_jobs import async_copy, load_scales, mbarrier, stage_barriers, tma,
 from ...warp_jobs import load_tile as load_box
 from .product import UNSPECIALIZED
 
-_ROWS = gl.constexpr(64)  # of a tile that one group of warps has
-_SCALED = gl.constexpr(128)  # elements of K that one scale of a block is for; columns of w as well
-_WIDEST = gl.constexpr(128)  # columns of a product: two are in registers beside all that they are added to
+_ROWS = gl.constexpr(64)  # of a tile, per group of warps
+_SCALED = gl.constexpr(128)  # elements of K, and columns of w, that share one blockwise scale
+_WIDEST = gl.constexpr(128)  # columns of a product: registers hold two, in addition to the accumulators
 
 
-# The parameters are those of the plain kernel, of which CONSUMERS says three of the knobs.
+# The parameters are those of the plain kernel; comments give the values that CONSUMERS > 0 fixes.
 @gluon.jit(do_not_specialize=UNSPECIALIZED)
 def specialized_scaled_gemm_kernel(
     x_ptr,
@@ -53,10 +53,12 @@ def specialized_scaled_gemm_kernel(
     SPLIT: gl.constexpr,  # False
     STAGES: gl.constexpr,
 ):
-    """Persistent: program p takes tiles p, p + programs, ... A stage is full once its operands and scales are there,
-    and empty again when every group has multiplied it."""
+    """Compute tiles p, p + programs, ... in program p (persistent).
+
+    A stage is full when its operands and scales have arrived, and empty again when every group has multiplied it.
+    """
     gl.static_assert(BLOCK_M == _ROWS * CONSUMERS, "each group of warps has 64 rows")
-    # The columns of a tile's two parts, and those that are stored at a time.
+    # WIDE and REST: columns of a tile's two parts; HELD: columns that are stored at a time.
     WIDE: gl.constexpr = min(BLOCK_N, _WIDEST)
     REST: gl.constexpr = BLOCK_N - WIDE
     HELD: gl.constexpr = WIDE if REST == 0 else REST
@@ -70,7 +72,7 @@ def specialized_scaled_gemm_kernel(
     of_w: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=3)
     of_y: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=min(2 * HELD, 128), element_bitwidth=16, rank=2)
     x_desc = tma.make_tensor_descriptor(x_ptr, [rows, K], [K.to(gl.int64), 1], [_ROWS, BLOCK_K], of_x)
-    # Three dimensions for w, so that a box past one group's N or K reads zeros and not the next group.
+    # w has three dimensions, so that a box past one group's N or K reads zeros instead of the next group.
     w_desc = tma.make_tensor_descriptor(
         w_ptr, [groups, N, K], [N.to(gl.int64) * K, K.to(gl.int64), 1], [1, WIDE, BLOCK_K], of_w
     )
@@ -87,7 +89,7 @@ def specialized_scaled_gemm_kernel(
     if REST > 0:
         rests = gl.allocate_shared_memory(fp8, [STAGES, REST, BLOCK_K], of_x)
     ys = gl.allocate_shared_memory(bf16, [CONSUMERS, _ROWS, HELD], of_y)
-    # For every stage the scales of each group's rows, and w's once for each of 64 rows.
+    # Per stage: the scales of each group's rows, and w's scale repeated for 64 rows.
     in_order: gl.constexpr = gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[0])
     scales = gl.allocate_shared_memory(gl.float32, [STAGES * (CONSUMERS + 1) if BLOCKWISE else 1, _ROWS], in_order)
     full, empty = stage_barriers(STAGES, CONSUMERS)
@@ -95,8 +97,8 @@ def specialized_scaled_gemm_kernel(
     shared = xs, ws, rests, ys, scales, full, empty
     sizes = rows, groups, N, K, m_tiles, n_tiles, GROUP_M
     of_all = (x_desc, w_desc, rest_desc, y_desc, x_scale_ptr, w_scale_ptr), shared, sizes
-    # Constants have to be named for each: Triton 3.6 makes tensors of those in a tuple that has a name. Registers are
-    # of a thread, and all that there are: 65536 for three or four times 128 threads.
+    # Constexprs must be passed to each function one by one: Triton 3.6 turns those in a named tuple into tensors. The
+    # numbers of registers are per thread and use all 65536 for three or four times 128 threads.
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
@@ -133,7 +135,7 @@ def _load(
     CONSUMERS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """What the warp that loads does: all steps of all tiles of the program, each into the next stage that is empty."""
+    """Run the loading warp: load every step of all of the program's tiles into the next empty stage."""
     tensors, shared, sizes = of_all
     x_desc, w_desc, rest_desc, _, x_scale_ptr, w_scale_ptr = tensors
     xs, ws, rests, _, scales, full, empty = shared
@@ -158,7 +160,7 @@ def _load(
                 load_scales(scales.index(stage * (CONSUMERS + 1) + CONSUMERS), w_scale_ptrs)
                 async_copy.mbarrier_arrive(full.index(stage), increment_count=True)
             mbarrier.expect(full.index(stage), (CONSUMERS * _ROWS + WIDE + REST) * BLOCK_K)
-            # Rows past the group's end are a neighbour's; the store drops them.
+            # Rows past the group's end belong to the next group; the store drops them.
             for consumer in gl.static_range(CONSUMERS):
                 of_consumer = xs.index(stage * CONSUMERS + consumer)
                 load_box(x_desc, [row + consumer * _ROWS, k], full.index(stage), of_consumer)
@@ -182,10 +184,10 @@ def _multiply(
     STAGES: gl.constexpr,
     CONSUMER: gl.constexpr,
 ):
-    """What a group of warps that multiply does: its rows of all tiles of the program."""
+    """Run a group of multiplying warps: its rows of all of the program's tiles."""
     gl.static_assert(not (REST > 0 and BLOCKWISE), "a tile has one scale of w a step")
     SECOND: gl.constexpr = REST if REST > 0 else WIDE
-    PAIRS: gl.constexpr = REST == 0 and CONSUMERS == 2  # three groups have no registers for two products
+    PAIRS: gl.constexpr = REST == 0 and CONSUMERS == 2  # three groups lack registers for two products
     tensors, shared, sizes = of_all
     xs, _, rests, ys, scales, _, empty = shared
     _, _, _, K, m_tiles, n_tiles, _ = sizes
@@ -255,7 +257,7 @@ def _multiply(
 
 @gluon.jit
 def _begun(shared, zeros, step, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, CONSUMER: gl.constexpr):
-    """The product of a step, which is under way then: a sum of its own, as in the plain kernel."""
+    """Start the product of a step and return it; it is a separate sum, as in the plain kernel."""
     xs, ws, _, _, _, full, _ = shared
     stage = step % STAGES
     mbarrier.wait(full.index(stage), (step // STAGES) & 1)
@@ -265,14 +267,14 @@ def _begun(shared, zeros, step, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, C
 
 @gluon.jit
 def _scale(scales, step, layout: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, CONSUMER: gl.constexpr):
-    """Of a step that is there, x's scales of a group's rows times that of w."""
+    """Return x's scales of a group's rows times the scale of w, for a step that has been loaded."""
     first = step % STAGES * (CONSUMERS + 1)
     return scales.index(first + CONSUMER).load(layout) * scales.index(first + CONSUMERS).load(layout)
 
 
 @gluon.jit
 def _store(y, tensors, held, place, col, sizes, ROWWISE: gl.constexpr, BLOCKWISE: gl.constexpr):
-    """What a group has of some columns, times what was not yet multiplied in of the scales."""
+    """Store a group's part of some columns, times rowwise or tensorwise scales."""
     _, _, _, y_desc, x_scale_ptr, w_scale_ptr = tensors
     _, _, N, _, _, _, _ = sizes
     group, row, row_end = place
@@ -289,7 +291,7 @@ def _store(y, tensors, held, place, col, sizes, ROWWISE: gl.constexpr, BLOCKWISE
 
 @gluon.jit
 def _place(tile, map_ptr, sizes, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr):
-    """(group, first row, end row, first column) of a tile."""
+    """Return (group, first row, end row, first column) of a tile."""
     BLOCK_M: gl.constexpr = _ROWS * CONSUMERS
     rows, groups, _, _, m_tiles, n_tiles, GROUP_M = sizes
     m_tile, n_tile = tile_position(tile, m_tiles, n_tiles, GROUP_M)

@@ -62,21 +62,29 @@ def test_other_devices_have_a_part_of_it(device):
 @pytest.mark.parametrize(
     ("knobs", "told", "why"),
     [
-        ({"TMA": 1}, {"k": 100}, "TMA cannot be 1: rows of this problem do not begin at multiples of 16 bytes"),
-        ({"BLOCK_K": 16}, {"dtype": "int8"}, "BLOCK_K cannot be 16 in int8: at least 32"),
-        ({"SPLIT_K": 2, "PROGRAMS_PER_SM": 1}, {}, "PROGRAMS_PER_SM cannot be 1 with SPLIT_K = 2: 0"),
-        ({"SPLIT_K": 2, "TMA": 2}, {}, "TMA cannot be 2 with SPLIT_K = 2"),
-        ({"BLOCK_M": 256, "BLOCK_N": 128}, {}, "cannot be 256 x 128 with num_warps = 4: at most 16384 elements"),
+        ({"TMA": 1}, {"k": 100}, "TMA must be 0 but is 1: rows of this problem do not begin at multiples of 16 bytes"),
+        ({"BLOCK_K": 16}, {"dtype": "int8"}, "BLOCK_K must be at least 32 in int8 but is 16"),
+        ({"SPLIT_K": 2, "PROGRAMS_PER_SM": 1}, {}, "PROGRAMS_PER_SM must be 0 with SPLIT_K = 2 but is 1"),
+        ({"SPLIT_K": 2, "TMA": 2}, {}, "TMA must be 0 or 1 with SPLIT_K = 2, .* but is 2"),
+        (
+            {"BLOCK_M": 256, "BLOCK_N": 128},
+            {},
+            "must be at most 16384 elements with num_warps = 4, .* but is 256 x 128",
+        ),
         ({"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 128, "num_stages": 6}, {}, "needs .* bytes of shared memory"),
         ({"BLOCK_N": 48}, {}, "BLOCK_N cannot be 48: a power of two between 16 and 256, or 160 or 192"),
         ({"BLOCK_N": 160}, {}, "BLOCK_N cannot be 160 with CONSUMERS = 0: a power of two"),
         ({"BLOCK_M": 192}, {}, "BLOCK_M cannot be 192 with CONSUMERS = 0: a power of two"),
-        ({"PINGPONG": 1}, {}, "PINGPONG cannot be 1 with CONSUMERS = 0: 0"),
-        ({}, {"flags": ("relu", "silu")}, "one activation can follow, not relu and silu"),
-        ({}, {"dtype": "int8", "flags": ("bias",)}, "int8 is summed in int32, which takes no bias"),
+        ({"PINGPONG": 1}, {}, "PINGPONG must be 0 with CONSUMERS = 0 but is 1"),
+        ({}, {"flags": ("relu", "silu")}, "one activation at most but has relu and silu"),
+        ({}, {"dtype": "int8", "flags": ("bias",)}, "bias is not available for int8, which is summed in int32"),
         ({}, {"m": 0}, "m must be between 1 and"),
-        ({}, {"m": 2**30, "n": 2**30}, "tiles are more than 32 bits count"),
-        ({"SPLIT_K": 8}, {"batch": 6, "m": 16384, "n": 16384}, "SPLIT_K = 8 .* would keep 12884901888 partial sums"),
+        ({}, {"m": 2**30, "n": 2**30}, "tiles do not fit into 32 bits"),
+        (
+            {"SPLIT_K": 8},
+            {"batch": 6, "m": 16384, "n": 16384},
+            "SPLIT_K must be smaller than 8 .* 12884901888 partial sums",
+        ),
         ({}, {"dtype": "fp64"}, "dtype fp64 is not one of bf16, fp16, fp32, int8"),
     ],
 )
@@ -93,15 +101,19 @@ def test_what_is_refused_and_why(knobs, told, why):
         ({"num_warps": 8}, {}, "num_warps cannot be 8 with CONSUMERS = 2: 4"),
         ({"num_stages": 1}, {}, "num_stages cannot be 1 with CONSUMERS = 2: at least 2"),
         ({"num_stages": 8}, {}, "needs .* bytes of shared memory"),
-        ({"CONSUMERS": 3}, {}, "PINGPONG cannot be 1 with CONSUMERS = 3: 0"),
+        ({"CONSUMERS": 3}, {}, "PINGPONG must be 0 with CONSUMERS = 3 but is 1"),
         (
             {"BLOCK_N": 256},
             {},
             "BLOCK_M x BLOCK_N cannot be 128 x 256 with CONSUMERS = 2 and PINGPONG = 1: 64 x 256, 128 x 128, "
             "128 x 160, 128 x 192$",
         ),
-        ({}, {"dtype": "fp32"}, "CONSUMERS cannot be 2 in fp32: its kernel is of 16 bits; 0"),
-        ({}, {"k": 100}, "TMA cannot be 2: rows of this problem"),
+        (
+            {},
+            {"dtype": "fp32"},
+            "CONSUMERS must be 0 in fp32 but is 2: the warp-specialized kernel takes 16-bit dtypes",
+        ),
+        ({}, {"k": 100}, "TMA must be 0 but is 2: rows of this problem"),
     ],
 )
 def test_what_of_warps_that_have_one_job_each_is_refused_and_why(knobs, told, why):
@@ -195,7 +207,7 @@ def test_token_counts_that_are_given_are_taken_and_impossible_ones_refused():
         draw(MODELS, tokens=[0])
     with pytest.raises(ForetuneError, match="random must be >= 0 but got -1"):
         draw(MODELS, random=-1)
-    with pytest.raises(ForetuneError, match="no random shape has at most 1e-12 TFLOP"):
+    with pytest.raises(ForetuneError, match="found no random shape with at most 1e-12 TFLOP"):
         draw(MODELS[:1], tokens=[64], most_tflop=1e-12, random=1)
 
 

@@ -215,7 +215,7 @@ def test_pytorchs_own_checks_of_the_operator():
     for needs, bias, after in ((True, b[0], None), (False, None, "gelu")):
         arguments = (a.requires_grad_(needs), b, bias, after, None, "off")
         torch.library.opcheck(torch.ops.foretune.matmul, arguments, test_utils=checks)
-    with pytest.raises(ForetuneError, match="relu is fused here, and has no gradient"):
+    with pytest.raises(ForetuneError, match=r"no gradient with a fused activation \(relu\): call foretune\.matmul"):
         torch.ops.foretune.matmul(a.requires_grad_(), b, None, "relu", None, "off")
 
 
@@ -227,15 +227,15 @@ def test_the_op_refuses_what_is_none():
     whole = torch.ones(16, 16, dtype=torch.int8)
     wrong = {
         "a must be a tensor but is a int": (7, b),
-        "b must have 32 rows, .* but is \\(16, 32\\)": (a, a),
-        "dtype of b must be one a's torch.float16 but is torch.float32": (a, b.float()),
+        "b must have 32 rows, .* but has shape \\(16, 32\\)": (a, a),
+        "dtype of b must be torch.float16, as a's is, but is torch.float32": (a, b.float()),
         "dtype of a must be one of .*bfloat16.* but is torch.float64": (a.double(), b.double()),
         "b must have 2 or 3 dimensions but has 1": (a, b[0]),
         "a must be a batch of 2 matrices, as b is": (a, b.expand(2, 32, 16)),
-        "bias must be a tensor of \\(16,\\) but is \\(32,\\)": (a, b, b[:, 0]),
-        "bias must be of torch.float16": (a, b, b[0].float()),
+        "bias must have shape \\(16,\\), \\(N,\\), but has \\(32,\\)": (a, b, b[:, 0]),
+        "bias must be torch.float16 on cpu, as a is, but is torch.float32": (a, b, b[0].float()),
         "activation must be one of relu, gelu, silu but is 'tanh'": (a, b, None, "tanh"),
-        "int8 is summed in int32, which takes no relu": (whole, whole, None, "relu"),
+        "relu is not available for int8, which is summed in int32": (whole, whole, None, "relu"),
     }
     for why, call in wrong.items():
         with pytest.raises(ForetuneError, match=why):

@@ -12,9 +12,9 @@ from foretune.kernels.scaled_gemm.quantize import (
     quantize_x,
     transposed,
 )
-from foretune.kernels.scaled_gemm.scales import KINDS, scale_shapes
+from foretune.kernels.scaled_gemm.scales import GRANULARITIES, scale_shapes
 
-every_kind = pytest.mark.parametrize("kind", KINDS)
+every_kind = pytest.mark.parametrize("kind", GRANULARITIES)
 
 
 @every_kind

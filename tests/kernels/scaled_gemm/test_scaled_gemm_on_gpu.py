@@ -13,7 +13,7 @@ import pytest
 from foretune.collect.compiling import compile_ahead
 from foretune.datasets import DeviceSpec
 from foretune.kernels.comparisons import comparison_of
-from foretune.kernels.scaled_gemm.scales import KINDS
+from foretune.kernels.scaled_gemm.scales import GRANULARITIES
 from foretune.runtime.timing.compare import time_side_by_side
 from scaled import (
     DENSE,
@@ -42,7 +42,7 @@ CONFIGS = [
 LONG = [config(*WAYS[0]), config(*WAYS[4]), config(*WAYS[6]), specialized(*SPECIALIZED[1]), split(*SPLIT[1])]
 THEIRS = ("torch", "fast", "bf16")
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=named)
-every_kind = pytest.mark.parametrize("kind", KINDS)
+every_kind = pytest.mark.parametrize("kind", GRANULARITIES)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def device(own_cache):
     """The device, and every config compiled for every family and kind of scales."""
     device = DeviceSpec.live()
     for family in FAMILIES:
-        pairs = [(each, checked(family, kind)) for kind in KINDS for each in CONFIGS]
+        pairs = [(each, checked(family, kind)) for kind in GRANULARITIES for each in CONFIGS]
         compile_ahead(family, [p for p in pairs if family.supports(*p, device) is None], device)
     return device
 
@@ -144,7 +144,7 @@ def test_next_to_torch(device):
     timer = Timer(clean=True)
     shapes = [(16, 7168, 2048), (512, 4096, 7168), (4096, 7168, 16384), (8192, 4096, 7168)]
     print(f"\n{'kind':<11}{'m n k':<20}" + "".join(f"{name:>10}" for name in ("ours us", *THEIRS)))
-    for kind in KINDS:
+    for kind in GRANULARITIES:
         for m, n, k in shapes:
             us = times_us(problem(DENSE, kind, m=m, n=n, k=k), device, timer)
             best = min(time for name, time in us.items() if name not in THEIRS)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from foretune.datasets import ForetuneError, KernelConfig, roofline_us
 from foretune.kernels.scaled_gemm.features import FEATURE_NAMES
-from foretune.kernels.scaled_gemm.scales import KINDS, kind_of
+from foretune.kernels.scaled_gemm.scales import GRANULARITIES, granularity_of
 from foretune.kernels.scaled_gemm.space import smem_bytes
-from foretune.kernels.scaled_gemm.workload import KIND_SHARES, TOKENS, dense_layers
+from foretune.kernels.scaled_gemm.workload import GRANULARITY_SHARES, TOKENS, dense_layers
 from foretune.kernels.workloads import load_dense_models
 from foretune.runtime import use_stub_driver
 from scaled import DENSE, FAMILIES, GROUPED, H200, SPECIALIZED, config, problem, specialized, split
@@ -90,22 +90,31 @@ def test_the_space_has_every_way_and_its_ranges_narrow_it():
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"BLOCK_M": 128, "SWAP_AB": 1}, "SWAP_AB cannot be 1 with BLOCK_M = 128"),
-        ({"BLOCK_M": 16, "BLOCK_N": 32, "SWAP_AB": 1}, "SWAP_AB cannot be 1 with BLOCK_N = 32"),
-        ({"BLOCK_M": 16, "SWAP_AB": 1, "TMA_STORE": 1}, "TMA_STORE cannot be 1 with SWAP_AB = 1"),
-        ({"BLOCK_M": 256, "num_warps": 4}, "BLOCK_M x BLOCK_N cannot be 256 x 128 with num_warps = 4: at most 16384"),
+        ({"BLOCK_M": 128, "SWAP_AB": 1}, "SWAP_AB must be 0 with BLOCK_M = 128 but is 1"),
+        ({"BLOCK_M": 16, "BLOCK_N": 32, "SWAP_AB": 1}, "SWAP_AB must be 0 with BLOCK_N = 32 but is 1"),
+        ({"BLOCK_M": 16, "SWAP_AB": 1, "TMA_STORE": 1}, "TMA_STORE must be 0 with SWAP_AB = 1"),
+        ({"BLOCK_M": 256, "num_warps": 4}, "BLOCK_M x BLOCK_N must be at most 16384 elements with num_warps = 4"),
         ({"num_stages": 8}, "needs 302144 bytes of shared memory"),
         ({"BLOCK_K": 256}, "BLOCK_K cannot be 256: 32, 64 or 128"),
         ({"TMA_LOAD": True}, "TMA_LOAD cannot be True: 0 or 1"),
         ({"BLOCK_M": 192}, "BLOCK_M cannot be 192 with CONSUMERS = 0: a power of two"),
         ({"BLOCK_N": 160}, "BLOCK_N cannot be 160 with CONSUMERS = 0: a power of two"),
-        ({"SPLIT_K": 2}, "PROGRAMS_PER_SM cannot be 1 with SPLIT_K = 2: 0"),
-        ({"SPLIT_K": 2, "PROGRAMS_PER_SM": 0}, "TMA_STORE cannot be 1 with SPLIT_K = 2, whose parts are stored"),
+        ({"SPLIT_K": 2}, "PROGRAMS_PER_SM must be 0 with SPLIT_K = 2 but is 1"),
+        ({"SPLIT_K": 2, "PROGRAMS_PER_SM": 0}, "TMA_STORE must be 0 with SPLIT_K = 2, which stores float32 sums"),
         ({"CONSUMERS": 3}, "BLOCK_M cannot be 128 with CONSUMERS = 3: 192"),
         ({"CONSUMERS": 2}, "num_warps cannot be 8 with CONSUMERS = 2: 4"),
-        ({"CONSUMERS": 2, "num_warps": 4, "BLOCK_N": 32}, "BLOCK_N cannot be 32 with CONSUMERS = 2: 64, 128, 160, 192"),
-        ({"CONSUMERS": 2, "num_warps": 4, "BLOCK_N": 192}, "BLOCK_N cannot be 192 with CONSUMERS and blockwise scales"),
-        ({"CONSUMERS": 2, "num_warps": 4, "num_stages": 1}, "num_stages cannot be 1 with CONSUMERS = 2: at least 2"),
+        (
+            {"CONSUMERS": 2, "num_warps": 4, "BLOCK_N": 32},
+            "BLOCK_N must be one of 64, 128, 160, 192 with CONSUMERS = 2 but is 32",
+        ),
+        (
+            {"CONSUMERS": 2, "num_warps": 4, "BLOCK_N": 192},
+            "BLOCK_N must divide 128 with CONSUMERS and blockwise scales but is 192",
+        ),
+        (
+            {"CONSUMERS": 2, "num_warps": 4, "num_stages": 1},
+            "num_stages must be at least 2 with CONSUMERS = 2 but is 1",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused_with_the_reason(changed, why):
@@ -116,8 +125,8 @@ def test_what_cannot_run_is_refused_with_the_reason(changed, why):
 def test_problems_and_devices_that_cannot_be_are_refused():
     each = config(128, 128, 0, 1, 1, 8, 4)
     for call, why in (
-        (replace(LAYER, dtype="bf16"), "dtype bf16 is not fp8e4m3"),
-        (replace(LAYER, flags=("blockwise", "rowwise")), "scales cannot be rowwise and blockwise at once"),
+        (replace(LAYER, dtype="bf16"), "dtype must be fp8e4m3 (of both operands) but is bf16"),
+        (replace(LAYER, flags=("blockwise", "rowwise")), "a problem cannot have both flags rowwise and blockwise"),
         (replace(LAYER, flags=("columnwise",)), "flag columnwise is not one of"),
         (problem(DENSE, m=16, n=40, k=64), "N and K must be multiples of 16 but are 40 and 64"),
         (problem(GROUPED, groups=0, rows=16, n=64, k=64), "groups, N and K must be >= 1"),
@@ -133,16 +142,18 @@ def test_problems_and_devices_that_cannot_be_are_refused():
         assert DENSE.supports(jobs, LAYER, other).startswith(f"CONSUMERS cannot be 2: {name} has no products of Hopper")
     routed = problem(GROUPED, sizes=(64, 64), n=4096, k=7168)
     assert GROUPED.supports(jobs, routed, H200) is None
-    assert GROUPED.supports(specialized(3, 128, 4), routed, H200).startswith("CONSUMERS cannot be 3 with groups")
-    assert GROUPED.supports(split((64, 64, 0, 1), 2), routed, H200) == "SPLIT_K cannot be 2 with groups: 1"
-    assert DENSE.supports(each, LAYER, replace(H200, arch="gfx942")).startswith("gfx942 has no products of fp8e4m3")
+    assert GROUPED.supports(specialized(3, 128, 4), routed, H200).startswith(
+        "CONSUMERS must be 0 or 2 for grouped products"
+    )
+    assert GROUPED.supports(split((64, 64, 0, 1), 2), routed, H200) == "SPLIT_K must be 1 for grouped products but is 2"
+    assert DENSE.supports(each, LAYER, replace(H200, arch="gfx942")).startswith("gfx942 does not support fp8e4m3")
 
 
 def test_cases_have_every_kind_and_no_layer_of_two_model_families():
     cases = DENSE.cases(random=0)
-    for kind in KINDS:
-        share = sum(kind_of(case.problem) == kind for case in cases) / len(cases)
-        assert share == pytest.approx(KIND_SHARES[kind], abs=0.02)
+    for kind in GRANULARITIES:
+        share = sum(granularity_of(case.problem) == kind for case in cases) / len(cases)
+        assert share == pytest.approx(GRANULARITY_SHARES[kind], abs=0.02)
     assert {case.problem["m"] for case in cases} == set(TOKENS)
     assert all(len(case.model_families) == 1 for case in cases)
     assert any(case.sources[0].startswith("DeepSeek-V3/") for case in cases)
@@ -159,7 +170,7 @@ def test_cases_have_every_kind_and_no_layer_of_two_model_families():
 def test_the_grouped_cases_are_of_the_moe_models():
     cases = GROUPED.cases(random=2, per_layer=1)
     assert any(source.startswith("DeepSeek-V3/R1/") for case in cases for source in case.sources)
-    assert {kind_of(case.problem) for case in cases} == set(KINDS)
+    assert {granularity_of(case.problem) for case in cases} == set(GRANULARITIES)
     assert all(case.problem["n"] % 16 == case.problem["k"] % 16 == 0 for case in cases)
 
 

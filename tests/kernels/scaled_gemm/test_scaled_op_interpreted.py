@@ -9,11 +9,11 @@ import torch
 from foretune.kernels.op_calls import Memo
 from foretune.kernels.scaled_gemm.op import PRODUCT
 from foretune.kernels.scaled_gemm.quantize import dequantized_weight, dequantized_x, quantize_w, quantize_x
-from foretune.kernels.scaled_gemm.scales import KINDS
+from foretune.kernels.scaled_gemm.scales import GRANULARITIES
 
 pytestmark = pytest.mark.interpret
 
-every_kind = pytest.mark.parametrize("kind", KINDS)
+every_kind = pytest.mark.parametrize("kind", GRANULARITIES)
 SIZES = (9, 0, 3)
 N, K = 144, 160
 #: The relative error of e4m3: of each operand 2^-4 at most, a third of that on average, on either side.
@@ -76,7 +76,9 @@ def test_rows_of_no_group_have_no_gradient_and_are_zero_if_contents_are_checked(
     assert off(x.grad[5:7], dy[5:7].double() @ w[2].double()) < FP8_ERROR
     if checked:
         assert not y[7:].any()
-        with pytest.raises(foretune.ForetuneError, match="group_sizes sum to 13 but there are 12 rows"):
+        with pytest.raises(
+            foretune.ForetuneError, match="group_sizes must sum to at most 12, the number of rows, but sum to 13"
+        ):
             foretune.scaled_grouped_gemm(x, w, torch.tensor([5, 6, 2]), mode="off")
 
 

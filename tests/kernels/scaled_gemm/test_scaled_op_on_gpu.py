@@ -6,11 +6,11 @@ from __future__ import annotations
 import foretune
 import pytest
 import torch
-from foretune.kernels.scaled_gemm.scales import KINDS
+from foretune.kernels.scaled_gemm.scales import GRANULARITIES
 
 pytestmark = pytest.mark.gpu
 
-every_kind = pytest.mark.parametrize("kind", KINDS)
+every_kind = pytest.mark.parametrize("kind", GRANULARITIES)
 SIZES = (300, 0, 1, 129, 82)
 N, K = 1536, 2048
 #: The relative error of e4m3: of each operand 2^-4 at most, a third of that on average.

@@ -27,17 +27,17 @@ WRONG = {
     "x is torch.float8_e4m3fn, so x_scale must be given but is None": ((X8, W, SIZES), {}),
     "w must have 3 dimensions": ((X8, W8[0], SIZES), TOLD),
     "w must be contiguous": ((X8, W8.transpose(1, 2), SIZES), TOLD),
-    r"x has 32 columns but w \(2, 48, 16\) has K = 16": ((X8, W8[:, :, :16].contiguous(), SIZES), TOLD),
+    r"x must have K = 16 columns, as w \(2, 48, 16\) does, but has 32": ((X8, W8[:, :, :16].contiguous(), SIZES), TOLD),
     "N and K of w must be multiples of 16 but are 40 and 32": ((X, W[:, :40].contiguous(), SIZES), {}),
     "N and K of w must be at least 16 but are 0 and 32": ((X8, W8[:, :0].contiguous(), SIZES), TOLD),
-    r"x must have 2 dimensions but is \(1, 8, 32\)": ((X[None], W, SIZES), {}),
-    r"w must have 3 dimensions but is \(32,\)": ((X, W[0, 0], SIZES), {"scales": "tensorwise"}),
-    r"x must have at least 16 columns but is \(8, 0\)": ((X[:, :0], W[..., :0], SIZES), {"scales": "rowwise"}),
-    "group_sizes must be a tensor but is None: foretune.scaled_gemm": ((X, W, None), {}),
+    r"x must have 2 dimensions but has shape \(1, 8, 32\)": ((X[None], W, SIZES), {}),
+    r"w must have 3 dimensions but has shape \(32,\)": ((X, W[0, 0], SIZES), {"scales": "tensorwise"}),
+    r"x must have at least 16 columns but has shape \(8, 0\)": ((X[:, :0], W[..., :0], SIZES), {"scales": "rowwise"}),
+    "group_sizes must be a tensor but is None: call foretune.scaled_gemm for a dense": ((X, W, None), {}),
     "group_sizes must be a tensor but is a list": ((X, W, [4, 4]), {}),
-    "there are 3 group_sizes but w has 2 groups": ((X, W, torch.tensor([4, 4, 0])), {}),
+    "group_sizes must have 2 entries, one per group of w, but has 3": ((X, W, torch.tensor([4, 4, 0])), {}),
     "group_sizes must be int32 or int64 but is torch.float32": ((X, W, SIZES.float()), {}),
-    r"x_scale must be \(8, 1\) for blockwise scales but is \(8, 2\)": (
+    r"x_scale must have shape \(8, 1\) for blockwise scales but has \(8, 2\)": (
         (X8, W8, SIZES),
         TOLD | {"x_scale": torch.ones(8, 2)},
     ),
@@ -56,7 +56,7 @@ def test_what_is_wrong_is_named(why):
 
 def test_a_gpu_without_fp8_is_refused():
     a100 = replace(H200, name="A100", arch="sm_80")
-    with use_stub_driver(a100), pytest.raises(ForetuneError, match="sm_80 has no products of fp8e4m3; sm_89, sm_90"):
+    with use_stub_driver(a100), pytest.raises(ForetuneError, match="sm_80 does not support fp8e4m3; sm_89, sm_90"):
         foretune.scaled_gemm(X, W[0])
 
 
@@ -69,17 +69,17 @@ def test_the_cpu_is_refused():
 
 def test_fp8_has_no_gradient():
     x = X8.clone().requires_grad_()
-    with use_stub_driver(H200), pytest.raises(ForetuneError, match="which has no gradient: give the bfloat16"):
+    with use_stub_driver(H200), pytest.raises(ForetuneError, match="which gets none: pass the bfloat16 tensor"):
         foretune.scaled_gemm(x, W[0], x_scale=X_SCALE)
 
 
 def test_scales_have_no_gradient():
     scale = W_SCALE.clone().requires_grad_()
     with use_stub_driver(H200):
-        with pytest.raises(ForetuneError, match=r"w_scale requires a gradient, .*: call w_scale.detach\(\)"):
+        with pytest.raises(ForetuneError, match=r"w_scale requires a gradient, .*: pass w_scale.detach\(\)"):
             foretune.scaled_grouped_gemm(X8, W8, SIZES, x_scale=X_SCALE, w_scale=scale)
         made_of_x = X_SCALE.clone().requires_grad_()  # as quantising a tensor that has one makes them
-        with pytest.raises(ForetuneError, match=r"x is torch.float8_e4m3fn, which has no gradient"):
+        with pytest.raises(ForetuneError, match=r"x requires a gradient but is torch.float8_e4m3fn, which gets none"):
             foretune.scaled_gemm(X8.clone().requires_grad_(), W[0], x_scale=made_of_x)
 
 
@@ -88,5 +88,7 @@ def test_what_pytorch_traces_has_the_right_shape_and_is_checked():
         tensors = [mode.from_tensor(tensor) for tensor in (X8, W8, X_SCALE, W_SCALE, SIZES)]
         y = foretune.scaled_grouped_gemm(*tensors[:2], tensors[4], x_scale=tensors[2], w_scale=tensors[3])
         assert (y.shape, y.dtype) == ((8, 48), torch.bfloat16)
-        with pytest.raises(ForetuneError, match=r"w_scale must be \(2, 48\) for rowwise scales but is \(2, 1, 1\)"):
+        with pytest.raises(
+            ForetuneError, match=r"w_scale must have shape \(2, 48\) for rowwise scales but has \(2, 1, 1\)"
+        ):
             torch.ops.foretune.scaled_product(*tensors, "rowwise", None, None)
