@@ -7,13 +7,11 @@ from .errors import (
     ForetuneError as ForetuneError,
     ForetuneWarning as ForetuneWarning,
 )
-from .family import (
-    Family as Family,
-    Measurable as Measurable,
+from .family import Family as Family, Measurable as Measurable, roofline_us as roofline_us
+from .family_checks import (
     check_attributes as check_attributes,
     check_problem_of as check_problem_of,
     not_empty as not_empty,
-    roofline_us as roofline_us,
     wrong_knobs as wrong_knobs,
 )
 from .measurement import (

@@ -14,7 +14,8 @@ from .console import Table
 from .contents import LeftOut, LogLine, contents_table, described, kernel_sources
 from .device import DeviceSpec
 from .errors import DatasetError
-from .family import Family, check_attributes, with_defaults
+from .family import Family
+from .family_checks import check_attributes, with_defaults
 from .files import few
 from .grid import BinarySignature, Grid
 from .measurement import TIMED, BinaryFacts, Case, Status, flagged, flagged_names, on_one_clock

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, check_attributes, wrong_knobs
 from ..datasets.errors import ForetuneWarning as ForetuneWarning
 from ..datasets.errors import check_word, shown, warn
-from ..datasets.family import with_defaults
+from ..datasets.family_checks import with_defaults
 
 if TYPE_CHECKING:
     import triton

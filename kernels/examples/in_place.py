@@ -1,7 +1,7 @@
 """A kernel that works in place: x = gelu(x + bias).
 
-`output` is then also an input. `in_place` names it, so that Foretune restores it before each launch, outside of the timed
-interval, instead of filling it with NaN.
+`output` is then also an input. `in_place` names it, so that Foretune restores it before each launch, outside of the
+timed interval, instead of filling it with NaN.
 """
 
 from collections.abc import Mapping
