@@ -147,7 +147,7 @@ def test_what_a_kill_tears_off_costs_one_row(log: Path) -> None:
             continue
         assert part is not None
         complete = sum(length >= sum(1 + len(line) for line in lines[: number + 1]) for number in range(1, 4))
-        assert (len(part.rows), part.is_whole) == (complete, True)
+        assert (len(part.rows), part.is_complete) == (complete, True)
 
 
 def test_a_process_that_goes_on_after_a_torn_row_starts_a_new_line(log: Path) -> None:
