@@ -75,8 +75,7 @@ class KernelConfigForward(_Config):
     1
     >>> KernelConfigForward(permute_x=True, use_tma_load_x=True)
     Traceback (most recent call last):
-    foretune.datasets.errors.ForetuneError: KernelConfigForward: use_tma_load_x must be False with permute_x=True, \
-    because TMA cannot move permuted rows
+    foretune.datasets.errors.ForetuneError: KernelConfigForward: use_tma_load_x must be False with permute_x=True, ...
     """
 
     use_tma_load_w: bool = False
