@@ -44,7 +44,7 @@ PARTS = (
     ("choice", "bench", "quickstart", "testing", "__init__"),
 )
 #: About fifteen files in a folder and 400 lines in a file.
-MOST_FILES, MOST_LINES = 21, 450
+MOST_FILES, MOST_LINES = 22, 450
 TOP_LEVEL = {*FLOORS, "__init__.py", "__init__.pyi", "__main__.py", "pyproject.toml", "README.md", "LICENSE", "tests"}
 TOP_LEVEL |= {"py.typed"}  # says that the package has types, and is looked for beside its __init__.py alone (PEP 561)
 SOURCES = [

@@ -15,7 +15,7 @@ import pytest
 import triton
 from foretune.datasets import KernelConfig
 from foretune.runtime import ForetuneWarning, Pruner, use_stub_driver
-from foretune.runtime.tuning import attach, known_times, session
+from foretune.runtime.tuning import attach, known_times, session, triton_adapter
 from foretune.runtime.tuning.own_timings import OwnTimings
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
@@ -327,7 +327,7 @@ def test_a_family_s_ranker_picks(toy, monkeypatch, disk):
         return [float(len(timed))] * 3
 
     predicting = partial(Pruner, device=toy.H200, bundle=toy.ToyBundle())
-    monkeypatch.setattr(attach, "Pruner", predicting)
+    monkeypatch.setattr(triton_adapter, "Pruner", predicting)
     kernel = toy.tuned(None, do_bench=meter)
     foretune.attach(kernel, toy.ToyFamily(), k=2)
     a, b, c = toy.operands(64, 64, 64)
@@ -398,7 +398,7 @@ def test_our_timer_times_what_triton_would_time_its_own_way(elsewhere, kernel, m
     kernel.__dict__.update(_do_bench=None, do_bench=bench)  # the latter as if it were the driver's
     for module in (attach, known_times):
         monkeypatch.setattr(module, "measures", lambda tuner: True)
-    monkeypatch.setattr(attach.OneLaunch, "time_us", time_us)
+    monkeypatch.setattr(triton_adapter.OneLaunch, "time_us", time_us)
     foretune.attach(kernel)
     elsewhere.launch(kernel, 1024)
     assert len(theirs) == (len(kernel.configs) if own_class else 1)
@@ -425,7 +425,7 @@ def test_overlapping_blocks_in_two_threads_are_counted(elsewhere, kernel, bench)
             found.append(tuners)
             is_open.set()
             may_end.wait(30)
-            found.append(attach.Attachment.of(kernel) is not None)
+            found.append(triton_adapter.Attachment.of(kernel) is not None)
 
     thread = threading.Thread(target=second)
     with foretune.attached([kernel]):
@@ -448,7 +448,7 @@ def test_eight_threads_never_meet_an_attachment_that_is_in_their_way(kernel):
         try:
             for _ in range(100):
                 with foretune.attached([kernel]):
-                    assert attach.Attachment.of(kernel) is not None
+                    assert triton_adapter.Attachment.of(kernel) is not None
         except BaseException as error:  # noqa: BLE001 - the test fails for any
             errors.append(error)
 
@@ -458,20 +458,20 @@ def test_eight_threads_never_meet_an_attachment_that_is_in_their_way(kernel):
     for thread in threads:
         thread.join(60)
     assert errors == []
-    assert attach.Attachment.of(kernel) is None
+    assert triton_adapter.Attachment.of(kernel) is None
 
 
 def test_blocks_and_attach_leave_each_other_alone(kernel):
     foretune.attach(kernel)
     with foretune.attached([kernel]) as tuners:
         assert tuners == []
-    assert attach.Attachment.of(kernel) is not None
+    assert triton_adapter.Attachment.of(kernel) is not None
     foretune.detach(kernel)
     with foretune.attached([kernel]), foretune.attached([kernel]):
         with pytest.raises(foretune.ForetuneError, match="is attached already"):
             foretune.attach(kernel)
         foretune.detach(kernel)  # whoever does so means it
-        assert attach.Attachment.of(kernel) is None
+        assert triton_adapter.Attachment.of(kernel) is None
     foretune.attach(kernel)
 
 
@@ -496,14 +496,14 @@ def test_what_a_block_raises_is_what_is_raised_and_the_others_are_detached(kerne
 
 
 def test_a_kernel_that_cannot_be_attached_leaves_no_other_attached(kernel, other, monkeypatch):
-    begin = attach.Attachment.begin
+    begin = triton_adapter.Attachment.begin
 
     def failing(self):
         if self.tuner is other:
             raise MemoryError
         begin(self)
 
-    monkeypatch.setattr(attach.Attachment, "begin", failing)
+    monkeypatch.setattr(triton_adapter.Attachment, "begin", failing)
     with pytest.raises(MemoryError), foretune.attached([kernel, other]):
         pass
     assert "run" not in kernel.__dict__
@@ -537,7 +537,7 @@ def test_in_a_captured_graph_a_new_key_is_neither_timed_nor_kept(elsewhere, lear
     for n in FIRST:
         elsewhere.launch(learned, n)
     kept = repr(disk)
-    monkeypatch.setattr(attach, "is_capturing", lambda: True)
+    monkeypatch.setattr(triton_adapter, "is_capturing", lambda: True)
     elsewhere.launch(learned, NEXT)
     assert learned.best_config.kwargs["BLOCK"] in (64, 128)  # the predicted ones
     elsewhere.launch(learned, 40 * NEXT)
@@ -553,7 +553,7 @@ def test_in_a_captured_graph_a_new_key_is_neither_timed_nor_kept(elsewhere, lear
 def test_in_a_captured_graph_the_kernel_s_own_pruning_holds(elsewhere, bench, monkeypatch):
     prune = {"early_config_prune": lambda configs, named, **_: configs[3:]}
     kernel = foretune.attach(elsewhere.kernel(bench, prune_configs_by=prune))
-    monkeypatch.setattr(attach, "is_capturing", lambda: True)
+    monkeypatch.setattr(triton_adapter, "is_capturing", lambda: True)
     elsewhere.launch(kernel, 1024)
     assert (kernel.best_config, bench.timed) == (kernel.configs[3], [])
 

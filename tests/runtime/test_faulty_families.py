@@ -10,7 +10,7 @@ import pytest
 import triton
 from foretune.datasets import ForetuneWarning
 from foretune.runtime import Pruner, arguments, use_stub_driver
-from foretune.runtime.tuning import attach
+from foretune.runtime.tuning import triton_adapter
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
 torch = pytest.importorskip("torch")
@@ -42,7 +42,7 @@ def pruned(filler, family, bench):
 @pytest.mark.parametrize("declared", [autotuned, attached, pruned])
 def test_all_configs_are_timed_with_one_warning(filler, declared, monkeypatch, tmp_path):
     """Of each method one fault: what the others do, tests/datasets/test_guard.py asks."""
-    monkeypatch.setattr(attach, "Pruner", partial(Pruner, device=filler.H200, bundle=filler.FillerBundle()))
+    monkeypatch.setattr(triton_adapter, "Pruner", partial(Pruner, device=filler.H200, bundle=filler.FillerBundle()))
     for number, (method, fault) in enumerate(zip(METHODS, FAULTS, strict=True)):
         monkeypatch.setenv("FORETUNE_CACHE_DIR", str(tmp_path / str(number)))
         monkeypatch.setattr(arguments, "_said", set())

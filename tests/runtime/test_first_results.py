@@ -8,7 +8,7 @@ import foretune
 import pytest
 import triton
 from foretune.runtime import Pruner, use_stub_driver
-from foretune.runtime.tuning import attach, autotuner
+from foretune.runtime.tuning import attach, autotuner, triton_adapter
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
 torch = pytest.importorskip("torch")
@@ -104,7 +104,7 @@ def test_so_it_is_where_nothing_is_timed(filler, bench, option, why, monkeypatch
     family = {"family": filler.Filler(), "bundle": filler.FillerBundle()}
     m = 64
     if why == "attach k=1":
-        monkeypatch.setattr(attach, "Pruner", partial(Pruner, device=filler.H200, bundle=filler.FillerBundle()))
+        monkeypatch.setattr(triton_adapter, "Pruner", partial(Pruner, device=filler.H200, bundle=filler.FillerBundle()))
         kernel = foretune.attach(stock(filler, bench, filler.configs(), **options), filler.Filler(), k=1)
     elif why == "bucket":
         m = 1001
@@ -148,9 +148,9 @@ def test_what_was_launched_is_not_reset_again_in_another_epoch(filler, bench, de
     now = [0]
     for module in (autotuner, attach):
         monkeypatch.setattr(module, "epoch", lambda: now[0])
-    monkeypatch.setattr(attach, "scope", lambda: now[0])
-    monkeypatch.setattr(attach, "may_tune", lambda: now[0] == 0)  # then the best predicted runs
-    monkeypatch.setattr(attach, "Pruner", partial(Pruner, device=filler.H200, bundle=filler.FillerBundle()))
+    monkeypatch.setattr(triton_adapter, "scope", lambda: now[0])
+    monkeypatch.setattr(triton_adapter, "may_tune", lambda: now[0] == 0)  # then the best predicted runs
+    monkeypatch.setattr(triton_adapter, "Pruner", partial(Pruner, device=filler.H200, bundle=filler.FillerBundle()))
     if declare is attached:
         plain = stock(filler, bench, filler.configs(), reset_to_zero=["out_ptr"])
         kernel = foretune.attach(plain, filler.Filler(), k=2)

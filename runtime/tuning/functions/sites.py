@@ -14,7 +14,7 @@ from typing import Any
 
 from ...launching.kernel import Kernel
 from ...launching.source_hash import digest_of
-from ..attach import Attachment
+from ..triton_adapter import Attachment
 from .calls import Call
 from .config_space import Candidate
 from .in_step import listed

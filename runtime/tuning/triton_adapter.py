@@ -1,0 +1,353 @@
+"""`Attachment`: the adapter of a `TuningSession` to an autotuner of Triton, which keeps its own loop over configs."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...datasets import DeviceSpec, Family, ForetuneError
+from ...datasets.errors import reason_of
+from ...datasets.forking import renew_in_children
+from ..arguments import Mode, resolve_mode, warn_once
+from ..how_many import Length
+from ..launching.kernel import Kernel
+from ..launching.stub_driver import device_here, measures
+from ..prune import Pruner
+from .known_times import KeyTimes, KnownTimes
+from .launches import LaunchFamily
+from .one_launch import OneConfigCache, OneLaunch, key_of_launch, milliseconds, times_one
+from .ranks.agreement import choose_together, epoch, may_tune, scope
+from .session import Measured, TuningSession, is_capturing
+from .shortlisters import FamilyShortlister, OwnShortlister, Shortlister
+
+if TYPE_CHECKING:
+    import triton
+
+
+class Attachment:
+    """The hooks that Foretune places on one attached autotuner: four instance attributes that hide those of its class.
+
+    - `prune_configs` selects the configs to time. The kernel's own `early_config_prune` runs first, Foretune picks
+      among the configs that it leaves, and `perf_model` comes last. `early_config_prune` itself is not replaced,
+      because other code calls it: FLA, to check that a config from a file is allowed; and Dynamo (torch 2.13), which
+      makes a new autotuner of the configs that it returns, but without `reset_to_zero` and `restore_value`, so that
+      compiled code would compute wrong results.
+    - `_bench` times one config. It uses Foretune's timer, unless the kernel has its own `do_bench` or its class its own
+      `_bench`. Each time is learned and stored at once, so that none is lost if the process is killed. Known times are
+      not measured again, and the other configs are compiled in parallel first.
+    - `run` launches. It serves one thread at a time, because Triton keeps a launch's arguments on the autotuner, where
+      two threads would mix them up. While a CUDA graph is captured nothing is timed: a new key runs the predicted
+      config, or else the first allowed one, and the choice is not remembered.
+    - `__getstate__` gives copies and pickles the autotuner without the attachment.
+
+    `holders` counts the open `attached` blocks that hold it; 0 for `attach`.
+
+    Where ranks choose together (`agree`), `prune_configs` times the configs and returns only the agreed one. Triton
+    then remembers that config, not what each rank had chosen alone.
+    """
+
+    holders, is_on = 0, False
+
+    def __init__(self, tuner: triton.runtime.Autotuner, family: Family | None, k: Length) -> None:
+        from triton.runtime import Autotuner
+
+        own = LaunchFamily(tuner)
+        self.name, self.tuner = own.name, tuner
+        self._bench, self.own_run = tuner._bench, tuner.run
+        as_triton_does = tuner._do_bench is None and getattr(self._bench, "__func__", None) is Autotuner._bench
+        self._how_timed = "cold" if as_triton_does else "autotuner"
+        self._pruner = None if family is None else Pruner(family, k)
+        if self._pruner is not None:
+            self._pruner.timed = self._how_timed
+        self._k, self._is_interpreted = k, Kernel(tuner).is_interpreted
+        self._known: dict[DeviceSpec, KnownTimes] = {}
+        self._epoch = epoch()
+        self._chosen_together: dict[int, dict[Any, triton.Config]] = {}  # Triton's `cache` by `scope()`
+        self._met: set[Any] = set()  # keys launched before the cache was cleared
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """Create the lock and reset the state of a running launch; see `renew_in_children`."""
+        self.lock = threading.RLock()
+        self._tuning: _Tuning | None = None
+        self._is_running = False
+
+    @staticmethod
+    def of(tuner: triton.runtime.Autotuner) -> Attachment | None:
+        """Return an autotuner's attachment; None if it is not attached."""
+        bench = getattr(tuner.__dict__.get("_bench"), "__self__", None)
+        return bench if isinstance(bench, Attachment) else None
+
+    def begin(self) -> None:
+        """Place the hooks on the autotuner."""
+        # A lambda that looks `run` up at each launch, so that `forced` can replace it.
+        run = lambda *args, **kwargs: self.run(*args, **kwargs)  # noqa: E731
+        self._ours = {"prune_configs": self.prune_configs, "_bench": self.bench, "run": run}
+        self._ours["__getstate__"] = self.state
+        self._theirs = {name: self.tuner.__dict__[name] for name in self._ours if name in self.tuner.__dict__}
+        self.tuner.__dict__.update(self._ours)
+        self.is_on = True
+
+    def end(self) -> None:
+        """Remove the hooks from the autotuner.
+
+        Raises:
+            ForetuneError: Other code has replaced one of them meanwhile.
+        """
+        here = self.tuner.__dict__
+        with self.lock:  # wait for a running launch
+            if changed := [name for name, ours in self._ours.items() if here.get(name) is not ours]:
+                raise ForetuneError(
+                    f"{self.name} cannot be detached: its {changed[0]} was replaced by other code after it was attached"
+                )
+            self._put_back(here)
+            self.is_on = False
+
+    def state(self) -> Any:
+        """Return the state for a copy or pickle of the autotuner: its attributes without the hooks."""
+        get_state = getattr(type(self.tuner), "__getstate__", None)  # every class has it from Python 3.11
+        state = self.tuner.__dict__ if get_state is None else get_state(self.tuner)
+        return self._put_back(dict(state)) if isinstance(state, dict) else state
+
+    def _put_back(self, attributes: dict[str, Any]) -> dict[str, Any]:
+        """Replace the hooks in a dict of attributes by the values that they hid, and return it."""
+        for name, ours in self._ours.items():
+            if attributes.get(name) is ours:
+                del attributes[name]
+                if name in self._theirs:
+                    attributes[name] = self._theirs[name]
+        return attributes
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Launch the kernel through Triton's own `run`, one thread at a time, and record what it chose."""
+        with self.lock:
+            if self._epoch != epoch():
+                self._epoch, ranks = epoch(), scope()
+                if ranks:
+                    self._met |= self.tuner.cache.keys()
+                    self.tuner.cache.clear()
+                    self.tuner.cache.update(self._chosen_together.get(ranks, {}))
+            before, self._is_running = self.tuner.__dict__.get("configs_timings"), True
+            try:
+                result = self.own_run(*args, **kwargs)
+                if self._tuning is not None:
+                    self._or_warn(self._finish, self._tuning, before)
+                return result
+            except _CapturedError as captured:
+                return self._run_once(captured.config, args, kwargs)
+            except Exception:
+                if self._tuning is not None and self._tuning.session.best is None:
+                    for key in self.tuner.cache.keys() - self._tuning.keys:  # all configs failed: try them again
+                        del self.tuner.cache[key]
+                raise
+            finally:
+                self._tuning, self._is_running = None, False
+
+    def _run_once(self, config: triton.Config, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Launch with a config without remembering it."""
+        real = self.tuner.cache
+        self.tuner.cache = OneConfigCache(config)
+        try:
+            return self.own_run(*args, **kwargs)
+        finally:
+            self.tuner.cache = real
+
+    def bench(self, *args: Any, config: triton.Config, **meta: Any) -> Any:
+        """Return the timing of a config as Triton's `_bench` does; a known time is not measured again."""
+        tuning = self._tuning if self._tuning is not None and config in self._tuning.configs else None
+        if tuning is None:
+            timing = self._bench(*args, config=config, **meta)
+        elif (known := tuning.session.measured.get(config)) is not None:
+            # Three quantiles, as Triton's benchmarker returns them.
+            return [math.inf if known.time_us is None else known.time_us / 1e3] * 3
+        else:
+            if tuning.uncompiled:
+                self._or_warn(self._compile, tuning, args, meta)
+            timing = self._timed(args, config, meta)
+        try:
+            time_us = _microseconds(timing)
+        except ForetuneError as error:
+            if tuning is not None:
+                tuning.session.refuse(config, error)
+            warn_once(f"{self.name}: {error}", ": that config counts as failed")
+            return math.inf if isinstance(timing, (int, float)) else [math.inf] * 3
+        if tuning is not None:
+            tuning.session.keep(config, Measured.of(time_us))
+        return timing
+
+    def _timed(self, args: tuple[Any, ...], config: triton.Config, meta: Mapping[str, Any]) -> Any:
+        """Return the timing of a config, in milliseconds, from Foretune's timer where possible, else from Triton's."""
+        if self._how_timed == "cold" and measures(self.tuner):
+            try:
+                return [OneLaunch(self.tuner, args, meta).time_us(config) / 1e3] * 3
+            except Exception:  # noqa: BLE001 - Triton tells a config's failure from the launch's
+                pass
+        return self._bench(*args, config=config, **meta)
+
+    def prune_configs(self, kwargs: dict[str, Any]) -> list[triton.Config]:
+        """Return the configs that Triton should time for this launch; a single one where nothing may be timed."""
+        view = copy(self.tuner)  # the class's prune_configs with our early_config_prune, on a copy
+        view.early_config_prune = self._prune
+        self._n_allowed = 0
+        pruned: list[triton.Config] = type(self.tuner).prune_configs(view, kwargs)
+        if not self._is_running:
+            return pruned
+        if is_capturing():
+            raise _CapturedError(pruned[0])
+        resets = len(pruned) == 1 and self._would_be_timed(kwargs)
+        if len(pruned) > 1 and choose_together():
+            pruned, resets = [self._chosen_with_others(pruned, kwargs)], True
+        if resets and not times_one():  # as Triton does after it has timed configs
+            self.tuner.pre_hook({**self.tuner.nargs, **kwargs, **pruned[0].all_kwargs()}, reset_only=True)
+        return pruned
+
+    def _would_be_timed(self, kwargs: Mapping[str, Any]) -> bool:
+        """Return whether Triton alone would time configs for this launch: several are allowed, and the key is new."""
+        tuner, left = self.tuner, self._n_allowed
+        if tuner.perf_model is not None:
+            top_k = tuner.configs_top_k
+            left = min(left, max(1, int(left * top_k)) if isinstance(top_k, float) else top_k)
+        return left > 1 and key_of_launch(tuner, {**tuner.nargs, **kwargs}) not in self._met
+
+    def _chosen_with_others(self, configs: Sequence[triton.Config], kwargs: Mapping[str, Any]) -> triton.Config:
+        """Return the config that all ranks agree on: the fastest on the rank where it is slowest.
+
+        The first config, which is the same on every rank, if they do not agree or the launch is not a `Problem`.
+        """
+        tuning, tuner = self._tuning, self.tuner
+        if tuning is None:
+            return configs[0]
+        given = tuple(tuner.nargs.values())
+
+        def times_us() -> list[float | None]:
+            return [_microseconds(self.bench(*given, config=config, **kwargs)) for config in configs]
+
+        best, time_us = tuning.times.agree(configs, times_us)
+        best = best or configs[0]
+        tuning.session.measured[best] = Measured.of(time_us)  # Triton 3.6 times even a single config
+        return best
+
+    def _prune(
+        self, configs: Sequence[triton.Config], named_args: Mapping[str, Any], /, **kwargs: Any
+    ) -> Sequence[triton.Config]:
+        """Return what the kernel's `early_config_prune` allows, shortened to a shortlist if one is available."""
+        theirs = self.tuner.early_config_prune
+        allowed = configs if theirs is None else theirs(configs, named_args, **kwargs)
+        self._n_allowed = len(allowed)
+        kept = self._or_warn(self._picked, allowed, named_args, kwargs) if allowed else None
+        return allowed if kept is None else kept
+
+    def _picked(
+        self, allowed: Sequence[triton.Config], named_args: Mapping[str, Any], kwargs: Mapping[str, Any]
+    ) -> list[triton.Config]:
+        """Return the configs worth timing, best first; all of them if the model is not sure."""
+        known, arguments = self._known_here(), {**named_args, **kwargs}
+        problem = known.shortlister.problem(arguments)
+        times = known.of(known.shortlister.stand_in(problem))
+        if self._pruner is not None:
+            kept = self._pruner(allowed, named_args, **kwargs)
+            if not may_tune() and resolve_mode() is not Mode.OFF:
+                kept = kept[:1]
+        else:
+            kept = [allowed[position] for position in known.shortlister.positions(problem, tuple(allowed))]
+        if self._is_running:  # otherwise Triton only compiles
+            self._or_warn(self._expect, times, kept, arguments)
+        return kept
+
+    def _expect(self, times: KeyTimes, configs: Sequence[triton.Config], arguments: Mapping[str, Any]) -> None:
+        """Prepare the tuning of a new key: load its known times and list what must be compiled."""
+        tuner, session = self.tuner, TuningSession(times)
+        self._tuning = tuning = _Tuning(times, session, frozenset(configs), set(tuner.cache), arguments)
+        # A kernel's own do_bench may return another kind of value, which Triton would compare with known times. So
+        # known times are used only if all configs have one.
+        if tuner._do_bench is None or len(times.recall(configs)) == len(configs):
+            session.recall(configs)
+        # Compile ahead only if no pre_hook can change arguments that a binary depends on, and no perf_model drops
+        # configs.
+        left = [config for config in configs if config not in session.measured]
+        plain = tuner.perf_model is None and not any(config.pre_hook for config in left)
+        if plain and len(configs) > 1 and not self._is_interpreted:
+            tuning.uncompiled = tuple(left)
+
+    def _compile(self, tuning: _Tuning, args: Sequence[Any], meta: Mapping[str, Any]) -> None:
+        """Compile the configs that will be timed, in parallel.
+
+        Errors are ignored here: Triton meets them again when it times the config.
+        """
+        configs, tuning.uncompiled = tuning.uncompiled, ()
+        given = {name: value for name, value in meta.items() if name != "warmup"}
+        tuning.session.compile(configs, lambda config: self.tuner.fn.warmup(*args, **given, **config.all_kwargs()))
+
+    def _finish(self, tuning: _Tuning, before: Any) -> None:
+        """Store the choice after a tuned launch, and learn times that came from Triton's own cache."""
+        tuner, session = self.tuner, tuning.session
+        after = tuner.__dict__.get("configs_timings")
+        if after is not None and after is not before:
+            for config, timing in after.items():
+                if config in tuning.configs and config not in session.measured:
+                    session.keep(config, Measured.of(_microseconds(timing)))
+        new = tuner.cache.keys() - tuning.keys
+        if choose_together():
+            self._chosen_together.setdefault(scope(), {}).update((key, tuner.cache[key]) for key in new)
+        if tuner.best_config in tuning.configs:
+            is_pruned = bool(tuner.early_config_prune or tuner.perf_model)
+            tuning.times.choose(tuner.best_config, new, tuning.arguments, is_pruned=is_pruned, bundle="")
+
+    def _known_here(self) -> KnownTimes:
+        """Return the known times on the current device, loaded from the cache at the first launch."""
+        device = device_here()
+        with self.lock:
+            if device not in self._known:
+                # Ranks that choose together need the same shortlist, so their model learns from agreed times alone.
+                shortlister: Shortlister = (
+                    OwnShortlister(self.tuner, self._k, ranks=lambda: scope() if choose_together() else 0)
+                    if self._pruner is None
+                    else FamilyShortlister(self._pruner)
+                )
+                # With a family, its pruner does the logging.
+                self._known[device] = KnownTimes(
+                    self.tuner, self.name, shortlister, device, timed=self._how_timed, logs=self._pruner is None
+                )
+            known = self._known[device]
+            known.open()
+            return known
+
+    def _or_warn(self, do: Any, *about: Any) -> Any:
+        """Call a function; if it raises, warn once and return None, so that the launch goes on."""
+        try:
+            return do(*about)
+        except Exception as error:  # noqa: BLE001
+            warn_once(f"{self.name}: {reason_of(error)}", ": its autotuner goes on without that")
+
+
+@dataclass
+class _Tuning:
+    """The tuning of one key while it runs; Triton has the loop over `configs`."""
+
+    times: KeyTimes
+    session: TuningSession[triton.Config]
+    configs: frozenset[triton.Config]
+    keys: set[Any]  # the keys that Triton already had a config for
+    arguments: Mapping[str, Any]
+    uncompiled: tuple[triton.Config, ...] = ()
+
+
+class _CapturedError(Exception):
+    """Ends a launch with a new key during CUDA graph capture, before Triton times anything."""
+
+    def __init__(self, config: triton.Config) -> None:
+        self.config = config
+
+
+def _microseconds(timing: Any) -> float | None:
+    """Return the time of a benchmarker's result in ms (a median, or all quantiles); None for a failed config.
+
+    Raises:
+        ForetuneError: The result is not a time (see `milliseconds`).
+    """
+    time_us = 1e3 * milliseconds(timing)
+    return time_us if math.isfinite(time_us) else None
