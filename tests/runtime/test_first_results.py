@@ -8,7 +8,7 @@ import foretune
 import pytest
 import triton
 from foretune.runtime import Pruner, use_stub_driver
-from foretune.runtime.tuning import attach, autotuner, triton_adapter
+from foretune.runtime.tuning import autotuner, triton_adapter
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
 torch = pytest.importorskip("torch")
@@ -146,7 +146,7 @@ def test_a_config_s_own_hook_runs_before_every_launch(filler, bench):
 def test_what_was_launched_is_not_reset_again_in_another_epoch(filler, bench, declare, monkeypatch):
     """Where ranks agree, or stop to, keys are chosen for anew: what the caller has added up by then stays."""
     now = [0]
-    for module in (autotuner, attach):
+    for module in (autotuner, triton_adapter):
         monkeypatch.setattr(module, "epoch", lambda: now[0])
     monkeypatch.setattr(triton_adapter, "scope", lambda: now[0])
     monkeypatch.setattr(triton_adapter, "may_tune", lambda: now[0] == 0)  # then the best predicted runs

@@ -28,7 +28,7 @@ from foretune.runtime import Pruner, use_stub_driver
 from foretune.runtime.launching.source_hash import hash_of_kernel
 from foretune.runtime.timing import flywheel
 from foretune.runtime.timing.flywheel import log_row
-from foretune.runtime.tuning import attach, known_times, triton_adapter
+from foretune.runtime.tuning import known_times, triton_adapter
 from remembered import CONFIGS, H100, H200, KERNEL, problem
 
 
@@ -373,7 +373,7 @@ def test_what_an_attached_autotuner_measures_is_logged_with_its_source(
     kernel = toy.tuned(None, configs=toy.triton_configs()[:2], do_bench=lambda call, quantiles: [0.5] * 3)
     if timed == "cold":  # by our timer, as where the kernel has no do_bench of its own
         kernel._do_bench = None
-        for module in (attach, known_times, flywheel):
+        for module in (triton_adapter, known_times, flywheel):
             monkeypatch.setattr(module, "measures", lambda tuner: True)
         monkeypatch.setattr(triton_adapter.OneLaunch, "time_us", lambda launch, config: 500.0)
     with use_stub_driver(toy.H200), warnings.catch_warnings():
