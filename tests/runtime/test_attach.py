@@ -15,7 +15,7 @@ import pytest
 import triton
 from foretune.datasets import KernelConfig
 from foretune.runtime import ForetuneWarning, Pruner, use_stub_driver
-from foretune.runtime.tuning import attach, known_times, session, triton_adapter
+from foretune.runtime.tuning import known_times, session, triton_adapter
 from foretune.runtime.tuning.own_timings import OwnTimings
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
@@ -396,7 +396,7 @@ def test_our_timer_times_what_triton_would_time_its_own_way(elsewhere, kernel, m
     if not own_class:
         kernel = triton.runtime.Autotuner(kernel.fn, kernel.arg_names, kernel.configs, ["n"], None, None)
     kernel.__dict__.update(_do_bench=None, do_bench=bench)  # the latter as if it were the driver's
-    for module in (attach, known_times):
+    for module in (triton_adapter, known_times):
         monkeypatch.setattr(module, "measures", lambda tuner: True)
     monkeypatch.setattr(triton_adapter.OneLaunch, "time_us", time_us)
     foretune.attach(kernel)
