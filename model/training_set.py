@@ -15,7 +15,6 @@ from ..datasets import (
     DatasetError,
     DeviceSpec,
     Family,
-    FamilyError,
     ForetuneError,
     KernelConfig,
     Measurable,
@@ -292,13 +291,14 @@ def check_sources(name: str, provenance: Mapping[str, Any], family: Family) -> N
 def source_of(family: Family) -> str | None:
     """Return the source hash of the family's installed kernel.
 
-    None if it is unknown: a family that only predicts has no kernel, and hashing needs Triton.
+    None if it is unknown: a family that only predicts has no kernel, and hashing needs Triton, or the package that the
+    kernel is from.
     """
     if not isinstance(family, Measurable):
         return None
     try:
         return family.source_hash()
-    except FamilyError as error:
-        if isinstance(error.__cause__, ImportError):
+    except ForetuneError as error:
+        if isinstance(error, ImportError) or isinstance(error.__cause__, ImportError):
             return None
         raise

@@ -141,20 +141,22 @@ class Explanation:
                 f"{one.predicted_slowdown:.3f}x",
                 one.predicted_rank,
                 *(config.get(knob, "") for knob in knobs),
-                one.main_contributions,
             )
             for one, config in zip(self.configs, listed, strict=True)
         ]
         return table(
             f"{self.problem} on {self.device}: {len(self.configs)} of {self.candidates} configs",
-            ("rank", "slowdown", "place", *knobs, "main contributions"),
+            ("rank", "slowdown", "place", *knobs),
             rows,
             below=[
                 "rank: the order in which to try them; place: by predicted time alone",
                 *(f"Config {one.rank}: {text}" for one in self.configs for text in one.unmeasured),
                 *self._below,
+                *(f"  {one.rank}: {one.main_contributions}" for one in self.configs if one.main_contributions),
             ],
             once=knobs,
+            lead=3,
+            rest="config",
         )
 
     def _repr_html_(self) -> str:

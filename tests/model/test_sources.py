@@ -9,9 +9,10 @@ from functools import partial
 import numpy as np
 import pytest
 from fakes import FakeFamily, fake_cases, fake_dataset
-from foretune.datasets import DatasetError, ForetuneWarning, KernelConfig
+from foretune.datasets import DatasetError, ForetuneError, ForetuneWarning, KernelConfig
 from foretune.model import LightGBMRanker, TrainingSet, check_measured, cross_validate, load_bundle, train_bundle
 from foretune.model.testing import ToyFamily
+from foretune.model.training_set import source_of
 
 FAMILY = FakeFamily()
 BARE = fake_dataset(fake_cases(models=3, tokens=(64,), randoms=0))
@@ -184,3 +185,14 @@ def test_where_nothing_is_supported_there_is_nothing_to_learn():
 
     with pytest.warns(ForetuneWarning), pytest.raises(DatasetError, match="supports none of the configs"):
         TrainingSet.of(BARE, Nothing())
+
+
+def test_a_kernel_of_a_package_that_is_missing_has_no_known_source(monkeypatch):
+    class MissingError(ForetuneError, ImportError):
+        pass
+
+    def missing(family):
+        raise MissingError("the engine is not installed")
+
+    monkeypatch.setattr(FakeFamily, "source_hash", missing)
+    assert source_of(FAMILY) is None
