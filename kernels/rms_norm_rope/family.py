@@ -157,6 +157,7 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
         configs: Sequence[KernelConfig],
         binaries: Mapping[KernelConfig, BinaryFacts] | None,
     ) -> Sequence[FeatureGroup]:
+        """Return the features of one problem: generic ones, and those of its tiles."""
         programs, flops, touched = self._programs(problem, configs), self.flops(problem), self.bytes(problem)
         generic = self._generic.groups(problem, device, configs, programs, binaries, flops=flops, touched_bytes=touched)
         first, each = len(self._generic.names), np.arange(len(configs))
@@ -179,6 +180,7 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
         return estimate
 
     def _programs(self, problem: Problem, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
+        """Return the number of programs of each config, (n_configs,)."""
         programs = self.grid(problem, _tiles(tuple(configs), self.knobs))
         return np.broadcast_to(np.asarray(programs, float), len(configs))
 
@@ -231,6 +233,7 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
 
     @property
     def _has_gradients(self) -> bool:
+        """Whether a launch computes gradients."""
         return "STEPS" in self.knobs
 
     def check_problem(self, config: KernelConfig, problem: Problem) -> Problem:

@@ -188,6 +188,7 @@ def _check_angles(cos: torch.Tensor, sin: torch.Tensor, tokens: int, head_dim: i
 
 
 def _find(place: int, *arguments: Any) -> Call[None]:
+    """Return the call, with a launch if there is anything to compute, after checking the arguments."""
     check_call(*arguments[:9])
     return _call(place, arguments[:6], *arguments[6:])
 
@@ -281,17 +282,20 @@ def _read_backward(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _backward(ctx: Any, dq: torch.Tensor, dk: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients, one per tensor argument."""
     q, k, q_weight, k_weight = GRADIENT.within(ctx)(dq, dk, *ctx.saved_tensors, *ctx.options)
     return q, k, None, None, q_weight, k_weight
 
 
 def _fake(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return uninitialized outputs, after checking the arguments."""
     check_call(*arguments[:9])
     q, k = arguments[:2]
     return q.new_empty(q.shape), k.new_empty(k.shape)
 
 
 def _fake_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
+    """Return uninitialized gradients; empty tensors in place of weights that do not exist."""
     q, k = arguments[2:4]
     weights = (q.new_empty(0) if weight is None else torch.empty_like(weight) for weight in arguments[6:8])
     return q.new_empty(q.shape), k.new_empty(k.shape), *weights
