@@ -21,7 +21,8 @@ from .variants import DW, PERMUTATIONS, Variant
 DTYPES = ("bf16", "fp16", "fp32")
 #: The largest number of groups that is accepted; no known model has a tenth as many experts.
 MOST_GROUPS = 65536
-#: The largest number of rows: row numbers have 32 bits on the device, one of which TMA descriptors of ragged rows use.
+#: The largest number of rows: row numbers have 32 bits on the device, and TMA descriptors of ragged rows use one of
+#: them.
 MOST_ROWS = 2**30 - 1
 #: The largest N and K, which have 32 bits on the device.
 MOST_COLUMNS = 2**31 - 1

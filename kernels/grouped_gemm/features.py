@@ -83,7 +83,7 @@ FEATURE_NAMES = _PROBLEM_FEATURES + CONFIG_FEATURES + _MIXED_FEATURES
 _WRITE_FEATURES = ("log_bands_at_once", "log_groups_at_once", "band_left", "group_left")
 _OF_WRITES = tuple(range(len(FEATURE_NAMES), len(FEATURE_NAMES) + len(_WRITE_FEATURES)))
 _OF_CALL, _OF_DEPTH = tuple(range(len(_PROBLEM_FEATURES))), (len(FEATURE_NAMES) - 1,)
-#: Columns of the features that are computed per distinct tile: those of which the logarithm is taken (all at once), and
+#: Columns of the features that are computed per distinct tile: first the logarithms, which are taken all at once, then
 #: the others.
 _LOGS, _PLAIN = (
     tuple(map(FEATURE_NAMES.index, names))
@@ -343,13 +343,13 @@ def _work_of_dw(
 def _call(variant: Variant, problem: Problem, itemsize: int) -> tuple[float, ...]:
     """Return the figures of a call: eight whose logarithms are features, its skew, and the bytes it moves."""
     rows, n, k, groups = [float(max(problem[dim], 1)) for dim in ("rows", "n", "k", "groups")]
-    spread = problem.ragged or Ragged("rows", tuple(group_sizes_of(problem).tolist()))
-    active = float(max(spread.active, 1))
+    ragged = problem.ragged or Ragged("rows", tuple(group_sizes_of(problem).tolist()))
+    active = float(max(ragged.active, 1))
     flops = 2.0 * rows * n * k
     # dW writes the weights of all groups; the others read those of groups with rows.
     weight_bytes = (groups if variant is DW else active) * n * k * itemsize
     moved_bytes = weight_bytes + rows * (n + k) * itemsize
-    skew = spread.max * groups / rows
+    skew = ragged.max * groups / rows
     return rows, n, k, groups, active, rows / active, flops, flops / moved_bytes, skew, moved_bytes
 
 

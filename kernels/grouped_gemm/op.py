@@ -196,6 +196,7 @@ def check_indices(gather_indices: torch.Tensor, topk_weights: torch.Tensor) -> N
 
 
 def _find(place: int, *arguments: Any) -> Step:
+    """Return the step of a call, after checking the call."""
     return Step(check_call(*arguments[:9]), arguments[0].dtype, place, Options(*arguments[6:]))
 
 
@@ -214,15 +215,18 @@ def _shape(dy: torch.Tensor, x: torch.Tensor | None, w: torch.Tensor | None, gro
 
 
 def _fake(*arguments: Any) -> torch.Tensor:
+    """Return an uninitialized y, after checking the call."""
     shape = check_call(*arguments[:9])
     return arguments[0].new_empty(shape.rows, shape.n)  # type: ignore[no-any-return]
 
 
 def _save(ctx: Any, arguments: tuple[Any, ...], _: torch.Tensor) -> None:
+    """Save the tensors that the gradients need."""
     ctx.save_for_backward(*saved_of(arguments[:6], Needs.of(ctx.needs_input_grad)))
 
 
 def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients, one per tensor argument."""
     needs = Needs.of(ctx.needs_input_grad)
     if ctx.call is None:
         x, w, weights, bias = GRADIENT.operator(dy, *ctx.saved_tensors, *ctx.options, needs)
@@ -232,10 +236,12 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
 
 
 def _run_backward(step: Step, dy: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients of one call."""
     return tuple(backward(step, Needs(*arguments[-1]), dy, *arguments[:6]))
 
 
 def _fake_backward(dy: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor, ...]:
+    """Return uninitialized gradients; empty tensors for those that are not needed."""
     x, w, group_sizes, _, weights, bias, topk, permute_x = arguments[:8]
     rows, groups, n, k = _shape(dy, x, w, group_sizes)
     needs = Needs(*arguments[-1])
@@ -248,10 +254,12 @@ def _fake_backward(dy: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor, ...
 
 
 def _flops(*arguments: Any, out_shape: Any, **_: Any) -> Any:
+    """Return the floating-point operations of the forward pass, from the arguments' shapes."""
     return 2 * prod(out_shape) * arguments[1][-1]
 
 
 def _backward_flops(dy: Any, x: Any, w: Any, *arguments: Any, **_: Any) -> Any:
+    """Return the floating-point operations of the needed gradients, from the arguments' shapes."""
     needs = Needs(*arguments[-1])
     known = x if x is not None else w
     products = (needs.x or needs.weights) + needs.w  # the gradient of topk_weights is computed from that of x

@@ -94,7 +94,7 @@ class Step(Call[Shape]):
                 self.launch_of(family)
 
     def elsewhere(self) -> bool:
-        """Return whether the tensors are on another GPU than the current one, to which launches would go."""
+        """Return whether the tensors are on another GPU than the current one, where launches would go."""
         return self.gpu is not None and self.gpu != torch.cuda.current_device()
 
     def problem(self, family: str) -> Problem:
@@ -118,16 +118,19 @@ class Step(Call[Shape]):
         return launch
 
     def _prepare_forward(self, config: KernelConfig, device: DeviceSpec, tensors: Sequence[Any]) -> Launch:
+        """Return the prepared launch of the forward product."""
         topk, permute_x, permute_y, *_ = self.options
         sides: dict[str, Any] = {"gathers": permute_x, "divisor": topk, "scatters": permute_y}
         return prepare_gemm(*self.seen, config, device.sm_count, x_rows=len(tensors[0]), **sides)
 
     def _prepare_dx(self, config: KernelConfig, device: DeviceSpec, _: Any) -> Launch:
+        """Return the prepared launch of dX."""
         rows, groups, n, k = self.seen
         sides = {"gathers": self.options.permute_y, "scatters": self.options.permute_x}
         return prepare_gemm(rows, groups, k, n, config, device.sm_count, x_rows=rows, transposed=True, **sides)
 
     def _prepare_dw(self, config: KernelConfig, device: DeviceSpec, tensors: Sequence[Any]) -> Launch:
+        """Return the prepared launch of dW."""
         from .triton_kernels.dw_launches import prepare_dw
 
         rows, groups, n, k = self.seen
@@ -235,10 +238,10 @@ def backward(
 
 
 def compile_step(step: Step, needs: Sequence[bool], *arguments: Any) -> None:
-    """Compile all kernels that the forward pass launches in parallel, and those of the backward pass if it is needed.
+    """Compile in parallel the kernels of the forward pass, and of the backward pass if gradients are needed.
 
-    Called for the first step of a shape, whose kernels would otherwise be compiled one after another. The tensors are
-    not read. Kernels that are compiled already are left alone.
+    Called for the first step of a shape, whose kernels would otherwise be compiled one after another. Kernels that are
+    compiled already are left alone, and the tensors are not read.
     """
     if step.mode is Mode.SHORTLIST or step.contents_checked or step.device.backend == "cpu":
         return  # these need the tensors' contents; the interpreter has no binaries
@@ -311,7 +314,7 @@ def _nothing(
     bias: torch.Tensor | None,
     needs: Needs,
 ) -> Grads:
-    """Return the gradients of a call in which no row belongs to a group: zeros."""
+    """Return the gradients if no row belongs to a group: zeros."""
     rows, groups, n, k = step.seen
     tokens = rows // step.options.topk if step.options.permute_x else rows
     return Grads(

@@ -155,16 +155,19 @@ def _invented_shape(rng: np.random.Generator) -> tuple[int, int, int, str]:
 
 
 def _affordable(groups: int, rows: int, n: int, k: int, most_tflop: float) -> bool:
+    """Return whether a problem is within the limits."""
     return _tflop(rows, n, k) <= most_tflop and 2.0 * groups * n * k <= MOST_WEIGHT_BYTES
 
 
 def _tflop(rows: int, n: int, k: int) -> float:
+    """Return the floating-point operations of a product, in 1e12."""
     return 2e-12 * rows * n * k
 
 
 def _case(
     family: str, groups: int, rows: int, n: int, k: int, sources: tuple[str, ...], rng: np.random.Generator
 ) -> Case:
+    """Return a case with random routing, dtype and permutation."""
     routing = str(rng.choice(list(ROUTINGS), p=list(ROUTINGS.values())))
     dtype = "fp16" if rng.uniform() < FP16_SHARE else "bf16"
     projections = [source.rsplit("/", 1)[1] for source in sources if "/" in source] or list(PERMUTATION)

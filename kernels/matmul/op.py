@@ -164,6 +164,7 @@ def check_call(a: Any, b: Any, bias: Any, activation: str | None) -> None:
 
 
 def _check_activation(activation: str) -> None:
+    """Raise `ForetuneError` if there is no such activation."""
     if activation not in ACTIVATIONS:
         raise ForetuneError(f"activation must be one of {', '.join(ACTIVATIONS)} but is {activation!r}")
 
@@ -177,10 +178,11 @@ def _find(
     config: KernelConfig | None,
     mode: str | None,
 ) -> Call[Operands]:
+    """Return the call, with a launch if there is anything to compute, after checking the arguments."""
     check_call(a, b, bias, activation)
     operands, device = Operands.of(a, b, bias, activation), device_at(place, "a")
     problem = operands.problem
-    if config is None:  # a given config is meant for the operands as they are stored
+    if config is None:  # a config that the caller passes is meant for the operands' own layout
         operands = operands._replace(turned=worth_turning(problem, device))
     if 0 in (problem[dim] for dim in ("batch", "m", "n", "k")):
         return Call(operands)
@@ -235,11 +237,13 @@ def _activated(y: torch.Tensor, activation: str) -> torch.Tensor:
 def _fake(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None, *_: str | None
 ) -> torch.Tensor:
+    """Return an uninitialized y, after checking the arguments."""
     check_call(a, b, bias, activation)
     return a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=torch.int32 if a.dtype == torch.int8 else a.dtype)
 
 
 def _save(ctx: Any, arguments: tuple[Any, ...], output: torch.Tensor) -> None:
+    """Save the operands that the gradients need."""
     a, b, _, activation, *_ = arguments
     if activation is not None:
         raise ForetuneError(

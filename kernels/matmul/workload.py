@@ -193,6 +193,7 @@ def _random_problem(counts: _Counts | None, rng: np.random.Generator) -> Problem
 
 
 def _epilogue(dtype: str, rng: np.random.Generator) -> tuple[str, ...]:
+    """Draw the flags of what follows a forward product."""
     return chosen(EPILOGUES, rng) if dtype == "bf16" else ()
 
 

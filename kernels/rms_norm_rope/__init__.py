@@ -1,6 +1,7 @@
 """RMSNorm of query and key heads and rotary embedding, fused: forward and backward.
 
-Importing this imports neither torch nor triton: a prediction needs neither. The op does, when it is first asked for.
+Importing this package imports neither torch nor triton, which prediction does not need; the public function imports
+them on first access.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What norm and rotation are compared with: plain PyTorch, the same under `torch.compile`, and Liger's two kernels."""
+"""The comparison of norm and rotation with plain PyTorch, `torch.compile`, and Liger's two kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from .launches import Rotation
 
-#: Models with a norm of each head, and one without, whose gradient is no kernel of its own.
+#: Models with a norm of each head, and one without, whose gradient needs no kernel of its own.
 NORMED, UNNORMED = ("Qwen3-0.6B", "Qwen3-8B", "Qwen3-32B", "Gemma-3-12B"), ("Llama-3.1-8B",)
 #: Tokens of one call, by phase.
 PHASES = {"decode": 64, "mid": 1024, "training": 16384}
@@ -29,6 +29,7 @@ class RmsNormRopeComparison:
     others = ("eager", "liger", "compile")
 
     def suite(self, family: Measurable) -> Mapping[str, Case]:
+        """Return the problems of the comparison, by name."""
         forward = family.name == RmsNormRopeForward.name
         models = {model.model: model for model in load_dense_models()}
         cases = {}
@@ -49,8 +50,11 @@ class RmsNormRopeComparison:
     def contenders(
         self, family: Measurable, problem: Problem, inputs: Inputs, device: DeviceSpec, best: BestConfigs
     ) -> dict[str, Callable[[], Any]]:
-        """On tensors of their own, q and k contiguous, as separate projections give them. Backward, each goes back
-        through the graph of one forward pass. `liger` is there where it is installed and has such a rotation."""
+        """Return the contenders by name.
+
+        Each has tensors of its own, with q and k contiguous, as from separate projections. Backward, each
+        differentiates the graph of one forward pass. "liger" is included if it is installed and supports the layout.
+        """
         functions = {"eager": _plain, "compile": _compiled(), "liger": _liger(problem, inputs)}
         ways = {name: function for name, function in functions.items() if function is not None}
         if inputs.dq is None:
@@ -58,6 +62,7 @@ class RmsNormRopeComparison:
         return {name: _backward_of(function, inputs) for name, function in ways.items()}
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath:
+        """Time the op and a bare launch of its kernel."""
         from .launches import launch_forward
         from .op import rms_norm_rope
 
@@ -72,7 +77,7 @@ class RmsNormRopeComparison:
         )
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
-        """To be faster than each of them, wherever it can run."""
+        """Return the goals: to be faster than every contender."""
         return judge_predicted(rows, dict.fromkeys(("eager", "compile", "liger"), (1.0,)))
 
 
@@ -80,11 +85,12 @@ class RmsNormRopeComparison:
 COMPARISON = RmsNormRopeComparison()
 
 if TYPE_CHECKING:
-    #: q, k and the rotation, to q and k.
+    #: A function of q, k and the rotation that returns q and k.
     Way = Callable[[torch.Tensor, torch.Tensor, Rotation], tuple[torch.Tensor, torch.Tensor]]
 
 
 def _forward_of(way: Way, inputs: Inputs) -> Callable[[], Any]:
+    """Return a call of a contender's forward pass."""
     import torch
 
     q, k = inputs.q.contiguous(), inputs.k.contiguous()
@@ -97,6 +103,7 @@ def _forward_of(way: Way, inputs: Inputs) -> Callable[[], Any]:
 
 
 def _backward_of(way: Way, inputs: Inputs) -> Callable[[], Any]:
+    """Return a call of a contender's backward pass, with the forward pass done once, on first use."""
     import torch
 
     rotation = inputs.rotation
@@ -117,11 +124,15 @@ def _backward_of(way: Way, inputs: Inputs) -> Callable[[], Any]:
 
 
 def _plain(q: torch.Tensor, k: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the layer in plain PyTorch."""
     return rotated(q, k, rotation)
 
 
 def _compiled() -> Way:
-    """Compiled anew for each problem: of a function that has met many shapes Dynamo would make one for all of them."""
+    """Return the layer under `torch.compile`, compiled again for each problem.
+
+    After many shapes, Dynamo would otherwise use one dynamic compilation for all of them.
+    """
     import torch
     import torch._functorch.config as functorch
 
@@ -129,15 +140,17 @@ def _compiled() -> Way:
     compiled: Way = torch.compile(_plain, dynamic=False)
 
     def way(q: torch.Tensor, k: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
-        with functorch.patch(donated_buffer=False):  # a graph that is gone through more than once
+        with functorch.patch(donated_buffer=False):  # the graph is differentiated more than once
             return compiled(q, k, rotation)
 
     return way
 
 
 def _liger(problem: Problem, inputs: Inputs) -> Way | None:
-    """Its RMSNorm of q, of k, and its rotation of both, which works in place; None without it, or of interleaved
-    pairs, which it does not rotate."""
+    """Return Liger's RMSNorm of q and of k, followed by its in-place rotation of both.
+
+    None if Liger is not installed, or for interleaved pairs, which it does not support.
+    """
     import torch
 
     try:
@@ -146,7 +159,7 @@ def _liger(problem: Problem, inputs: Inputs) -> Way | None:
         return None
     if "interleaved" in problem.flags:
         return None
-    # As its users have them: repeated for both halves, with a batch of one.
+    # As its users pass them: repeated for both halves, with a batch of one.
     cos, sin = (torch.cat([table, table], -1)[None] for table in inputs.rotation[:2])
 
     def way(q: torch.Tensor, k: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:

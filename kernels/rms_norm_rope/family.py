@@ -1,5 +1,7 @@
-"""RMSNorm and rotary embedding as families: what predicting, pruning and measuring need. torch and triton are imported
-when they are needed: a prediction needs neither."""
+"""RMSNorm and rotary embedding as families: prediction, pruning and measurement.
+
+torch and triton are imported when they are needed; prediction needs neither.
+"""
 
 from __future__ import annotations
 
@@ -40,24 +42,28 @@ if TYPE_CHECKING:
 
 DIMS = ("tokens", "q_heads", "kv_heads", "head_dim")
 DTYPES = ("bf16", "fp16", "fp32")
-#: Token numbers are 32 bits on the device, and so are programs, of which every token has one a head at most.
+#: The most tokens and heads: token numbers have 32 bits on the device, and so has the number of programs, at most one
+#: per head of each token.
 MOST_TOKENS, MOST_HEADS = 2**26, 4096
-#: What a small copy kernel lasts at least on any card, launch to end.
+#: Microseconds that a small copy kernel takes at least, on any GPU.
 _LEAST_US = 2.0
 
 
-#: The constant of the norm in all models so far, or near it.
+#: The eps of the norm for measurements, that of nearly all models.
 EPS = 1e-6
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The tensors of one call, on the device. All that a launch writes lies in `out`, one after another, poisoned with
-    NaN: q's part, k's part, and of the backward pass the gradients of both weights."""
+    """The tensors of one call, on the device.
+
+    A launch writes only to `out`, which is filled with NaN and holds the outputs one after another: q's, k's, and in
+    the backward pass the gradients of both weights.
+    """
 
     q: torch.Tensor  # (tokens, q_heads, head_dim)
     k: torch.Tensor
-    dq: torch.Tensor | None  # gradients of what the forward pass gives; None forward
+    dq: torch.Tensor | None  # gradients of the forward pass's outputs; None forward
     dk: torch.Tensor | None
     rotation: Rotation
     out: torch.Tensor
@@ -66,11 +72,11 @@ class Inputs:
 
 
 class RmsNormRope(DeclaredFamily, MeasuredFamily):
-    """What forward and backward share.
+    """Members that the forward and the backward family share.
 
-    A problem is a call with q (tokens, q_heads, head_dim) and k (tokens, kv_heads, head_dim). Its flags: "interleaved",
-    where neighbouring elements are pairs that rotate (GPT-J's layout) and not the halves of a head (NeoX's), and,
-    forward, "unnormed": rotation alone.
+    A problem is a call with q (tokens, q_heads, head_dim) and k (tokens, kv_heads, head_dim). Flags: "interleaved", if
+    adjacent elements rotate as a pair (GPT-J's layout) instead of the halves of a head (NeoX's); and, forward only,
+    "unnormed": rotation without norm.
     """
 
     dims = DIMS
@@ -93,7 +99,7 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
         "head_dim": ("HEAD_DIM", 1),
     }
     also_needed = ("INTERLEAVED",)
-    #: How many elements the kernel reads and writes for each of q and k.
+    #: Accesses per element of q and k: how often the kernel reads or writes it or its gradients.
     moved: ClassVar[int]
     _generic: ClassVar[GenericFeatures]
 
@@ -107,34 +113,41 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
         cls.feature_names = cls._generic.names + TILE_FEATURES
 
     def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:
+        """Return every config worth declaring; the same for all devices."""
         return full_space(self.name)
 
     def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
+        """Return why no config of the kernel has these knob values, or None."""
         return VALUES[self.name].wrong(knobs)
 
     def wrong_problem(self, problem: Problem) -> str | None:
+        """Return why no config runs a problem, or None."""
         return wrong_heads(problem["q_heads"], problem["kv_heads"], problem["head_dim"])
 
     def wrong_pair(self, config: KernelConfig, problem: Problem) -> str | None:
+        """Return why a config cannot run a problem on any device, or None."""
         return wrong_tile(self.name, config, problem)
 
     def flops(self, problem: Problem) -> float:
-        # Six a pair to rotate, eight to norm; and as much again, and half, backward.
+        """Return the number of floating-point operations of a problem."""
+        # Per pair, 6 to rotate and 8 to normalize; the backward pass takes 1.5 times as many.
         operations = 3.0 if "unnormed" in problem.flags else 7.0
         return operations * self.moved / 2 * _elements(problem)
 
     def bytes(self, problem: Problem) -> float:
+        """Return the bytes that a problem must at least read and write."""
         angles = problem["tokens"] * problem["head_dim"]  # of cos and sin, half a head each
         return float(problem.itemsize) * (self.moved * _elements(problem) + angles)
 
     def grid(self, problem: Problem, config: Knobs) -> Any:
-        """Programs of a launch; of several configs' knobs, each an array, an array."""
+        """Return the number of programs of a launch; an array, if the knobs are arrays of several configs' values."""
         grid = forward_grid if "STEPS" not in self.knobs else backward_grid
         return grid(problem["tokens"], problem["q_heads"], problem["kv_heads"], config)
 
     def grouped_features(
         self, problems: Sequence[Problem], device: DeviceSpec, configs: Configs, binaries: Binaries | None
     ) -> Groups:
+        """Return the features of problems of one dtype and the same flags, by what they depend on."""
         return stacked([self._groups(problem, device, configs, binaries) for problem in problems])
 
     def _groups(
@@ -144,6 +157,7 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
         configs: Sequence[KernelConfig],
         binaries: Mapping[KernelConfig, BinaryFacts] | None,
     ) -> Sequence[FeatureGroup]:
+        """Return the features of one problem: generic ones, and those of its tiles."""
         programs, flops, touched = self._programs(problem, configs), self.flops(problem), self.bytes(problem)
         generic = self._generic.groups(problem, device, configs, programs, binaries, flops=flops, touched_bytes=touched)
         first, each = len(self._generic.names), np.arange(len(configs))
@@ -151,7 +165,7 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
         return (*generic, FeatureGroup(tuple(range(first, len(self.feature_names))), of_tiles[None], each))
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
-        """The time that the bytes take, times how much of a head's padding and of the last wave is idle."""
+        """Return the time to move the bytes, times the idle share of a head's padding and of the last wave."""
         if not len(configs):
             return np.empty(0)
         programs = np.maximum(self._programs(problem, configs), 1.0)
@@ -166,14 +180,17 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
         return estimate
 
     def _programs(self, problem: Problem, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
+        """Return the number of programs of each config, (n_configs,)."""
         programs = self.grid(problem, _tiles(tuple(configs), self.knobs))
         return np.broadcast_to(np.asarray(programs, float), len(configs))
 
     def flags_of_call(self, arguments: Mapping[str, Any]) -> Sequence[str]:
+        """Return the flags of the problem that a launch's arguments describe."""
         flags = ["interleaved"] * bool(arguments["INTERLEAVED"])
         return flags + ["unnormed"] * ("unnormed" in self.flags and arguments.get("q_weight_ptr") is None)
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
+        """Draw the problems to measure from the models of a file, or from the shipped models."""
         most = float(workload.MOST_ELEMENTS)
         if max_tflop is not None:
             if not max_tflop > 0:
@@ -182,6 +199,7 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
         return workload.draw(self.name, load_dense_models(models), most_elements=most, **drawn)
 
     def inputs(self, problem: Problem, device: DeviceSpec, *, seed: int = 0) -> Inputs:
+        """Return random tensors of a problem on a device, with the output filled with NaN."""
         import torch
 
         from .launches import Rotation
@@ -197,7 +215,7 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
         sizes = [torch.Size(shape).numel() for shape in shapes]
         out = torch.full((sum(sizes),), float("nan"), device=where, dtype=dtype)
         parts = tuple(part.view(shape) for part, shape in zip(torch.split(out, sizes), shapes, strict=True))
-        # As in models: q and k side by side in one projection.
+        # As in models, q and k are adjacent in the output of one projection.
         q, k = torch.split(random(tokens, q_heads + kv_heads, head_dim), [q_heads, kv_heads], 1)
         dq, dk = (random(*shapes[0]), random(*shapes[1])) if self._has_gradients else (None, None)
         angles = torch.arange(tokens, device=where)[:, None] * 1e4 ** -torch.linspace(0, 1, head_dim // 2, device=where)
@@ -215,43 +233,48 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
 
     @property
     def _has_gradients(self) -> bool:
+        """Whether a launch computes gradients."""
         return "STEPS" in self.knobs
 
     def check_problem(self, config: KernelConfig, problem: Problem) -> Problem:
-        # Off every block: 37 tokens, 5 and 3 heads.
+        """Return a small problem whose sizes are multiples of no block, to check a config's results on."""
+        # Multiples of no block: 37 tokens, 5 and 3 heads.
         dims = {"tokens": 37, "q_heads": 5, "kv_heads": 3, "head_dim": problem["head_dim"]}
         return replace(problem, dims=tuple(dims.items()))
 
     def binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:
-        # No runtime number is specialised, STEPS among them.
+        """Return what decides the binary of a config."""
+        # No runtime number is specialized, and STEPS is one of them.
         knobs = {knob: value for knob, value in config.to_json().items() if knob != "STEPS"}
         return tuple(knobs.items()), problem.signature, problem["head_dim"]
 
     @abstractmethod
     def kernel(self) -> Any:
-        """The kernel."""
+        """Return the kernel."""
 
     def source_hash(self) -> str:
+        """Return a hash of the source of all kernels that a launch runs."""
         from ...runtime.launching.source_hash import hash_of_modules
         from . import triton_kernels
 
         return hash_of_modules(triton_kernels)
 
     def compile(self, config: KernelConfig, problem: Problem) -> Any:
+        """Compile the kernel of a config, and return its binary."""
         knobs = config.to_json() | block_constants(problem["head_dim"])
         return self.kernel().warmup(*self.arguments(problem), grid=(1,), **self.constants(problem), **knobs)
 
     @abstractmethod
     def arguments(self, problem: Problem) -> tuple[Any, ...]:
-        """The kernel's positional arguments for a compile: dtypes for tensors, and numbers."""
+        """Return the kernel's positional arguments for compilation: dtypes for tensors, and numbers."""
 
     def constants(self, problem: Problem) -> dict[str, bool]:
-        """The kernel's constants beside the knobs and the head's size."""
+        """Return the kernel's constexpr parameters, except the knobs and those of the head's size."""
         return {"INTERLEAVED": "interleaved" in problem.flags}
 
 
 class RmsNormRopeForward(RmsNormRope):
-    """q and k normed by head (unless "unnormed") and rotated, in one launch.
+    """q and k, normalized per head (unless "unnormed") and rotated, in one launch.
 
     >>> from foretune.datasets import DeviceSpec
     >>> family, h200 = RmsNormRopeForward(), DeviceSpec.named("h200")
@@ -265,38 +288,44 @@ class RmsNormRopeForward(RmsNormRope):
     moved = 2
 
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
-        # Eight heads of 128 elements are 8 elements a thread; larger heads are fewer.
+        """Return the config to run when nothing was measured."""
+        # Eight heads of 128 elements give 8 elements per thread; larger heads need fewer per tile.
         heads = max(8 * 128 // (2 * block_constants(problem["head_dim"])["BLOCK"]), 1)
         return KernelConfig.of(ROWS=1, HEADS=min(heads, 32), num_warps=4, num_stages=3)
 
     def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
+        """Launch the kernel with a config, and return the output without waiting for it."""
         from .launches import launch_forward
 
         launch_forward(inputs.q, inputs.k, inputs.parts[0], inputs.parts[1], inputs.rotation, config)
         return inputs.out
 
     def reference(self, inputs: Inputs) -> torch.Tensor:
+        """Return the correct output in float32, computed by PyTorch."""
         import torch
 
         both = rotated(inputs.q.float(), inputs.k.float(), inputs.rotation)
         return torch.cat([part.flatten() for part in both])
 
     def kernel(self) -> Any:
+        """Return (the kernel, its parameters that are not specialized, the key of its autotuner)."""
         from .triton_kernels import rms_norm_rope_kernel
 
         return rms_norm_rope_kernel
 
     def arguments(self, problem: Problem) -> tuple[Any, ...]:
+        """Return the kernel's positional arguments."""
         element = torch_dtype(problem.dtype_name)
         weight = None if "unnormed" in problem.flags else element
         return *[element] * 6, weight, weight, 37, 8, 8, 1024, 1024, 37, 8, EPS, 0.0
 
     def constants(self, problem: Problem) -> dict[str, bool]:
+        """Return the kernel's constexpr parameters that are not knobs."""
         return super().constants(problem) | {"INVERSE": False}
 
 
 class RmsNormRopeBackward(RmsNormRope):
-    """The gradients of q, k and both weights, from those of what `RmsNormRopeForward` gives.
+    """The gradients of q, k and both weights, from those of the outputs of `RmsNormRopeForward`.
 
     >>> from foretune.datasets import DeviceSpec
     >>> family, h200 = RmsNormRopeBackward(), DeviceSpec.named("h200")
@@ -308,10 +337,12 @@ class RmsNormRopeBackward(RmsNormRope):
     moved = 3
 
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
+        """Return the config to run when nothing was measured."""
         heads = max(4 * 128 // (2 * block_constants(problem["head_dim"])["BLOCK"]), 1)
         return KernelConfig.of(ROWS=1, HEADS=min(heads, 16), STEPS=4, num_warps=4, num_stages=1)
 
     def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
+        """Launch the kernel with a config, and return the output without waiting for it."""
         from .launches import launch_backward
 
         i = inputs
@@ -321,6 +352,7 @@ class RmsNormRopeBackward(RmsNormRope):
         return i.out
 
     def reference(self, inputs: Inputs) -> torch.Tensor:
+        """Return the correct output in float32, computed by PyTorch."""
         import torch
 
         rotation = inputs.rotation
@@ -334,11 +366,13 @@ class RmsNormRopeBackward(RmsNormRope):
         return torch.cat([grad.flatten() for grad in grads])
 
     def kernel(self) -> Any:
+        """Return (the kernel, its parameters that are not specialized, the key of its autotuner)."""
         from .triton_kernels import rms_norm_rope_backward_kernel
 
         return rms_norm_rope_backward_kernel
 
     def arguments(self, problem: Problem) -> tuple[Any, ...]:
+        """Return the kernel's positional arguments."""
         import torch
 
         element = torch_dtype(problem.dtype_name)
@@ -348,12 +382,12 @@ class RmsNormRopeBackward(RmsNormRope):
 
 @remembered(maxsize=64)
 def _tiles(configs: tuple[KernelConfig, ...], knobs: tuple[str, ...]) -> Mapping[str, NDArray[np.int64]]:
-    """Each knob of all configs, (n_configs,)."""
+    """Return each knob of all configs, (n_configs,)."""
     return {knob: np.array([config[knob] for config in configs], np.int64) for knob in knobs}
 
 
 def wrong_heads(q_heads: int, kv_heads: int, head_dim: int) -> str | None:
-    """The reason why the kernels do not take such heads, or None."""
+    """Return why the kernels do not support such heads, or None."""
     if min(q_heads, kv_heads) < 1:
         return f"q_heads and kv_heads must be >= 1 but are {q_heads} and {kv_heads}"
     if head_dim % 16 or not 16 <= head_dim <= MOST_HEAD_DIM:
@@ -362,12 +396,15 @@ def wrong_heads(q_heads: int, kv_heads: int, head_dim: int) -> str | None:
 
 
 def _elements(problem: Problem) -> float:
+    """Return the number of elements of q and k."""
     return float(problem["tokens"]) * (problem["q_heads"] + problem["kv_heads"]) * problem["head_dim"]
 
 
 def rotated(q: torch.Tensor, k: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
-    """q (tokens, q_heads, head_dim) and k, normed by head if there are weights, and rotated; in their dtype. By plain
-    PyTorch: the reference, and what users run."""
+    """Return q (tokens, q_heads, head_dim) and k, normalized per head if there are weights, and rotated.
+
+    They have the inputs' dtype. This is plain PyTorch: the reference, and what users run without the op.
+    """
     import torch
 
     half = q.shape[-1] // 2

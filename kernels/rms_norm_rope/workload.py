@@ -1,4 +1,4 @@
-"""Which problems to measure: the heads of real dense models on one tensor-parallel rank, and random ones."""
+"""The problems to measure: the heads of real dense models on one tensor-parallel rank, and random ones."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ...datasets import Case, ForetuneError, Problem
 from ...model.splits import RANDOM
 from ..workloads import TENSOR_PARALLEL, TOKENS, Deck, DenseModel, check_drawn, shuffled
 
-#: Families of models that norm each head of q and k before they rotate it; the others rotate alone.
+#: Families of models that normalize each head of q and k before rotating it; the others only rotate.
 NORMED = ("Qwen3", "Gemma")
-#: Shares of fp16 (the others are bf16), of interleaved pairs, and of problems without a norm that get one all the same:
-#: newer models have it.
+#: The shares of fp16 (the others are bf16), of interleaved pairs, and of problems of models without a norm that get one
+#: anyway, because newer models have it.
 FP16_SHARE, INTERLEAVED_SHARE, NORMED_SHARE = 0.15, 0.15, 0.5
-#: Random heads: numbers of them, and sizes.
+#: Random heads: their numbers, ratios of q to kv heads, and sizes.
 RANDOM_Q_HEADS, RANDOM_RATIOS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 96, 128), (1, 2, 4, 5, 8, 16)
 RANDOM_HEAD_DIMS = (32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
-#: Elements of q and k together: a few milliseconds on an H200.
+#: The most elements of q and k together: a few milliseconds on an H200.
 MOST_ELEMENTS = 2**30
 
 
@@ -32,11 +32,24 @@ def draw(
     most_elements: float = MOST_ELEMENTS,
     seed: int = 0,
 ) -> tuple[Case, ...]:
-    """Problems of one family: `per_layer` of each distinct (q heads, kv heads, head size) of the models on one of 1, 2,
-    4 or 8 ranks, and `random` others. Token counts come equally often. The order is shuffled; the same arguments give
-    the same cases.
+    """Draw problems of one family.
 
-    Raises `ForetuneError` for a count that cannot be.
+    Token counts appear equally often. The order is random, and the same arguments give the same cases.
+
+    Args:
+        family: The name of the family.
+        models: The models whose heads are drawn, on 1, 2, 4 or 8 ranks.
+        tokens: Token counts; TOKENS if omitted.
+        per_layer: The number of problems per distinct (q heads, kv heads, head size).
+        random: The number of random problems.
+        most_elements: The most elements of q and k of a problem.
+        seed: The random seed.
+
+    Returns:
+        The cases.
+
+    Raises:
+        ForetuneError: An argument is invalid, or no problem is within the limit.
 
     >>> from ..workloads import load_dense_models
     >>> len(draw("rms_norm_rope_fwd", load_dense_models()[:1], random=3))
@@ -48,7 +61,7 @@ def draw(
     drawn: dict[Problem, Case] = {}
 
     def add(shape: tuple[int, int, int], sources: tuple[str, ...], normed: bool) -> None:
-        for _ in range(50):  # one over the limit, or a repeated one, is drawn again
+        for _ in range(50):  # draw again if the problem exceeds the limit or repeats one
             count = deck.draw()
             if sources == (RANDOM,) and tokens is None:
                 count = int(np.exp(rng.uniform(0, np.log(TOKENS[-1] + 1))))
@@ -67,12 +80,14 @@ def draw(
         shape = (q_heads, q_heads // ratio, int(rng.choice(RANDOM_HEAD_DIMS)))
         add(shape, (RANDOM,), bool(rng.uniform() < NORMED_SHARE))
     if not drawn and per_layer + random:
-        raise ForetuneError(f"no problem has at most {most_elements:g} elements: allow more, or fewer tokens")
+        raise ForetuneError(
+            f"found no problem with at most {most_elements:g} elements: raise the limit or lower the token counts"
+        )
     return shuffled(list(drawn.values()), rng)
 
 
 def _layers(models: Sequence[DenseModel]) -> dict[tuple[int, int, int], tuple[str, ...]]:
-    """Distinct (q heads, kv heads, head size) on one rank, and whose they are."""
+    """Return the distinct (q heads, kv heads, head size) on one rank, with the models that have them."""
     layers: dict[tuple[int, int, int], tuple[str, ...]] = {}
     for model in models:
         if model.head_dim % 16:
@@ -84,9 +99,10 @@ def _layers(models: Sequence[DenseModel]) -> dict[tuple[int, int, int], tuple[st
 
 
 def _problem(family: str, tokens: int, shape: tuple[int, int, int], normed: bool, rng: np.random.Generator) -> Problem:
+    """Return a problem with these heads, of random dtype and layout."""
     dtype = "fp16" if rng.uniform() < FP16_SHARE else "bf16"
     flags = ("interleaved",) if rng.uniform() < INTERLEAVED_SHARE else ()
-    if not normed and family == "rms_norm_rope_fwd":  # whose gradient is a rotation too: see `op`
+    if not normed and family == "rms_norm_rope_fwd":  # the gradient of a rotation is a rotation too: see `op`
         flags = (*flags, "unnormed")
     q_heads, kv_heads, head_dim = shape
     return Problem.of(

@@ -58,7 +58,7 @@ class Inputs:
 
 
 class ScaledGemmFamily(GemmFamily, MeasuredFamily):
-    """What the dense and the grouped family share.
+    """Members that the dense and the grouped family share.
 
     y = (x @ w.T) in fp8, times the scales of x and w, in bf16. Flags of a problem: "rowwise" (one scale per row of x
     and of w) or "blockwise" (one per 1x128 of x and per 128x128 of w); without a flag there is one per tensor.

@@ -183,6 +183,7 @@ class _ScaledGemm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> torch.Tensor:
+        """Return y, and save what the gradients need."""
         x, w, group_sizes, x_scale, w_scale, granularity, config, config_dx, config_dw, mode = arguments
         x8, own_scale = _quantized("x", x, x_scale, granularity, 2)
         w8, w_scale = _quantized("w", w, w_scale, granularity, 2 if group_sizes is None else 3)
@@ -198,6 +199,7 @@ class _ScaledGemm(torch.autograd.Function):
     @once_differentiable
     @outside_autocast
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of x and w, and None for the other arguments."""
         x, x_scale, w8, w_scale, group_sizes = ctx.saved_tensors
         granularity, config_dx, config_dw, mode = ctx.options
         dy = dy.contiguous()
@@ -298,6 +300,7 @@ def check_dims(name: str, operand: torch.Tensor, dims: int) -> None:
 
 
 def _find(place: int, *arguments: Any) -> Call[Shape]:
+    """Return the call, with a launch if there is anything to compute, after checking the arguments."""
     shape = check_product(*arguments[:6])
     granularity, config, mode, _ = arguments[5:]
     device_at(place)  # raises for the CPU
@@ -365,6 +368,7 @@ def _fake(
     granularity: str,
     *_: Any,
 ) -> torch.Tensor:
+    """Return an uninitialized y, after checking the arguments."""
     shape = check_product(x, w, x_scale, w_scale, group_sizes, granularity)
     return x.new_empty((shape.rows, shape.n), dtype=torch.bfloat16)
 

@@ -129,7 +129,7 @@ def check_granularity(granularity: object) -> str:
 def _scale_of(largest: torch.Tensor) -> torch.Tensor:
     """Return the scale for a largest magnitude."""
     scale = largest.float() / LARGEST
-    # A subnormal magnitude would give a scale of 0, or one by which dividing overflows.
+    # A subnormal magnitude would give a scale of 0, or one so small that the division overflows.
     return torch.where(scale < torch.finfo(torch.float32).tiny, 1.0, scale)
 
 

@@ -51,8 +51,8 @@ def scaled_gemm_kernel(
     """Compute tiles p, p + programs, ... in program p (persistent).
 
     Each step's product is added in float32: Hopper's tensor cores keep about 14 bits of a sum of fp8 products, so they
-    never sum more than BLOCK_K <= 128 of them. SWAP_AB computes the transposed tile, in which 64 or more rows of w fill
-    an instruction that a few rows of x would not.
+    never sum more than BLOCK_K <= 128 of them. SWAP_AB computes the transposed tile: 64 or more rows of w fill an
+    instruction, but a few rows of x would not.
     """
     tl.static_assert(_SCALED % BLOCK_K == 0, "a step must lie inside one block of the scales")
     if PDL:
