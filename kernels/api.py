@@ -1,8 +1,8 @@
-"""The public functions of `foretune` that choose configs, and accept a kernel family also by name.
+"""The public functions of `foretune` that choose configs; they also accept a kernel family by name.
 
-Each is documented here, once; the classes and functions of runtime/ that do the work take the family as an object.
-What a function needs is imported by its call: importing this module imports neither torch, Triton nor NumPy. The
-functions that collect and train are in `learning.py`.
+They are documented only here; the classes and functions of runtime/ that do the work take the family as an object.
+Each function imports what it needs when it is called, so importing this module imports neither torch, Triton nor NumPy.
+The functions that collect and train are in `learning.py`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,18 @@ if TYPE_CHECKING:
 
 
 def configs(family: FamilyLike) -> list[triton.Config]:
-    """Return the whole space of a kernel family, to declare to `triton.autotune`.
+    """Return all configs of a kernel family's space, to declare to `triton.autotune`.
 
-    The configs are new objects; no device is queried. Raises `ForetuneError` with the names of the known families if
-    there is no family of that name.
+    No device is queried.
+
+    Args:
+        family: A family, its class, its name, or "package.module:attribute".
+
+    Returns:
+        New `triton.Config` objects.
+
+    Raises:
+        ForetuneError: The family is unknown; the message lists the known ones.
 
     >>> len(configs("grouped_gemm_fwd")) > 700
     True
@@ -96,9 +104,21 @@ def shortlist(
 ) -> Shortlist:
     """Return the `k` configs predicted to be fastest for a problem on a device, which need not be in this machine.
 
-    `k`, `bundle`, `expected_calls` and `call_us` are as for `prune`; the shortlist's `reason` says how its length was
-    chosen. `device` is a spec, the name of a shipped one, or a spec's JSON file. `configs` narrows the choice to these.
-    Raises `ForetuneError` for other arguments, and for a problem or a config that is not the family's.
+    Args:
+        family: The kernel's family.
+        problem: A problem of this family.
+        device: A spec, the name of a shipped one, or a spec's JSON file.
+        k: How many configs to return. "auto": as many as needed to hold one within 1 % of the best in 95 % of cases.
+        configs: The configs to choose from; the family's space if None.
+        bundle: The bundle that predicts, or its folder; the shipped one if None.
+        expected_calls: Instead of `k`: as many configs as pay for themselves over this many calls.
+        call_us: How long one call takes, in microseconds, for `expected_calls`; the family's estimate if None.
+
+    Returns:
+        The shortlist: `configs`, fastest first, and the `reason` for its length.
+
+    Raises:
+        ForetuneError: An argument is not one of these, or the problem or a config is not of the family.
 
     >>> from foretune import Problem
     >>> problem = Problem.of("grouped_gemm_fwd", groups=64, rows=8192, n=2048, k=1024)
@@ -191,27 +211,35 @@ def cover(
 
     found = find_family(family)
     spec = DeviceSpec.live() if device is None else DeviceSpec.find(device)
-    asked = (found, problem, dynamic, range, n, spec)
+    arguments = (found, problem, dynamic, range, n, spec)
     limits: dict[str, Any] = {"within": within, "ranges": ranges}
     predicting: dict[str, Any] = {"sizes": sizes, "configs": configs, "bundle": bundle}
     if data is None:
-        return make_cover(*asked, measure=measure, **limits | predicting)
+        return make_cover(*arguments, measure=measure, **limits | predicting)
     if unused := [name for name, one in (predicting | {"measure": measure or None}).items() if one is not None]:
         raise ForetuneError(f"{unused[0]} is for predictions, but with data nothing is predicted")
-    return measured_cover(*asked, dataset_of(data), **limits)
+    return measured_cover(*arguments, dataset_of(data), **limits)
 
 
 def attach(kernel: Any, family: FamilyLike | None = None, k: int | Literal["auto"] = "auto") -> Any:
-    """Give a kernel that is declared under `triton.autotune` a shortlist from its next new key on; return the kernel.
+    """Let an existing `triton.autotune` kernel time only a shortlist for each new key, and return the kernel.
 
-    It may be under `triton.heuristics` as well, or of a class that inherits from Triton's. With a `family`, its ranker
-    picks `k` configs, as `prune` does. Without one, the kernel's own timings do: eight keys are tuned in full, and from
-    then on as many configs are timed as those keys needed, or `k`; all of them for a key unlike the known ones. Times
-    are kept in the choice cache, so keys of earlier processes count too. The kernel's own `early_config_prune` runs
-    before, its `perf_model` after. A failed prediction never fails a launch: all configs are timed, with one warning.
+    With a `family`, its ranker picks `k` configs, as `prune` does. Without one, the kernel's own timings do: eight keys
+    are tuned in full, and from then on as many configs are timed as those keys needed, or `k`; for a key unlike the
+    known ones, all are timed. Times are kept in the choice cache, so keys of earlier processes count too. The kernel's
+    own `early_config_prune` runs before the prediction, its `perf_model` after. A failed prediction never fails a
+    launch: all configs are timed, with one warning.
 
-    Raises `ForetuneError` for a kernel that has no autotuner or is attached already, for an unknown family, and for
-    `k` < 1.
+    Args:
+        kernel: The kernel, which may also be under `triton.heuristics`, or have a subclass of Triton's autotuner.
+        family: The kernel's family, if it has one.
+        k: How many configs to time for each key.
+
+    Returns:
+        The kernel itself, which is changed in place.
+
+    Raises:
+        ForetuneError: The kernel has no autotuner or is already attached, the family is unknown, or `k` < 1.
 
     >>> import triton
     >>> @triton.autotune([triton.Config({"BLOCK": size}) for size in (64, 128)], key=["n"])
@@ -247,8 +275,8 @@ def autotune(
 ) -> Callable[[Any], triton.runtime.Autotuner]:
     """Decorate a `triton.jit` function as `triton.autotune` does, but measure only the configs predicted to be fastest.
 
-    They are compiled in parallel, and each time is remembered on disk at once. With a `family`, its ranker predicts;
-    without one, a model of the kernel's own timings does, once it has seen some keys. A config that fails does not fail
+    These configs are compiled in parallel, and each time is written to disk at once. With a `family`, its ranker
+    predicts; without one, a model of the kernel's own timings does after a few keys. A config that fails does not fail
     the others; if all fail, the launch raises `TuningFailed` with each reason. The first launch of a key finds its
     tensors reset and restored as after `triton.autotune`, also where times are known already or nothing is measured.
     With FORETUNE_MODE=predict nothing is measured, with `off` all configs are.
@@ -257,7 +285,12 @@ def autotune(
         configs: The configs, as for `triton.autotune`.
         key: The arguments whose values need a choice of their own, as for `triton.autotune`.
         family: The kernel's family, if it has one.
-        k, problem, knobs, fixed, device, bundle: As for `prune`.
+        k: As for `prune`.
+        problem: As for `prune`.
+        knobs: As for `prune`.
+        fixed: As for `prune`.
+        device: As for `prune`.
+        bundle: As for `prune`.
         bucket: Arguments of `key` (with a family, dimensions; the family's own `bucketed` are always included) whose
             sizes are tuned in steps of 9 %. Within a step, a new size is a look-up among the configs that the kernel's
             own `prune_configs_by` allows for it.
@@ -320,7 +353,7 @@ def tune(
         n_repeat: Timed calls of each config.
         search: "exhaustive"; or "guided": a model of the timings of earlier keys chooses what is worth a trial.
         budget_s: Seconds after which tuning ends with the best config so far.
-        max_trials: Number of configs after which it does.
+        max_trials: The number of configs after which tuning ends.
         reset: Called with the call's arguments before every run, to undo what the function changes.
         restore: Names of arguments whose contents, however deep, are put back in place before every run.
         work: Returns a call's `gemm_work`, `elementwise_work` or `Work`, for TFLOP/s, GB/s and percent of the roofline.

@@ -1,5 +1,7 @@
-"""Which configs a tiled kernel takes: the values of its knobs, what an SM holds, and where there is TMA and Hopper's
-products (CONSUMERS)."""
+"""Validity rules of tiled kernels: knob values, shared memory and registers, TMA, and Hopper's warp-group products.
+
+The knob CONSUMERS selects kernels with separate loading and multiplying warps, which need Hopper's wgmma.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,18 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 R = TypeVar("R", bound="DataclassInstance")
-#: A config, or knobs by name, which are quicker to make and to look up; of several configs, arrays of integers, where
-#: what follows from them may be arrays as well.
+#: A config, or its knobs by name, which are faster to create and to look up. Functions that work on arrays
+#: also take the knobs of several configs as arrays of integers.
 Knobs: TypeAlias = KernelConfig | Mapping[str, Any]
 
 
 class KnobValues:
-    """The values that each knob of a family may have, all of them integers, launch options among them; `words` says
-    which they are of knobs that have many.
+    """The valid values of each knob of a family, all integers, including the launch options.
+
+    Args:
+        family: The family's name, for error messages.
+        values: The values of each knob.
+        words: Descriptions of the values, for messages about knobs with many values.
 
     >>> knobs = KnobValues("row_softmax", {"BLOCK": [64, 128], "num_warps": [4], "num_stages": [3]})
     >>> [config["BLOCK"] for config in knobs.grid()]
@@ -49,23 +55,25 @@ class KnobValues:
         >>> knobs.wrong({"BLOCK": 48, "num_ctas": 1})
         'BLOCK cannot be 48: a multiple of 32'
         """
-        words = {knob: said for knob, (said, _) in valid.items()}
+        words = {knob: description for knob, (description, _) in valid.items()}
         return cls(family, {knob: values for knob, (_, values) in valid.items()}, words)
 
     def grid(self, is_of_use: Callable[[Mapping[str, int]], bool] = lambda knobs: True) -> Iterator[KernelConfig]:
-        """Every combination that is of use."""
+        """Yield a config for every combination of values for which `is_of_use` is true."""
         for values in product(*self._values.values()):
             knobs = dict(zip(self._values, values, strict=True))
             if is_of_use(knobs):
                 yield KernelConfig.of(**knobs)
 
     def wrong(self, knobs: Mapping[str, Any]) -> str | None:
-        """The reason why knobs, as `KernelConfig.to_json` has them, are none of these, or None; it names the knob and
-        the values that would do.
+        """Return why a config's knobs are not valid, or None; the reason names the knob and its valid values.
 
-        maxnreg and ir_override are refused like any other knob that is not the family's: maxnreg would compile (on
-        CUDA), but no config that was measured has it and features do not show it, so a prediction would be that of
-        another binary; ir_override names a file, which the next process may not have.
+        maxnreg and ir_override are refused like any other knob that the family does not have. maxnreg would compile (on
+        CUDA), but no measured config has it and the features do not show it, so the prediction would be that of another
+        binary. ir_override names a file, which another process may not have.
+
+        Args:
+            knobs: The knobs as `KernelConfig.to_json` returns them.
         """
         are_integers = set(map(type, knobs.values())) == {int}  # not True, which is 1, and not 64.0
         if are_integers and len(knobs) == len(self._values) + 1 and knobs.items() <= self._pairs:
@@ -84,31 +92,31 @@ class KnobValues:
 
 #: Archs with a tensor memory accelerator.
 TMA_ARCHS = ("sm_90", "sm_100", "sm_103", "sm_120")
-#: Where the matrix product of a tile is asynchronous, and reads its operands from shared memory: Hopper's wgmma, and
-#: Blackwell's tcgen05 (sm_120 has neither).
+#: Archs whose matrix products are asynchronous and read operands from shared memory: Hopper's wgmma and Blackwell's
+#: tcgen05 (sm_120 has neither).
 ASYNC_PRODUCT_ARCHS = ("sm_90", "sm_100", "sm_103")
-#: Registers of a thread, and threads and programs of an SM, of any kind so far (CUDA programming guide, table of
-#: compute capabilities); and what the driver keeps of each program's shared memory, from 8.x on.
+#: Limits of all NVIDIA archs so far: registers per thread, threads and programs per SM (CUDA programming guide, table
+#: of compute capabilities), and bytes of each program's shared memory that the driver reserves (from 8.x on).
 MOST_REGISTERS, MOST_THREADS, MOST_PROGRAMS = 255, 2048, 32
 RESERVED_SMEM_BYTES = 1024
-# Beside the accumulators a thread holds addresses, masks and loop state (40-70 registers seen on sm_90).
+# Registers of a thread for addresses, masks and loop state, in addition to accumulators (40-70 seen on sm_90).
 _OTHER_REGISTERS = 56
 
 
 def with_ranges(own: R, given: Mapping[str, Sequence[int]], valid: Mapping[str, tuple[str, Collection[int]]]) -> R:
-    """Return the ranges that a space is made of, a dataclass of tuples, with some values in place of its own.
+    """Return a copy of a space's ranges, a dataclass of tuples, with some of them replaced.
 
     Args:
         own: The ranges.
-        given: The new values, by the names of fields.
-        valid: The valid values of each, and their description.
+        given: The new values, by field name.
+        valid: The valid values of each field, with their description.
 
     Raises:
-        ForetuneError: There is no such range, or it cannot have a value.
+        ForetuneError: A field is unknown, or a value is not valid.
     """
     for name, values in given.items():
         if name not in (known := sorted(field.name for field in fields(own))):
-            raise ForetuneError(f"{name} is not a range of the space; there are {', '.join(known)}")
+            raise ForetuneError(f"{name} is not a range of the space; the ranges are {', '.join(known)}")
         if not isinstance(values, Sequence) or isinstance(values, str) or not values:
             raise ForetuneError(f"{name} must be a list of values but is {values!r}")
         words, able = valid[name]
@@ -119,15 +127,21 @@ def with_ranges(own: R, given: Mapping[str, Sequence[int]], valid: Mapping[str, 
 
 
 def accumulator_registers(block_m: Any, block_n: Any, num_warps: Any) -> Any:
-    """float32 accumulators per thread, of numbers or of arrays of them."""
+    """Return the float32 accumulators per thread, for numbers or arrays."""
     return block_m * block_n / (32 * num_warps)
 
 
 def programs_that_fit(
     smem_bytes: int, accumulators: float, num_warps: int, sm_smem_bytes: int, sm_registers: int
 ) -> int:
-    """How many programs run on one SM at a time, at least 1, by shared memory, threads and registers. `accumulators`
-    are one thread's.
+    """Return how many programs run on one SM at a time, at least 1, by shared memory, threads and registers.
+
+    Args:
+        smem_bytes: Shared memory of one program.
+        accumulators: 32-bit accumulators of one thread.
+        num_warps: Warps of one program.
+        sm_smem_bytes: Shared memory of the SM.
+        sm_registers: 32-bit registers of the SM.
 
     >>> programs_that_fit(100 * 1024, accumulators=64, num_warps=4, sm_smem_bytes=228 * 1024, sm_registers=65536)
     2
@@ -139,29 +153,37 @@ def programs_that_fit(
 
 
 def exchange_bytes(block_m: int, block_n: int, num_warps: int, arch: str) -> int:
-    """Where a 16-bit output changes from the product's layout to the store's: so many rows of it at a time as hold, for
-    both layouts, all that one instruction of each warp holds."""
+    """Return the shared memory in which a 16-bit output changes from the product's layout to the store's layout.
+
+    The exchange handles as many rows at a time as one instruction of each warp covers, in both layouts.
+    """
     if arch.startswith("gfx"):
-        return 0  # stored as the product lays it out
+        return 0  # stored in the product's layout
     if arch not in ("sm_90", "sm_100", "sm_103"):
-        # All of it, but for these (sm_80; it varies with the shape, and is less for dW).
+        # The complete tile, except for these (sm_80; it varies with the shape, and is smaller for dW).
         return 16 * 1024 if block_n == 256 or (num_warps <= 4 and block_n < 256) else block_m * block_n * 2
     stored = 32 * num_warps * 8 // block_n  # rows that one 16-byte store of each thread covers
     if block_m < 64:
-        rows = max(8, stored)  # mma.sync, whose warps are side by side
+        rows = max(8, stored)  # mma.sync: warps are next to each other
     elif arch == "sm_90":
-        rows = 8 * min(num_warps, block_m // 16) * (2 if stored >= 16 else 1)  # wgmma, whose warps hold 16 rows each
+        rows = 8 * min(num_warps, block_m // 16) * (2 if stored >= 16 else 1)  # wgmma: each warp holds 16 rows
     elif (block_m, block_n) == (64, 32):
         rows = 64
     elif block_n < 32 or num_warps not in (4, 8) or (num_warps == 8 and block_m * block_n < 128 * 128):
-        rows = block_m  # all of it: a bound, for no config of the space
+        rows = block_m  # the complete tile: an upper bound for configs outside the space
     else:
         rows = min(block_m // 4, 8 * num_warps)
     return rows * block_n * 2
 
 
 def no_tma(knobs: Knobs, names: Iterable[str], device: DeviceSpec, words: str = "cannot be {value}") -> str | None:
-    """Return why a device cannot run a config that has TMA by one of these knobs, or None. The interpreter has TMA.
+    """Return why a device without TMA cannot run a config, or None. Triton's interpreter has TMA.
+
+    Args:
+        knobs: The config's knobs.
+        names: The knobs that select TMA if they are not 0.
+        device: The device.
+        words: The text after the knob's name in the reason; `{value}` is the knob's value.
 
     >>> no_tma({"TMA_X": 0, "TMA_Y": 1}, ("TMA_X", "TMA_Y"), DeviceSpec.named("h200")) is None
     True
@@ -175,8 +197,9 @@ def no_tma(knobs: Knobs, names: Iterable[str], device: DeviceSpec, words: str = 
 
 
 def too_much_smem(needed: int, device: DeviceSpec, blocks: str = "BLOCK_M, BLOCK_N, BLOCK_K") -> str | None:
-    """The reason why a device cannot run a tile that needs so many bytes of shared memory, or None. It names what
-    could be smaller.
+    """Return why a device cannot run a program with `needed` bytes of shared memory, or None.
+
+    The reason names the knobs that could be smaller (`blocks`, and num_stages).
 
     >>> too_much_smem(250_000, DeviceSpec.named("h200"))[:66]
     'needs 250000 bytes of shared memory but NVIDIA H200 has 232448 a b'
@@ -189,12 +212,12 @@ def too_much_smem(needed: int, device: DeviceSpec, blocks: str = "BLOCK_M, BLOCK
     )
 
 
-#: What these knobs are of a kernel that has none of this: `Family.default_knobs`.
+#: Values of these knobs in data of kernels without CONSUMERS, for `Family.default_knobs`.
 WITHOUT_CONSUMERS = {"CONSUMERS": 0, "PINGPONG": 0}
 
 
 def no_consumers(knobs: Knobs, device: DeviceSpec) -> str | None:
-    """The reason why a device cannot run a config for its CONSUMERS, or None.
+    """Return why a device cannot run a config because of its CONSUMERS, or None.
 
     >>> no_consumers({"CONSUMERS": 2}, DeviceSpec.named("h200")) is None
     True
@@ -203,11 +226,11 @@ def no_consumers(knobs: Knobs, device: DeviceSpec) -> str | None:
     if not knobs["CONSUMERS"] or (device.arch == "sm_90" and not interpreted):
         return None
     where = "the interpreter" if interpreted else device.arch
-    return f"CONSUMERS cannot be {knobs['CONSUMERS']}: {where} has no products of Hopper's; 0"
+    return f"CONSUMERS cannot be {knobs['CONSUMERS']}: {where} has no wgmma; it must be 0"
 
 
 def undecided(knobs: Knobs, decided: Mapping[str, int]) -> str | None:
-    """The reason why a knob is not what CONSUMERS decide, or None.
+    """Return why a knob differs from the value that CONSUMERS require, or None.
 
     >>> undecided({"CONSUMERS": 2, "SPLIT_K": 4}, {"SPLIT_K": 1})
     'SPLIT_K cannot be 4 with CONSUMERS = 2: 1'
@@ -219,7 +242,7 @@ def undecided(knobs: Knobs, decided: Mapping[str, int]) -> str | None:
 
 
 def wrong_tile_of_all_warps(knobs: Knobs) -> str | None:
-    """The reason why a tile is none that kernels without CONSUMERS have, or None.
+    """Return why a tile is not valid for kernels without CONSUMERS, or None.
 
     >>> wrong_tile_of_all_warps({"BLOCK_M": 128, "BLOCK_N": 160})
     'BLOCK_N cannot be 160 with CONSUMERS = 0: a power of two between 16 and 256'
@@ -231,8 +254,11 @@ def wrong_tile_of_all_warps(knobs: Knobs) -> str | None:
 
 
 def wrong_tile_of_consumers(knobs: Knobs, tiles: Collection[tuple[int, int]]) -> str | None:
-    """The reason why a tile is none of those (BLOCK_M, BLOCK_N) that CONSUMERS and PINGPONG have, or has no stages to
-    load ahead, or None.
+    """Return why a tile or num_stages is not valid with the config's CONSUMERS and PINGPONG, or None.
+
+    Args:
+        knobs: The config's knobs.
+        tiles: The valid (BLOCK_M, BLOCK_N).
 
     >>> knobs = {"CONSUMERS": 2, "PINGPONG": 1, "BLOCK_M": 64, "BLOCK_N": 64, "num_stages": 4}
     >>> wrong_tile_of_consumers(knobs, [(128, 128), (64, 256)])
@@ -251,17 +277,19 @@ def wrong_tile_of_consumers(knobs: Knobs, tiles: Collection[tuple[int, int]]) ->
 def default_without_gluon(
     config: KernelConfig, family: Measurable, problem: Problem, device: DeviceSpec
 ) -> KernelConfig:
-    """A config that was chosen, or the family's default with one warning where it has CONSUMERS and this Triton no
-    Gluon: a prediction makes no kernel fail."""
+    """Return a config that this Triton can run: the given one, or the family's default if it needs missing Gluon.
+
+    A config with CONSUMERS needs Gluon. Without Gluon there is one warning instead of an error.
+    """
     if not config.to_json().get("CONSUMERS") or (reason := why_no_gluon()) is None:
         return config
-    warn_once(f"CONSUMERS cannot run with this Triton ({reason})", "; the family's default config is taken")
+    warn_once(f"CONSUMERS cannot run with this Triton ({reason})", "; the family's default config is used")
     return family.default(problem, device)
 
 
 @cache
 def why_no_gluon() -> str | None:
-    """The reason why Gluon, which is experimental, is not where Triton 3.6 to 3.9 have it, or None."""
+    """Return why Gluon, which is experimental, cannot be imported as Triton 3.6 to 3.9 provide it, or None."""
     try:
         import_module(f"{__package__}.warp_jobs")
     except Exception as error:  # noqa: BLE001 - whatever an import raises

@@ -1,6 +1,6 @@
-"""The features that tiled products share: of a config, and of how the tiles of a call fall on a device.
+"""Features of tiled products: of a config, and of how a call's tiles are distributed over a device.
 
-`ConfigTable` has the features by what they depend on, so that what repeats is computed once.
+`ConfigTable` groups features by what they depend on, so that repeated values are computed once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .config_limits import Knobs, accumulator_registers, programs_that_fit
 
 Floats: TypeAlias = NDArray[np.float64]
 
-#: Features that all tiled products have, in this order: of the tile; of the config with it; of a call's tiles.
+#: Features of all tiled products, in this order: the block sizes, the config, and a call's tiles.
 BLOCKS = ("block_m", "block_n", "block_k", "group_m")
 TILE = ("num_warps", "num_stages", "tile_area", "tile_aspect", "smem_bytes", "programs_per_sm")
 TILING = (
@@ -35,13 +35,15 @@ L2_OVER_DRAM = 1.6
 
 
 class ConfigTable:
-    """Features whose columns are, in this order, those of the call, those of the config alone, and those that the call
-    and a few of the config's knobs decide.
+    """Features in three groups: of the call, of the config, and of the call with a few of the config's knobs.
+
+    The columns are in this order. Configs with equal `deciding` values share the features of the last group, which are
+    computed once for each distinct combination.
 
     Args:
-        first: how many columns the call has.
-        columns: the features of the config alone, each (n_configs,).
-        deciding: what all other features look at, each (n_configs,). Configs that have the same of it are of one kind.
+        first: The number of columns of the call.
+        columns: The features of the config alone, each (n_configs,).
+        deciding: The values of the config that the last group depends on, each (n_configs,).
 
     >>> table = ConfigTable(1, [np.array([4.0, 8.0, 8.0])], [np.array([2.0, 3.0, 2.0])])
     >>> table.kinds.tolist(), table.kind.tolist()
@@ -58,8 +60,8 @@ class ConfigTable:
             kind=np.arange(len(columns[0])),
             lasting=True,
         )
-        self.kinds, self.kind = distinct(*deciding)  # (len(deciding), n_kinds), and the kind of each config
-        #: The distinct values of the first that decides, and the place among them of each kind's.
+        self.kinds, self.kind = distinct(*deciding)  # (len(deciding), n_combinations); (n_configs,)
+        #: The distinct values of the first `deciding` column, and each combination's index among them.
         self.ms, self.m = np.unique(self.kinds[0], return_inverse=True)
         self.one_kind = np.zeros(len(self.kind), np.intp)
 
@@ -67,12 +69,16 @@ class ConfigTable:
     def of(
         cls, first: int, names: Sequence[str], columns: Mapping[str, Floats], deciding: Sequence[str]
     ) -> ConfigTable:
-        """Return the table of these features of `config_columns`, of which `deciding` decide on all others."""
+        """Return a table of named features of `config_columns`; the last group depends on those named in `deciding`."""
         return cls(first, [columns[name] for name in names], [columns[name] for name in deciding])
 
     def groups(self, of_calls: Sequence[Sequence[float]], of_kinds: Sequence[Floats]) -> tuple[FeatureGroup, ...]:
-        """The features of several problems: those of each call, and those of each kind, each (n_problems, n_kinds) or
-        what NumPy spreads over that."""
+        """Return the feature groups of several problems.
+
+        Args:
+            of_calls: The features of each call, (n_problems, first).
+            of_kinds: The columns of the last group, each (n_problems, n_combinations) or broadcastable to this shape.
+        """
         first, last = len(of_calls[0]), len(of_calls[0]) + len(self.own.columns)
         calls = np.array(of_calls, dtype=np.float32)[:, None]
         values = np.empty((len(of_kinds), len(of_calls), self.kinds.shape[1]), np.float32)
@@ -87,7 +93,7 @@ class ConfigTable:
 
 
 def distinct(*columns: Floats) -> tuple[Floats, NDArray[np.intp]]:
-    """The distinct combinations, (n_columns, n_kinds), and which of them each entry has."""
+    """Return the distinct combinations of columns, (n_columns, n_combinations), and each entry's combination."""
     kinds, kind = np.unique(np.stack(columns), axis=1, return_inverse=True)
     return kinds, kind.ravel()  # NumPy 2.0 gives it two axes
 
@@ -95,9 +101,15 @@ def distinct(*columns: Floats) -> tuple[Floats, NDArray[np.intp]]:
 def resident_programs(
     configs: Sequence[Knobs], smem_bytes: Iterable[float], accumulators: Iterable[float], device: DeviceSpec
 ) -> Floats:
-    """How many programs of each config run on one SM of the device at a time, (n_configs,): as many as fit, each with
-    so much shared memory and so many accumulators a thread, and no more than PROGRAMS_PER_SM, unless that is 0, a
-    program a tile.
+    """Return how many programs of each config run on one SM of the device at a time, (n_configs,).
+
+    This is the number that fits, limited by PROGRAMS_PER_SM unless that is 0 (one program per tile).
+
+    Args:
+        configs: The configs.
+        smem_bytes: Shared memory of one program of each config.
+        accumulators: 32-bit accumulators of one thread of each config.
+        device: The device.
 
     >>> configs = [{"num_warps": 4, "PROGRAMS_PER_SM": programs} for programs in (0, 1)]
     >>> resident_programs(configs, [100 * 1024] * 2, [64.0] * 2, DeviceSpec.named("h200")).tolist()
@@ -120,21 +132,21 @@ def config_columns(
     rights: int = 1,
     sums: int = 1,
 ) -> dict[str, Floats]:
-    """Return what features say of the configs of a tiled product, by name, each (n_configs,).
+    """Return the features of a tiled product's configs by name, each (n_configs,).
 
     Args:
-        configs: The configs; each knob is a feature, in small letters.
-        smem_bytes: The shared memory of one program of each.
-        device: What they run on.
-        itemsize: Bytes of an element of the operands.
-        rights: How many tiles of BLOCK_N columns a program multiplies its rows with.
-        sums: How many accumulators of each element it holds at a time.
+        configs: The configs; each knob is a feature with a lower-case name.
+        smem_bytes: Shared memory of one program of each config.
+        device: The device.
+        itemsize: Bytes of one operand element.
+        rights: The number of BLOCK_N-wide tiles that a program multiplies its rows with.
+        sums: The number of accumulators per output element that a program holds at a time.
     """
     knobs = [config.to_json() for config in configs]
     columns = {name.lower(): np.array([one[name] for one in knobs], dtype=np.float64) for name in knobs[0]}
     m, n, k, stages = (columns[name] for name in ("block_m", "block_n", "block_k", "num_stages"))
     warps = columns["num_warps"]
-    if "consumers" in columns:  # those that multiply a tile
+    if "consumers" in columns:  # only warps that multiply one tile count
         of_a_tile = np.where(columns.get("pingpong", np.zeros_like(m)) > 0, 1, columns["consumers"])
         warps = np.where(columns["consumers"] > 0, 4 * of_a_tile, warps)
     accumulators = rights * accumulator_registers(m, n, warps)
@@ -152,34 +164,36 @@ def config_columns(
 
 
 class TiledWork:
-    """How the tiles of a call fall on a device. All are (n_kinds,), or (n_problems, n_kinds) of several problems.
+    """How a call's tiles are distributed over a device.
+
+    Arrays are (n_combinations,), or (n_problems, n_combinations) for several problems.
 
     Args:
-        device: What runs them.
-        programs: How many programs an SM holds.
-        tiles: How many there are.
-        steps: Of BLOCK_K, of one tile.
+        device: The device.
+        programs: The number of programs that an SM holds.
+        tiles: The number of tiles.
+        steps: The number of BLOCK_K steps of one tile.
     """
 
     def __init__(self, device: DeviceSpec, programs: Floats, tiles: Floats, steps: Floats) -> None:
         self.device, self.tiles, self.steps = device, tiles, steps
         self.slots = device.sm_count * programs
         self.rounds: Floats = np.ceil(tiles / self.slots)
-        #: Of the busiest SM, which does `rounds` tiles for each program that it holds.
+        #: The tiles of the busiest SM, which computes `rounds` tiles for each program that it holds.
         self.most_tiles: Floats = np.minimum(self.rounds * programs, np.ceil(tiles / device.sm_count))
 
     def compute_us(self, step_flops: Floats, matrix_tflops: float) -> Floats:
-        """Return the busiest SM's time at the measured matrix rate."""
+        """Return the compute time of the busiest SM at the measured matrix rate, in microseconds."""
         return self.most_tiles * self.steps * step_flops * self.device.sm_count / (matrix_tflops * 1e6)
 
     def moved_us(self, moved_bytes: Any, faster: float = 1.0) -> Any:
-        """Return the time of moving bytes at so many times the copy bandwidth."""
+        """Return the time for moving bytes at `faster` times the copy bandwidth, in microseconds."""
         return moved_bytes / (self.device.copy_bandwidth_gbs * 1e3 * faster)
 
     def columns(
         self, dims: Sequence[Any], blocks: Sequence[Floats], m_tiles: Floats, n_tiles: Floats, **times_us: Floats
     ) -> dict[str, Floats]:
-        """Return the features that follow, by name: those of the tiles, and the logarithm of each time."""
+        """Return features by name: those of the tiles, and the logarithm of each time."""
         (m, n, k), (block_m, block_n, block_k) = dims, blocks
         return {
             "log_tiles": np.log2(self.tiles),
@@ -198,8 +212,9 @@ class TiledWork:
 
 
 def alignment(size: int) -> int:
-    """The largest power of two that divides a size, as its exponent, 9 at most: what loads and stores of rows depend
-    on.
+    """Return the exponent of the largest power of two that divides a size, at most 9.
+
+    Loads and stores of rows depend on it.
 
     >>> alignment(1000), alignment(4096), alignment(0)
     (3, 9, 9)

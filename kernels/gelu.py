@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def normal_cdf(x):
-    """Return the normal distribution function of float32, so that gelu(x) = x * normal_cdf(x).
+    """Return the normal distribution function of float32; gelu(x) is x times its value at x.
 
     It equals (1 + erf(x / sqrt(2))) / 2. For x <= 0 the result is 2**p(|x|), where p is the minimax polynomial of
     degree 7 on [0, 6], fitted by Lawson's reweighted least squares. Relative errors are below 1e-5 for x >= -6, where

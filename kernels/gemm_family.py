@@ -1,8 +1,8 @@
-"""What the families of this folder repeat, declared once: `DeclaredFamily` for any kernel, `GemmFamily` for tiled
-products, and `MeasuredFamily` for what measuring needs.
+"""Base classes of this package's families: `DeclaredFamily`, `GemmFamily` and `MeasuredFamily`.
 
-A family declares the values of its knobs, the parameters of a launch that say its problem, and which knobs mean TMA; it
-says by hooks what else a config or a problem cannot be, and what its features are. Imports neither torch nor triton.
+`DeclaredFamily` is for any kernel, `GemmFamily` for tiled products, and `MeasuredFamily` adds what measuring needs. A
+family declares the values of its knobs, the launch parameters that state the problem, and the knobs that mean TMA; it
+overrides hooks for further limits and for its features. Imports neither torch nor triton.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Groups: TypeAlias = Sequence[FeatureGroup]
 #: The largest relative error of a float32 sum that is rounded once: about 2^-9 (bf16) or 2^-12 (fp16) at most, less on
 #: average. float32 differs by the order of the sum: sqrt(depth) roundings of 2^-24.
 ROUNDED_ONCE = {"bf16": 4e-3, "fp16": 5e-4, "fp32": 1e-5}
-#: `launch_knobs` of kernels that take the number of M tiles in a band and the number of programs at a launch.
+#: `launch_knobs` of kernels to which GROUP_M and the number of programs are passed at launch.
 BANDS_AND_PROGRAMS = {"GROUP_M": (1, 1), "PROGRAMS_PER_SM": (1, 1)}
 
 
@@ -47,14 +47,16 @@ class GroupedFeatures(Family):
     """A family whose features are computed in groups, by what they depend on."""
 
     def call_features(self, problem: Problem, device: DeviceSpec, configs: Configs) -> Groups:
-        """Return the features of one problem, by what they depend on."""
+        """Return the feature groups of one problem."""
         raise NotImplementedError
 
     def grouped_features(
         self, problems: Sequence[Problem], device: DeviceSpec, configs: Configs, binaries: Binaries | None
     ) -> Groups:
-        """Return the features of several problems of one dtype and the same flags: of each problem alone, unless a
-        family has something in common to compute once."""
+        """Return the feature groups of several problems of the same dtype and flags.
+
+        The default computes each problem separately; a family overrides this to compute common parts once.
+        """
         return stacked([self.call_features(problem, device, configs) for problem in problems])
 
     def feature_groups(
@@ -64,6 +66,7 @@ class GroupedFeatures(Family):
         configs: Sequence[KernelConfig],
         binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
     ) -> Sequence[FeatureGroup]:
+        """Return the feature groups of several problems, as `Family.feature_groups` defines them."""
         return self.grouped_features(problems, device, configs, binaries)
 
     def features(
@@ -73,29 +76,34 @@ class GroupedFeatures(Family):
         configs: Sequence[KernelConfig],
         binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
     ) -> NDArray[np.float32]:
+        """Return one problem's features, (n_configs, n_features)."""
         return joined(self.grouped_features((problem,), device, configs, binaries))
 
 
 class DeclaredFamily(GroupedFeatures):
-    """A family that declares the values of its knobs, and what of a launch says its problem."""
+    """A family that declares the values of its knobs and the launch parameters that state its problem."""
 
-    #: The kernel's parameter that has the problem's dtype.
+    #: The kernel's parameter whose dtype is the problem's.
     dtype_argument: ClassVar[str]
-    #: The kernel's parameter that says a dimension, and what it is counted in.
+    #: For each dimension: the kernel's parameter, and the factor from its unit to elements.
     dims_from: ClassVar[Mapping[str, tuple[str, int]]]
-    #: Parameters that a launch must have besides.
+    #: Further parameters that a launch must have.
     also_needed: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
-        """Return why knobs, as `KernelConfig.to_json` has them, are no config of the kernel, whatever the problem."""
+        """Return why knobs are not a valid config of the kernel for any problem, or None.
+
+        Args:
+            knobs: The knobs as `KernelConfig.to_json` returns them.
+        """
 
     def wrong_problem(self, problem: Problem) -> str | None:
-        """Return why no config runs a problem whose dtype and flags the family has, or None."""
+        """Return why no config can run a problem whose dtype and flags are valid, or None."""
         return None
 
     def wrong_pair(self, config: KernelConfig, problem: Problem) -> str | None:
-        """Return why a config of the kernel cannot run a problem on any device, or None."""
+        """Return why a valid config cannot run a problem on any device, or None."""
         return None
 
     def device_limit(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
@@ -103,10 +111,11 @@ class DeclaredFamily(GroupedFeatures):
         return None
 
     def refused(self, problem: Problem) -> str | None:
-        """Return why no config runs a problem, or None."""
+        """Return why no config can run a problem, or None."""
         return wrong_signature(self, problem) or self.wrong_problem(problem)
 
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
+        """Return why a config cannot run a problem on a device, or None."""
         return (
             self.wrong_knobs(config.to_json())
             or self.refused(problem)
@@ -115,10 +124,15 @@ class DeclaredFamily(GroupedFeatures):
         )
 
     def flags_of_call(self, arguments: Mapping[str, Any]) -> Sequence[str]:
-        """Return the flags that a launch's arguments mean."""
+        """Return the flags of the problem that a launch's arguments state."""
         return ()
 
     def problem_from_call(self, arguments: Mapping[str, Any]) -> Problem:
+        """Return the problem that a launch's arguments state.
+
+        Raises:
+            ForetuneError: An argument is missing, or a dtype is unknown.
+        """
         sizes = {dim: (name, unit) for dim, (name, unit) in self.dims_from.items()}
         needed = (self.dtype_argument, *(name for name, _ in sizes.values()), *self.also_needed)
         check_call(self, arguments, needed)
@@ -132,7 +146,7 @@ class DeclaredFamily(GroupedFeatures):
 
 
 def wrong_signature(family: Family, problem: Problem) -> str | None:
-    """Return why a family has no problem of this dtype or with these flags, or None."""
+    """Return why a problem's dtype or flags are not the family's, or None."""
     if problem.dtype not in family.dtypes:
         return f"dtype {problem.dtype_name} is not one of {', '.join(family.dtypes)}"
     if unknown := [flag for flag in problem.flags if flag not in family.flags]:
@@ -141,10 +155,10 @@ def wrong_signature(family: Family, problem: Problem) -> str | None:
 
 
 def check_call(family: Family, arguments: Mapping[str, Any], needed: Sequence[str]) -> None:
-    """Check that a launch has the arguments that say its problem.
+    """Check that a launch has the arguments that state its problem.
 
     Raises:
-        ForetuneError: Some are missing; the error names them.
+        ForetuneError: Arguments are missing; the message names them.
     """
     if missing := [name for name in needed if name not in arguments]:
         raise ForetuneError(
@@ -154,24 +168,24 @@ def check_call(family: Family, arguments: Mapping[str, Any], needed: Sequence[st
 
 
 class GemmFamily(DeclaredFamily):
-    """A family of tiled products. Shared memory depends on config, device and `elements_of` the problem."""
+    """A family of tiled products, whose shared memory depends on config, device and `elements_of` the problem."""
 
-    tma: tuple[str, ...] = ("TMA",)  # the knobs that mean TMA
-    #: What of a problem shared memory depends on, where that takes the least.
+    tma: tuple[str, ...] = ("TMA",)  # the knobs that select TMA
+    #: The value of `elements_of` for which shared memory is smallest.
     least_elements: ClassVar[Any] = 2
-    #: The features whose largest is the analytic estimate.
+    #: The features whose maximum is the analytic estimate.
     estimated_by: ClassVar[tuple[str, ...]] = ("roofline_us",)
 
     def elements_of(self, problem: Problem) -> Any:
-        """Return what of a problem shared memory depends on: the bytes of an element, unless a family has more."""
+        """Return what shared memory depends on in a problem: the itemsize, unless a family overrides this."""
         return problem.itemsize
 
     @abstractmethod
     def smem_bytes(self, config: Knobs, elements: Any, device: DeviceSpec) -> int:
-        """Return the shared memory of one program."""
+        """Return the shared memory of one program in bytes."""
 
     def limit_of(self, config: Knobs, elements: Any, device: DeviceSpec) -> str | None:
-        """Return why a device cannot run a config for any problem of such elements, or None."""
+        """Return why a device cannot run a config for any problem with these `elements_of`, or None."""
         if (reason := no_tma(config, self.tma, device)) is not None:
             return reason
         if "CONSUMERS" in self.knobs and (reason := no_consumers(config, device)) is not None:
@@ -179,20 +193,23 @@ class GemmFamily(DeclaredFamily):
         return too_much_smem(self.smem_bytes(config, elements, device), device)
 
     def device_limit(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
+        """Return why a device cannot run a config for problems like this one, or None."""
         return self.limit_of(config, self.elements_of(problem), device)
 
     @abstractmethod
     def full_space(self) -> tuple[KernelConfig, ...]:
-        """Return every config worth declaring."""
+        """Return every config worth declaring, for all devices."""
 
     def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:
+        """Return every config worth declaring that some problem on the device can have; all if no device is given."""
         return self.full_space() if device is None else _space_of(self, device)
 
     def able(self, space: Sequence[KernelConfig], device: DeviceSpec) -> tuple[KernelConfig, ...]:
-        """Return what of a space some problem on the device can have."""
+        """Return the configs of a space that some problem on the device can have."""
         return tuple(config for config in space if self.limit_of(config, self.least_elements, device) is None)
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
+        """Return the analytic estimate of each config's time in microseconds, (n_configs,)."""
         import numpy as np
 
         if not len(configs):
@@ -209,11 +226,11 @@ def _space_of(family: GemmFamily, device: DeviceSpec) -> tuple[KernelConfig, ...
 
 
 class MeasuredFamily(Measurable):
-    """What measuring any family of this folder needs alike."""
+    """The parts of `Measurable` that the families of this package share."""
 
-    #: The largest relative error that counts as right, by dtype.
+    #: The largest relative error of a correct result, by dtype.
     tolerances: ClassVar[Mapping[str, float]] = ROUNDED_ONCE
-    #: Knobs that are arguments of a launch, and the smallest and largest value that binaries tell apart.
+    #: Knobs that are run-time arguments of a launch, with the smallest and largest value that change the binary.
     launch_knobs: ClassVar[Mapping[str, tuple[int, int]]] = {}
 
     def cases(
@@ -226,27 +243,38 @@ class MeasuredFamily(Measurable):
         max_tflop: float | None = None,
         seed: int = 0,
     ) -> tuple[Case, ...]:
+        """Draw problems: layers of real models, and random shapes.
+
+        Args:
+            models: A CSV file of models; the shipped one if None.
+            tokens: The token counts to draw from; the family's own if None.
+            per_layer: Problems per layer of each model.
+            random: The number of random shapes.
+            max_tflop: The largest problem, in 1e12 floating-point operations; the family's own limit if None.
+            seed: The random seed.
+        """
         return self.draw(models, max_tflop, tokens=tokens, per_layer=per_layer, random=random, seed=seed)
 
     @abstractmethod
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
-        """Return what `cases` draws from the models of a file, the shipped ones if None, within a limit, the family's
-        own if None."""
+        """Return the cases that `cases` draws, from a file's models and within a limit, or the defaults if None."""
 
     def tolerance(self, problem: Problem) -> float:
+        """Return the largest relative error of a correct result."""
         return self.tolerances[problem.dtype_name]
 
     def binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:
+        """Return a key that is equal for calls that share a compiled binary."""
         if not self.launch_knobs:
             return super().binary_key(config, problem)
-        # No runtime integer is specialised, so one binary serves every shape and every value of these knobs.
+        # No run-time integer is specialized, so one binary serves every shape and every value of these knobs.
         knobs = config.to_json()
         same = {knob: min(max(knobs[knob], low), high) for knob, (low, high) in self.launch_knobs.items()}
         return KernelConfig.from_json(knobs | same), problem.signature
 
 
 def seeded(device: DeviceSpec, seed: int) -> tuple[str, torch.Generator]:
-    """Return the torch device of a spec, and a generator there."""
+    """Return the torch device of a spec, and a seeded generator on it."""
     import torch
 
     where = "cpu" if device.backend == "cpu" else "cuda"

@@ -1,8 +1,8 @@
-"""`Op`: one operator of PyTorch's, declared once: its schema, what it computes, its gradient and its FLOPs.
+"""`Op`: declare a PyTorch operator once, with its schema, computation, gradient and FLOPs.
 
-An op reaches its code in two ways. In eager mode it is called directly, through an `autograd.Function` if something
-needs a gradient: PyTorch's dispatcher would cost more than the launch. Wherever PyTorch wants to see an operator
-(`torch.compile`, fake tensors, dispatch modes, function transforms) it gets `torch.ops.foretune.<name>`.
+In eager mode an op calls its code directly, through an `autograd.Function` if a gradient is needed, because PyTorch's
+dispatcher would cost more than the launch. Where PyTorch must see an operator (`torch.compile`, fake tensors, dispatch
+modes, function transforms), the op calls `torch.ops.foretune.<name>`.
 
 Needs torch and triton.
 """
@@ -24,34 +24,33 @@ from ..datasets import ForetuneError
 from ..runtime.launching.collector import collecting_later
 from .op_calls import Call, Memo, decode, encode, flop_formulas, is_transformed, key_of, needs_gradient, needs_operator
 
-#: Operators are defined in it, and not with the `custom_op` decorator, which adds some 20 us to each call.
+#: Operators are defined here instead of with the `custom_op` decorator, which adds about 20 us to each call.
 _library: Any = torch.library.Library("foretune", "FRAGMENT")  # type: ignore[no-untyped-call]
 Pass = TypeVar("Pass", bound=Callable[..., Any])
 
 
 class Op:
-    """An operator `torch.ops.foretune.<name>`, and the same in eager mode without PyTorch's dispatcher.
+    """An operator `torch.ops.foretune.<name>` that bypasses PyTorch's dispatcher in eager mode.
 
-    Arguments are flat everywhere: first tensors, then options, in the order of the schema. An option whose name begins
-    with `config` is a `KernelConfig`, of which the operator takes the text (`encode`), so that Dynamo can trace a call.
+    Arguments are always positional: first tensors, then options, in the order of the schema. An option whose name
+    begins with `config` is a `KernelConfig`; the operator takes it as text (`encode`), so that Dynamo can trace a call.
 
     Args:
-        schema: The operator's, in PyTorch's notation.
-        run: `run(call, *arguments)` computes what a call returns, of tensors that have memory. It may leave out tensors
-            that nobody needs (None), of which the operator makes empty ones.
-        fake: `fake(*arguments)` makes tensors like those that `run` returns, and refuses what `find` refuses.
-        find: `find(place, *arguments)` finds out what is the same for all calls that are alike, on the GPU of that
-            index, and refuses what is wrong with them. Where left out, `call` is None.
+        schema: The operator's schema in PyTorch's notation.
+        run: `run(call, *arguments)` computes the result, for tensors that have memory. Returned tensors that nobody
+            needs may be None; the operator replaces them with empty ones.
+        fake: `fake(*arguments)` returns tensors with the metadata of `run`'s result, and raises the errors of `find`.
+        find: `find(place, *arguments)` computes what all similar calls on the GPU with this index share, and raises
+            errors for invalid arguments. Without it, `call` is None.
         backward: `backward(ctx, *gradients)` returns a gradient for each tensor, at least for those of
-            `ctx.needs_input_grad`. `ctx` also has the `saved_tensors`, the `options` and the `call`, which is None if
-            the forward pass was the operator's. Where left out, the operator itself computes a gradient, and is not
-            differentiable.
-        save: `save(ctx, arguments, output)` calls `ctx.save_for_backward`; all tensors are saved where it is left out.
-        flops: As `_register_flops` takes it.
-        compile_step: `compile_step(call, needs, *arguments)` has all that calls of these gradients launch compiled at
-            once, at the first of them in eager mode.
-        intermediate: The operator returns a tuple, of which all but the first are for the backward pass: a call returns
-            the first.
+            `ctx.needs_input_grad`. `ctx` has `saved_tensors`, `options` and `call`, which is None if the operator ran
+            the forward pass. Without it, the op itself computes a gradient and is not differentiable.
+        save: `save(ctx, arguments, output)` calls `ctx.save_for_backward`. By default all tensors are saved.
+        flops: The formula for `_register_flops`.
+        compile_step: `compile_step(call, needs, *arguments)` compiles everything that calls with these gradients
+            launch. It runs once per combination of gradients, at its first call in eager mode.
+        intermediate: Whether the operator returns a tuple whose items after the first are only for the backward pass; a
+            call then returns the first item.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class Op:
         self._configs = [place for place, name in enumerate(names) if name.startswith("config")]
         self._first = names[0]
         defaults = [name.partition("=")[2] for name in names if "=" in name]
-        self._defaults = tuple(value == "True" for value in defaults)  # of the last options: flags
+        self._defaults = tuple(value == "True" for value in defaults)  # of the last options, which are flags
         self._run, self._find, self._save, self._compile_step = run, find, save or self._save_all, compile_step
         self._count, self._intermediate = len(names), intermediate
         self.calls: Memo[Call[Any]] = Memo()
@@ -89,11 +88,11 @@ class Op:
             self._apply = _eager_function(self, padded).apply
         if flops is not None:
             _register_flops(self.name, flops)
-        #: The op of tensors and options, configs as `KernelConfig`s.
+        #: Calls the op on tensors and options; configs are `KernelConfig`s.
         self.call = _call_function(self)
 
     def direct(self, *arguments: Any) -> Any:
-        """Return what `run` computes, with nothing recorded for a gradient."""
+        """Return the result of `run` without recording anything for a gradient."""
         if self._find is None:
             return self._run(None, *arguments)
         return self._run(self.call_of(arguments), *arguments)
@@ -101,13 +100,13 @@ class Op:
     def within(self, ctx: Any) -> Callable[..., Any]:
         """Return the function that computes this op in a backward pass.
 
-        If the forward pass was the operator, it is the operator too, and configs among the options are texts. Otherwise
-        it is `direct`.
+        This is the operator if the operator ran the forward pass (configs in the options are then texts), else
+        `direct`.
         """
         return self.operator if ctx.call is None else self.direct
 
     def call_of(self, arguments: tuple[Any, ...]) -> Call[Any]:
-        """Return the `Call` of these arguments, found out at the first call like it."""
+        """Return the `Call` for these arguments, computed at the first similar call."""
         key = key_of(arguments[: self._tensors], arguments[self._tensors :], self._first)
         return self.calls.found(key) or self._found_out(key, arguments)
 
@@ -118,16 +117,16 @@ class Op:
         return self.calls.add(key, call)
 
     def _compile(self, call: Call[Any], needs: tuple[bool, ...], arguments: Sequence[Any]) -> None:
-        """Have all that the first call with these gradients launches compiled at once."""
+        """Compile everything that the first call with these gradients launches."""
         assert self._compile_step is not None
         call.compiled.add(needs)
         with collecting_later():
             self._compile_step(call, needs, *arguments)
 
     def _of_operator(self, *arguments: Any) -> Any:
-        """The operator on tensors that have memory."""
+        """Run the operator on tensors that have memory."""
         options = [tuple(value) if isinstance(value, list) else value for value in arguments]
-        if missing := self._count - len(options):  # PyTorch leaves out what is as the schema's defaults
+        if missing := self._count - len(options):  # PyTorch omits trailing default values
             options += self._defaults[-missing:]
         for place in self._configs:
             options[place] = decode(options[place])
@@ -152,7 +151,7 @@ class Op:
 
 
 def _call_function(op: Op) -> Callable[..., Any]:
-    """Return `Op.call`, one flat function: the host decides how long calls of small tensors take."""
+    """Return `Op.call` as one flat function, because host time dominates calls with small tensors."""
     count, first, run, intermediate = op._tensors, op._first, op._run, op._intermediate
     no_needs, has_steps, apply = (False,) * count, op._compile_step is not None, op._apply
 
@@ -173,10 +172,10 @@ def _call_function(op: Op) -> Callable[..., Any]:
 
 
 def _eager_function(op: Op, backward: Callable[..., Any]) -> Any:
-    """The `autograd.Function` of an op in eager mode.
+    """Return the `autograd.Function` of an op in eager mode.
 
-    It takes the tensors, for PyTorch to see, then all arguments as one tuple, which takes PyTorch less time than each
-    by itself, and the `Call`.
+    Its arguments are the tensors, which PyTorch must see, then all arguments as one tuple, which is faster to pass than
+    single arguments, and the `Call`.
     """
     count, run, save, intermediate = op._tensors, op._run, op._save, op._intermediate
     has_steps = op._compile_step is not None
@@ -197,13 +196,13 @@ def _eager_function(op: Op, backward: Callable[..., Any]) -> Any:
 
 
 def _padded(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """A backward pass of all arguments: what needs no gradient, or is no tensor, gets None."""
+    """Return a backward pass with one result per argument: None where no gradient is needed."""
 
     def run(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         made = backward(ctx, *gradients)
         if ctx.call is not None:
-            return *made, None, None  # a tensor that needs none may get one
-        needs = ctx.needs_input_grad  # an operator makes empty tensors instead
+            return *made, None, None  # PyTorch accepts a gradient that is not needed
+        needs = ctx.needs_input_grad  # the operator returns empty tensors instead of None
         made = [one if needed else None for one, needed in zip(made, needs, strict=False)]
         return *made, *[None] * (len(needs) - len(made))
 
@@ -211,8 +210,10 @@ def _padded(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _register_fake(operator: str, fake: Callable[..., Any]) -> None:
-    """`torch.library.register_fake`, which has `inspect` find the line that calls it: unless that is told which module
-    this file is, it looks at every module that is loaded, 30 ms with torch."""
+    """Call `torch.library.register_fake` without its slow search for the calling module.
+
+    It uses `inspect`, which looks at every loaded module (30 ms with torch) unless it knows this file's module.
+    """
     vars(inspect).get("modulesbyfile", {})[__file__] = __name__
     torch.library.register_fake(operator, fake, lib=_library)
 
@@ -220,8 +221,8 @@ def _register_fake(operator: str, fake: Callable[..., Any]) -> None:
 def outside_autocast(backward: Pass) -> Pass:
     """Decorate a backward pass, `backward(ctx, *gradients)`, to run with autocast off.
 
-    An op computes in the dtype of its tensors. PyTorch's own products in a backward pass would be recast if the pass
-    ran inside autocast, whether or not the forward pass did.
+    An op computes in the dtype of its tensors. If a backward pass ran inside autocast, PyTorch would cast the operands
+    of its own products, whether or not the forward pass ran inside autocast.
     """
 
     @wraps(backward)
@@ -239,16 +240,17 @@ def outside_autocast(backward: Pass) -> Pass:
 
 
 def _differentiable(name: str, setup_context: Callable[..., None], backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Register the gradient of the operator `foretune::name`, and return what calls the operator.
+    """Register the gradient of the operator `foretune::name`, and return a function that calls the operator.
 
     The operator's own autograd registration does not support PyTorch's function transforms. While one is active, the
     call goes through an `autograd.Function` that does: `grad`, `vjp` and `jacrev` nest, `vmap` runs the operator once
-    for each example, and forward-mode AD is refused.
+    for each example, and forward-mode AD raises an error.
 
     Args:
         name: The operator's name, without its namespace.
-        setup_context: `setup_context(ctx, inputs, output)`, as `torch.library.register_autograd` takes it.
-        backward: `backward(ctx, *gradients)`, likewise. It must call operators by what this function returned.
+        setup_context: `setup_context(ctx, inputs, output)`, as for `torch.library.register_autograd`.
+        backward: `backward(ctx, *gradients)`, as for `torch.library.register_autograd`. It must call operators through
+            the functions that `_differentiable` returned for them.
     """
     operator, guarded = getattr(torch.ops.foretune, name), _GuardedLibrary()
     torch.library.register_autograd(f"foretune::{name}", backward, setup_context=setup_context, lib=guarded)
@@ -264,7 +266,7 @@ def _differentiable(name: str, setup_context: Callable[..., None], backward: Cal
         @staticmethod
         def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
             if not info.batch_size:
-                raise ForetuneError(f"foretune.{name} cannot be mapped over no examples at all")
+                raise ForetuneError(f"foretune.{name} cannot be mapped over zero examples")
             mapped = [isinstance(dim, int) for dim in in_dims]
             made = [
                 call(
@@ -295,11 +297,11 @@ def _differentiable(name: str, setup_context: Callable[..., None], backward: Cal
 
 
 def _register_flops(name: str, formula: Callable[..., Any]) -> None:
-    """Tell PyTorch's `FlopCounterMode` how many FLOPs the operator `foretune::name` makes: those of its products.
+    """Register how many FLOPs the operator `foretune::name` counts in PyTorch's `FlopCounterMode`.
 
     Args:
         name: The operator's name, without its namespace.
-        formula: `formula(*arguments, **_)` of the operator's arguments, with the shapes of tensors in their place.
+        formula: `formula(*arguments, **_)` of the operator's arguments, with shapes in place of tensors.
     """
     operator = getattr(torch.ops.foretune, name)
     flop_counter.register_flop_formula(operator)(formula)
@@ -307,15 +309,18 @@ def _register_flops(name: str, formula: Callable[..., Any]) -> None:
 
 
 def has_tangent(value: Any) -> bool:
-    """Return whether forward-mode AD is active and has a tangent of this value."""
+    """Return whether forward-mode AD is active and this value has a tangent."""
     if forward_ad._current_level < 0 or not isinstance(value, torch.Tensor):
         return False
     return forward_ad.unpack_dual(value).tangent is not None  # type: ignore[no-untyped-call]
 
 
 class _GuardedLibrary:
-    """A library whose gradients refuse what PyTorch's registration would get wrong: the tangents of forward-mode AD,
-    which it drops, and torch.func's transforms of the operator itself, which torch.compile makes of those of an op."""
+    """A library whose gradients raise errors where PyTorch's registration would compute wrong results.
+
+    These are tangents of forward-mode AD, which PyTorch drops, and torch.func's transforms of the operator itself,
+    which `torch.compile` produces from transforms of an op.
+    """
 
     def impl(self, name: str, kernel: Callable[..., Any], *arguments: Any, **options: Any) -> None:
         def guarded(keyset: Any, *inputs: Any, **keywords: Any) -> Any:
@@ -323,8 +328,8 @@ class _GuardedLibrary:
                 raise ForetuneError(_no_forward_mode(name))
             if torch._C._are_functorch_transforms_active() and needs_gradient(inputs):
                 raise ForetuneError(
-                    f"torch.ops.foretune.{name} cannot be differentiated by torch.func, which is what torch.compile "
-                    f"tries: call foretune.{name}, and the transform outside of what is compiled"
+                    f"torch.ops.foretune.{name} cannot be differentiated by torch.func inside torch.compile: "
+                    f"call foretune.{name}, and apply the transform outside the compiled function"
                 )
             return kernel(keyset, *inputs, **keywords)
 

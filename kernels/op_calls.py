@@ -1,5 +1,4 @@
-"""What the ops of all families share: where a call runs, which config it runs, what is remembered of calls that are
-alike, and how a config reaches the dispatcher.
+"""Code that all ops share: the device and config of a call, the memo of similar calls, and encoded configs.
 
 Needs torch and triton.
 """
@@ -31,24 +30,25 @@ from .config_limits import default_without_gluon
 if TYPE_CHECKING:
     from ..datasets import DeviceSpec
 
-#: Of our operators, for PyTorch's `FlopCounterMode`.
+#: The FLOP formulas of the operators, for PyTorch's `FlopCounterMode`.
 flop_formulas: dict[Any, Any] = {}
-#: Launches on the tensors of one call.
+#: A function that launches a kernel on the tensors of one call.
 Launch: TypeAlias = "Callable[[Sequence[torch.Tensor | None]], object]"
-#: What the ops compute in, by torch's name.
+#: The dtypes that ops compute in, and their names in `Problem`.
 DTYPES = {torch_dtype(name): name for name in ("bf16", "fp16", "fp32")}
 #: Dtypes of group sizes and indices.
 INTEGERS = (torch.int32, torch.int64)
 _ALIGNMENT = 16  # bytes
 Made = TypeVar("Made")
 Seen = TypeVar("Seen")
-#: The environment variable that has every call check what only the device knows.
+#: The environment variable that makes every call check values on the device, which synchronizes.
 CHECK_VARIABLE = "FORETUNE_CHECK"
 
 
 class Memo(dict[tuple[Any, ...], Made]):
-    """What was found out once for all calls that are alike, by their `key_of`. A full one is emptied: to find one out
-    again takes milliseconds at most.
+    """Values computed once for all similar calls, by their `key_of`.
+
+    It is cleared when it is full, because recomputing a value takes a few milliseconds at most.
 
     >>> memo = Memo()
     >>> memo.add(("alike",), "found out"), memo.found(("alike",)), memo.found(("unlike",))
@@ -58,15 +58,21 @@ class Memo(dict[tuple[Any, ...], Made]):
     most = 4096
 
     def found(self, key: tuple[Any, ...]) -> Made | None:
-        """Return the value of this key, or None. Raises `ForetuneError` if an option in it is a list or a dictionary,
-        which a config is not."""
+        """Return the value of a key, or None.
+
+        Raises:
+            ForetuneError: An option in the key is not hashable, such as a list.
+        """
         try:
             return self.get(key)
         except TypeError:
             wrong = shown(_unhashable(key))
-            raise ForetuneError(f"each option must be a word, a number or a KernelConfig but one is {wrong}") from None
+            raise ForetuneError(
+                f"each option must be a string, a number or a KernelConfig but one is {wrong}"
+            ) from None
 
     def add(self, key: tuple[Any, ...], made: Made) -> Made:
+        """Store and return the value of a key."""
         if len(self) >= self.most:
             self.clear()
         self[key] = made
@@ -74,39 +80,52 @@ class Memo(dict[tuple[Any, ...], Made]):
 
 
 def key_of(tensors: Sequence[Any], options: Hashable, name: str = "x") -> tuple[Any, ...]:
-    """All that calls which are alike have in common: options, and of each tensor what its being in order, its layout
-    and the config depend on. Its first entry is the place of the first tensor, which is called `name` in what is
-    raised.
+    """Return a key that is equal for similar calls: device, epoch of rank agreement, options, and tensor metadata.
 
-    A config that was chosen before the ranks agree on one is chosen anew, so their epoch is part of it.
+    The metadata are all that checks, layout and config depend on. The first item is the device index of the first
+    tensor. The epoch is part of the key because a config chosen before the ranks agreed on one must be chosen again.
+
+    Args:
+        tensors: The call's tensors.
+        options: The call's other arguments.
+        name: The name of the first tensor, for error messages.
     """
     return (place_of(tensors[0], name), epoch(), options, *map(_facts, tensors))
 
 
 class Call(Generic[Seen]):
-    """The facts that similar calls share, found out at the first of them and then looked up.
+    """The facts that similar calls share, computed at the first of them.
 
     Args:
-        seen: How the family sees their tensors: sizes, layouts, shapes to return.
-        launch: What launches their kernel; None where there is nothing to compute.
-        copies: Whether the kernel cannot read one of their tensors as it lies.
+        seen: The family's facts about the tensors: sizes, layouts, shapes to return.
+        launch: Launches the kernel; None if there is nothing to compute.
+        copies: Whether a tensor must be copied because the kernel cannot read its layout.
     """
 
     def __init__(self, seen: Seen, launch: ConfiguredLaunch | None = None, *, copies: bool = False) -> None:
         self.seen, self.launch, self.copies = seen, launch, copies
-        #: Whether FORETUNE_CHECK has calls wait for the device and check what only it knows.
+        #: Whether calls synchronize with the device and check values there (FORETUNE_CHECK).
         self.contents_checked = os.environ.get(CHECK_VARIABLE, "") not in ("", "0")
-        self.is_differentiable = False  # whether a tensor wants a gradient
-        self.compiled: set[tuple[bool, ...]] = set()  # the gradients whose first step has been compiled
+        self.is_differentiable = False  # whether a tensor requires a gradient
+        self.compiled: set[tuple[bool, ...]] = set()  # combinations of gradients whose kernels are compiled
 
 
 class ConfiguredLaunch:
-    """Launches a family's kernel in calls that are alike, with one config: the one that is given, or the one that is
-    chosen at the first of them, which is when FORETUNE_MODE has been read.
+    """Launches a family's kernel for similar calls with one config: a given one, or one chosen at the first call.
 
-    `prepare` makes what launches one config on a device, for tensors like those of the first call. Raises
-    `ForetuneError` for a mode that does not exist, a place that is no GPU (for `device_at`, which calls the tensor
-    `name`), and a `config` that cannot run the problem, or a GPU.
+    FORETUNE_MODE is read when the object is created.
+
+    Args:
+        problem: The problem of these calls.
+        place: The device index of the tensors, as `place_of` returns it.
+        config: The config; chosen at the first call if None.
+        mode: The mode that overrides FORETUNE_MODE.
+        prepare: `prepare(config, device, tensors)` returns a function that launches one config, for tensors like these.
+        name: The name of the first tensor, for error messages.
+
+    Raises:
+        ForetuneError: The mode is unknown, `place` is not a GPU (see `device_at`), or the config or the GPU cannot run
+            the problem.
     """
 
     def __init__(
@@ -122,18 +141,18 @@ class ConfiguredLaunch:
         self._family, self._device = find_measurable(problem.family), device_at(place, name)
         self._mode = resolve_mode(mode, default=Mode.PREDICT)
         default = self._family.default(problem, self._device)
-        if reason := self._family.supports(default, problem, self._device):  # a GPU without fp8, say
+        if reason := self._family.supports(default, problem, self._device):  # for example, a GPU without fp8
             raise ForetuneError(f"{problem.family} cannot run {problem} on {self._device.name}: {reason}")
         self._given = None if config is None else given(config, self._family, problem, self._device)
         self._launch: Launch | None = None
 
     def __call__(self, tensors: Sequence[torch.Tensor | None]) -> None:
-        """Launch on the device of the first of the tensors."""
+        """Launch on the device of the first tensor."""
         with on_device_of(tensors[0]):
             (self._launch or self._first)(tensors)
 
     def here(self, tensors: Sequence[torch.Tensor | None]) -> None:
-        """Launch on the current device, where the tensors are."""
+        """Launch on the current device, which must be that of the tensors."""
         (self._launch or self._first)(tensors)
 
     def _first(self, tensors: Sequence[torch.Tensor | None]) -> None:
@@ -156,14 +175,16 @@ class ConfiguredLaunch:
 
 
 def on_device_of(x: torch.Tensor | None) -> AbstractContextManager[Any]:
-    """A block in which launches go to the GPU that x is on."""
+    """Return a context in which launches go to the GPU of a tensor."""
     index = -1 if x is None else x.get_device()
     return _nothing if index < 0 or index == torch.cuda.current_device() else torch.cuda.device(index)
 
 
 def place_of(x: torch.Tensor, name: str = "x") -> int:
-    """The index of the GPU that x is on; off the GPU that of a stub driver, or -1. Raises `ForetuneError`, which calls
-    it `name`, for what is no tensor.
+    """Return the index of a tensor's GPU; for a CPU tensor the index of an active stub driver, or -1.
+
+    Raises:
+        ForetuneError: `x` is not a tensor.
 
     >>> place_of(torch.zeros(2))
     -1
@@ -178,8 +199,11 @@ def place_of(x: torch.Tensor, name: str = "x") -> int:
 
 
 def device_at(place: int, name: str = "x") -> DeviceSpec:
-    """The device there. Raises `ForetuneError`, which calls the tensor `name`, for one on the CPU, except in Triton's
-    interpreter."""
+    """Return the device with an index that `place_of` returned.
+
+    Raises:
+        ForetuneError: The tensor, called `name` in the message, is on the CPU and Triton does not interpret.
+    """
     stub = stubbed()
     if stub is not None and place == stub.index:
         return stub.device
@@ -187,13 +211,13 @@ def device_at(place: int, name: str = "x") -> DeviceSpec:
         return live(place)
     if not knobs.runtime.interpret:
         raise ForetuneError(
-            f"{name} must be on a GPU but is on the CPU (that is for debugging, with TRITON_INTERPRET=1)"
+            f"{name} must be on a GPU but is on the CPU (tensors on the CPU are for debugging with TRITON_INTERPRET=1)"
         )
     return interpreter()
 
 
 def _unhashable(key: Any) -> Any:
-    """Return the part of a key, whose options are grouped, that has no hash."""
+    """Return the part of a nested key that has no hash."""
     for one in key:
         try:
             hash(one)
@@ -209,12 +233,15 @@ def _facts(tensor: Any) -> Any:
         return type(tensor)
     try:
         return tensor.shape, tensor.dtype, tensor.get_device(), tensor.stride(), tensor.requires_grad
-    except RuntimeError:  # sparse and nested ones have no strides, or no shape: `check_tensor` refuses them
+    except RuntimeError:  # sparse and nested tensors lack strides or a shape; `check_tensor` rejects them
         return type(tensor)
 
 
 def check_tensor(name: str, tensor: Any) -> None:
-    """Raise `ForetuneError` for anything but a tensor with strides: nested, quantized, sparse and mkldnn ones.
+    """Check that a value is a tensor with strides: not nested, quantized, sparse or mkldnn.
+
+    Raises:
+        ForetuneError: It is not; the message names the conversion to call.
 
     >>> check_tensor("a", torch.eye(2).to_sparse())
     Traceback (most recent call last):
@@ -236,15 +263,19 @@ class Operand(NamedTuple):
     """Requirements for one tensor of a call."""
 
     name: str
-    dims: int | None = None  # any number of them if None
-    dtypes: Sequence[torch.dtype] = ()  # one of these; any if empty
+    dims: int | None = None  # any number if None
+    dtypes: Sequence[torch.dtype] = ()  # the valid ones; any if empty
     needed: bool = True  # whether it must not be None
-    floating: bool = False  # whether it must be of some floating dtype
-    alike: bool = False  # whether it has the dtype of the call's first tensor
+    floating: bool = False  # whether it must have a floating-point dtype
+    alike: bool = False  # whether it must have the dtype of the call's first tensor
     contiguous: bool = False
 
     def check(self, tensor: Any, first: torch.Tensor, name_of_first: str) -> None:
-        """Raise `ForetuneError` naming what is wrong with it, or where it is on another device than the first."""
+        """Check a tensor against these requirements, and that it is on the device of the first tensor.
+
+        Raises:
+            ForetuneError: It is not valid; the message names the requirement.
+        """
         name, dims = self.name, self.dims
         check_tensor(name, tensor)
         require(dims in (None, tensor.dim()), f"{name} must have {dims} dimensions but is {tuple(tensor.shape)}")
@@ -266,26 +297,30 @@ class Operand(NamedTuple):
 
 
 def check_operands(declared: Sequence[Operand], tensors: Sequence[Any]) -> None:
-    """Raise `ForetuneError` naming what is wrong with the tensors of a call, each by itself."""
+    """Check each of a call's tensors against its declared requirements.
+
+    Raises:
+        ForetuneError: A tensor is not valid.
+    """
     for operand, tensor in zip(declared, tensors, strict=True):
         if tensor is not None or operand.needed:
             operand.check(tensor, tensors[0], declared[0].name)
 
 
 def require(is_so: bool, otherwise: str) -> None:
-    """Raise `ForetuneError` with this message unless it is so."""
+    """Raise `ForetuneError` with this message unless the condition is true."""
     if not is_so:
         raise ForetuneError(otherwise)
 
 
 def ready(x: torch.Tensor) -> torch.Tensor:
-    """Return x, or a copy that is contiguous and begins at a multiple of 16 bytes, as TMA and vector loads do."""
+    """Return x, or a contiguous copy that starts at a multiple of 16 bytes, as TMA and vector loads need."""
     x = x.contiguous()
     return x if are_placed([x]) else x.clone()
 
 
 def are_placed(tensors: Sequence[torch.Tensor | None]) -> bool:
-    """Return whether all begin at multiples of 16 bytes, as TMA and vector loads do.
+    """Return whether all tensors start at multiples of 16 bytes, as TMA and vector loads need.
 
     >>> are_placed((torch.zeros(8), None)), are_placed([torch.zeros(8)[1:]])
     (True, False)
@@ -298,9 +333,11 @@ def are_placed(tensors: Sequence[torch.Tensor | None]) -> bool:
 
 
 def needs_operator(tensors: tuple[Any, ...]) -> bool:
-    """Return whether PyTorch wants to see an operator: it traces, a dispatch mode is on, a function transform or
-    forward-mode AD is active, the tensors have no memory (meta), or one is of a subclass, whose own way with operators
-    must not be bypassed. Otherwise calling the dispatcher would cost more than the launch."""
+    """Return whether a call must go through PyTorch's dispatcher, which would cost more than the launch.
+
+    This is the case while PyTorch traces, a dispatch mode, function transform or forward-mode AD is active, for meta
+    tensors, and for tensor subclasses, which may override operators.
+    """
     if torch.compiler.is_compiling():
         return True
     if _dispatch_modes():
@@ -311,16 +348,16 @@ def needs_operator(tensors: tuple[Any, ...]) -> bool:
     for tensor in tensors:
         if type(tensor) not in _PLAIN and isinstance(tensor, torch.Tensor) and not tensor.is_nested:
             return True
-    return getattr(tensors[0], "is_meta", False) is True  # what is no tensor at all is refused later
+    return getattr(tensors[0], "is_meta", False) is True  # other types are rejected later
 
 
 def is_transformed() -> bool:
-    """Return whether one of torch.func's transforms, or forward-mode AD, is active."""
+    """Return whether a torch.func transform or forward-mode AD is active."""
     return peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def needs_gradient(tensors: Sequence[Any]) -> bool:
-    """Return whether one of a call's tensors wants a gradient, and gradients are on."""
+    """Return whether gradients are on and one of a call's tensors requires one."""
     if torch.is_grad_enabled():
         for tensor in tensors:
             if getattr(tensor, "requires_grad", False):
@@ -329,7 +366,7 @@ def needs_gradient(tensors: Sequence[Any]) -> bool:
 
 
 def _tell_flop_counters() -> None:
-    """Tell active counters of the ops' formulas: one made before an op was imported copied the registry too early."""
+    """Add the ops' formulas to active flop counters, which copy PyTorch's registry when they are created."""
     for mode in _get_current_dispatch_mode_stack():
         registry = getattr(getattr(mode, "counter", mode), "flop_registry", None)
         if registry is not None:
@@ -343,7 +380,7 @@ _PLAIN = {torch.Tensor, torch.nn.Parameter, type(None)}
 
 
 def encode(config: KernelConfig | None) -> str | None:
-    """A config as a string that `decode` reads. In plain Python that Dynamo traces.
+    """Return a config as text for `decode`, in plain Python that Dynamo can trace.
 
     >>> encode(KernelConfig.of(BLOCK_M=64))
     'BLOCK_M=64;num_warps=4;num_stages=3;num_ctas=1'
@@ -355,7 +392,10 @@ def encode(config: KernelConfig | None) -> str | None:
 
 @lru_cache(maxsize=4096)
 def decode(text: str | None) -> KernelConfig | None:
-    """The inverse of `encode`, for knobs that are integers. Raises `ForetuneError` for a text that is none.
+    """Return the config that `encode` wrote; all its knobs are integers.
+
+    Raises:
+        ForetuneError: The text is not an encoded config.
 
     >>> decode("BLOCK_M=64;num_warps=8")["num_warps"]
     8

@@ -1,14 +1,15 @@
-"""`FamilyContract`: what every `Family` keeps to, as tests. Needs pytest, and only here.
+"""`FamilyContract`: the rules that every `Family` must keep, as pytest tests.
 
-A test class inherits it, names its family, and knows:
+A test class inherits it and names its family:
 
     from foretune.kernels.testing import FamilyContract
 
     class TestSoftmax(FamilyContract):
         family = RowSoftmax
 
-What compiles a kernel is marked `compile`, and what interprets one `interpret`. Triton must know before it is imported
-whether it interprets, so the latter is skipped unless it does: `TRITON_INTERPRET=1 pytest -m interpret`.
+Tests that compile a kernel are marked `compile`, and tests that interpret one `interpret`. Triton must be set to
+interpret before it is imported, so the latter are skipped without TRITON_INTERPRET: run `TRITON_INTERPRET=1 pytest -m
+interpret`.
 """
 
 from __future__ import annotations
@@ -40,16 +41,18 @@ from ..runtime import TritonFamily, use_stub_driver
 from ..runtime.launching.results import why_wrong
 from . import find_family
 
-#: What each knob of a config is set to, one at a time.
+#: Bad values, to which each knob of a config is set, one at a time.
 SILLY: tuple[Any, ...] = (0, -1, 3, 48, 2**31, 64.5, "fast", None)
 NO_KNOB = "NO_SUCH_KNOB"
 
 
 class FamilyContract:
-    """Inherit it, set `family`, and override a hook where its default does not fit."""
+    """The tests; inherit, set `family`, and override a hook if its default does not fit."""
 
-    family: ClassVar[Any]  # a Family, a class of one, or a name
-    device: ClassVar[DeviceSpec] = DeviceSpec.named("h200")  # what is predicted and compiled for; need not be here
+    family: ClassVar[Any]  # a family, its class, or its name
+    device: ClassVar[DeviceSpec] = DeviceSpec.named(
+        "h200"
+    )  # the device to predict and compile for; it need not be present
     compiled: ClassVar[int] = 4  # how many configs of the space are compiled
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -60,23 +63,26 @@ class FamilyContract:
     # Hooks.
 
     def problems(self) -> Sequence[Problem]:
-        """A handful of problems to ask about: the family's own cases, if it draws some."""
-        assert isinstance(self.family, Measurable), "override `problems`: a family that only predicts draws none"
+        """Return a few problems to test with; by default the first cases that the family draws."""
+        assert isinstance(self.family, Measurable), "override `problems`: a family that only predicts draws no cases"
         return [case.problem for case in self.family.cases(random=4)][:8]
 
     def small_problem(self) -> Problem | None:
-        """One to launch in the interpreter, which is slow; None where there is none. (Not in bf16, whose products the
-        interpreter gets wrong.)"""
+        """Return a small problem to launch in the interpreter, or None to skip the launch.
+
+        bf16 is excluded because the interpreter computes its products wrongly.
+        """
         exact = [case.problem for case in self.measurable.cases(random=50) if "bf16" not in case.problem.dtype_name]
         return min(exact, key=lambda problem: math.prod(size for _, size in problem.dims), default=None)
 
     def call(self, problem: Problem) -> Mapping[str, Any] | None:
-        """What a launch on this problem passes, by parameter name; None where that cannot be said without a device."""
+        """Return a launch's arguments for this problem by parameter name, or None if they need a device."""
         return self.family.arguments(problem, "meta") if isinstance(self.family, TritonFamily) else None
 
-    # What it is.
+    # Declarations.
 
     def test_it_says_what_it_is(self) -> None:
+        """The declared attributes are complete and consistent."""
         family = self.family
         assert family.name, "name must not be empty"
         assert not set(family.name) & set(": ,"), f"name must be one word but is {family.name!r}"
@@ -92,11 +98,13 @@ class FamilyContract:
         assert set(family.bucketed) <= set(family.dims), f"bucketed must be of {family.dims} but is {family.bucketed}"
 
     def test_other_processes_get_it(self) -> None:
+        """A pickled family has the same name and space."""
         there = pickle.loads(pickle.dumps(self.family))
         assert there.name == self.family.name, "pickling lost the name: declare the class at the top of a module"
         assert there.space() == self.family.space(), "a pickled family must have the same space"
 
     def test_the_space_has_its_knobs_and_no_repeats(self) -> None:
+        """Configs are distinct, have exactly the declared knobs, and survive `triton.Config`."""
         family, space = self.family, self.family.space()
         assert space, "space() must have at least one config"
         assert len(set(space)) == len(space), "space() must have no config twice"
@@ -107,14 +115,16 @@ class FamilyContract:
         assert KernelConfig.from_triton(space[0].to_triton()) == space[0], "a config must survive triton.Config"
 
     def test_problems_and_configs_survive_json(self) -> None:
+        """Problems and configs are equal after a round trip through JSON."""
         for problem in self.problems():
             assert Problem.from_json(json.loads(json.dumps(problem.to_json()))) == problem, f"JSON changed {problem}"
         for config in self.family.space():
             assert KernelConfig.from_json(json.loads(json.dumps(config.to_json()))) == config, f"JSON changed {config}"
 
-    # What it takes.
+    # Problems and configs.
 
     def test_problems_are_of_the_family(self) -> None:
+        """Problems have the family's name, dimensions and flags."""
         for problem in self.problems():
             assert problem.family == self.family.name, f"{problem} must be of the family {self.family.name}"
             dims = {name for name, _ in problem.dims}
@@ -122,6 +132,7 @@ class FamilyContract:
             assert set(problem.flags) <= set(self.family.flags), f"{problem} has flags that the family does not list"
 
     def test_supports_says_none_or_why_not_and_the_same_again(self) -> None:
+        """`supports` returns None or a reason, always the same, and accepts a config per problem."""
         for problem in self.problems():
             reasons = [self.family.supports(config, problem, self.device) for config in self.family.space()]
             for reason in reasons:
@@ -131,6 +142,7 @@ class FamilyContract:
             assert reasons == again, f"supports must give the same answer every time: {problem}"
 
     def test_a_config_with_a_wrong_knob_is_refused_by_its_name(self) -> None:
+        """`supports` refuses unknown and missing knobs, and its reasons name the knob."""
         for config, problem, knob, value in self.mutations():
             reason = self.asked(config, problem)
             if knob == NO_KNOB or knob not in config.to_json():
@@ -140,6 +152,7 @@ class FamilyContract:
 
     @pytest.mark.compile
     def test_what_supports_passes_compiles(self) -> None:
+        """Configs that `supports` accepts compile and fit into shared memory."""
         if os.environ.get("TRITON_INTERPRET") == "1":
             pytest.skip("nothing compiles in the interpreter")
         family, space, problems = self.measurable, self.family.space(), self.problems()
@@ -160,9 +173,10 @@ class FamilyContract:
                 assert shared <= most, f"supports passes {config} on {problem}: {shared} bytes of shared memory"
         assert made, "supports passed none of the configs that were tried"
 
-    # What is predicted from.
+    # Features and predictions.
 
     def test_features_are_finite_float32_a_row_for_each_config(self) -> None:
+        """Features are finite float32 values of shape (n_configs, n_features)."""
         for problem, configs in self.supported():
             for told in (problem, problem.without_sizes()):
                 table = self.family.features(told, self.device, configs)
@@ -174,6 +188,7 @@ class FamilyContract:
                 assert not bad, f"features must be finite, but {', '.join(sorted(bad))} is not for {told}"
 
     def test_a_configs_features_do_not_depend_on_the_others(self) -> None:
+        """A config has the same features alone as among others."""
         for problem, configs in self.supported():
             table = self.family.features(problem, self.device, configs)
             some = np.random.default_rng(0).permutation(len(configs))[:10]
@@ -181,6 +196,7 @@ class FamilyContract:
             assert np.array_equal(alone, table[some]), f"a config's features must be its own: {problem}"
 
     def test_groups_of_features_are_the_features(self) -> None:
+        """`feature_groups` of one problem or several give the same values as `features`."""
         family, configs = self.family, self.family.space(self.device)
         lasting: dict[Any, FeatureGroup] = {}
         for problem, _ in self.supported():
@@ -197,6 +213,7 @@ class FamilyContract:
                     )
 
     def test_supports_depends_on_nothing_but_what_it_is_said_to(self) -> None:
+        """Problems with equal `supports_by` get equal answers from `supports`."""
         family, known = self.family, dict[Any, list[bool]]()
         drawn = family.cases(random=6, max_tflop=1e-3) if isinstance(family, Measurable) else ()
         for problem in (*self.problems(), *(case.problem for case in drawn[:64])):
@@ -205,8 +222,9 @@ class FamilyContract:
             assert able == first, f"supports_by must tell {problem} from another that other configs run"
 
     def test_features_do_with_what_is_known_of_binaries(self) -> None:
+        """Features are finite if all, some or no binaries are known."""
         if not self.family.reads_binaries:
-            pytest.skip("it does not look at binaries")
+            pytest.skip("the family does not use binaries")
         for problem, configs in self.supported():
             facts = {config: BinaryFacts(registers=64, spills=0, smem_bytes=1024) for config in configs[::2]}
             for known in (None, {}, facts):
@@ -214,12 +232,14 @@ class FamilyContract:
                 assert np.isfinite(table).all(), "features must be finite also where a binary is not known"
 
     def test_estimates_are_positive(self) -> None:
+        """`estimate_us` returns a positive, finite time for each config."""
         for problem, configs in self.supported():
             us = np.asarray(self.family.estimate_us(problem.without_sizes(), self.device, configs))
             assert us.shape == (len(configs),), f"estimate_us must give a time for each config but gave {us.shape}"
             assert (np.isfinite(us) & (us > 0)).all(), f"estimate_us must be positive and finite: {problem}"
 
     def test_what_stands_for_a_problem_at_call_time(self) -> None:
+        """`at_call_time` keeps the signature, drops ragged sizes, is idempotent, and stays supported."""
         for problem in self.problems():
             near = self.family.at_call_time(problem)
             assert near.signature == problem.signature, "at_call_time must keep family, dtype and flags"
@@ -229,25 +249,28 @@ class FamilyContract:
             assert None in reasons, f"no config supports {near}, which stands for {problem}: {reasons[0]}"
 
     def test_a_launch_says_its_problem(self) -> None:
+        """`problem_from_call` derives the problem from a launch's arguments, and rejects a launch without any."""
         with pytest.raises(ForetuneError):
             self.family.problem_from_call({})
         calls = [(problem, self.call(problem)) for problem in self.problems()]
         if all(call is None for _, call in calls):
-            pytest.skip("override `call` to say what a launch passes")
+            pytest.skip("override `call` to return the arguments of a launch")
         for problem, call in calls:
             if call is not None:
                 said = self.family.problem_from_call({**call, "grid": (1,), "warmup": False})
                 assert said == problem.without_sizes(), f"a launch of {problem} was taken for one of {said}"
 
-    # What collecting needs.
+    # Collecting.
 
     @property
     def measurable(self) -> Measurable:
+        """The family, if it can be collected; otherwise the test is skipped."""
         if not isinstance(self.family, Measurable):
-            pytest.skip("it only predicts")
+            pytest.skip("the family only predicts")
         return self.family
 
     def test_cases_follow_their_seed_and_their_limits(self) -> None:
+        """`cases` depends on its seed alone, and draws supported problems within `max_tflop`."""
         family, most_tflop = self.measurable, 1e-3
         cases = list(family.cases(random=6, max_tflop=most_tflop))
         assert cases, "cases() must draw some problems"
@@ -260,17 +283,20 @@ class FamilyContract:
             assert None in reasons, f"cases() drew {problem}, which no config supports"
 
     def test_work_is_not_negative(self) -> None:
+        """`flops` and `bytes` are finite and not negative."""
         for problem in self.problems():
             for what in ("flops", "bytes"):
                 assert 0 <= getattr(self.measurable, what)(problem) < math.inf, f"{what} must be 0 or more: {problem}"
 
     def test_the_default_is_supported(self) -> None:
+        """The default config of each problem is supported."""
         for problem in self.problems():
             config = self.measurable.default(problem, self.device)
             reason = self.measurable.supports(config, problem, self.device)
             assert reason is None, f"the default {config} is not supported for {problem}: {reason}"
 
     def test_a_result_is_checked_on_a_problem_that_the_config_takes(self) -> None:
+        """`check_problem` keeps the signature, stays supported, and has a positive tolerance."""
         for problem, configs in self.supported():
             for config in configs:
                 check = self.measurable.check_problem(config, problem)
@@ -280,6 +306,7 @@ class FamilyContract:
                 assert self.measurable.tolerance(check) > 0, "tolerance must be positive"
 
     def test_equal_calls_share_a_binary(self) -> None:
+        """`binary_key` is hashable, and equal for equal calls."""
         for problem, configs in self.supported():
             for config in configs:
                 key = self.measurable.binary_key(config, problem)
@@ -289,17 +316,19 @@ class FamilyContract:
                 assert key == again, f"binary_key must be the same for equal calls: {config} on {problem}"
 
     def test_the_source_hash_is_stable(self) -> None:
+        """`source_hash` is not empty, and equal for a pickled family."""
         first, second = self.measurable.source_hash(), pickle.loads(pickle.dumps(self.measurable)).source_hash()
         assert first, "source_hash must not be empty"
         assert first == second, "source_hash must depend on the source alone"
 
     @pytest.mark.interpret
     def test_a_launch_gives_what_the_reference_says(self) -> None:
+        """A launch in the interpreter computes the reference within the tolerance."""
         if os.environ.get("TRITON_INTERPRET") != "1":
             pytest.skip("TRITON_INTERPRET is not 1")
         family, here = self.measurable, replace(self.device, backend="cpu", sm_count=4)
         if (small := self.small_problem()) is None:
-            pytest.skip("override `small_problem` to say what is launched")
+            pytest.skip("override `small_problem` to return the problem to launch")
         config = family.default(small, here)
         inputs = family.inputs(family.check_problem(config, small), here)
         expected, out = family.reference(inputs), family.launch(inputs, config)
@@ -307,17 +336,19 @@ class FamilyContract:
         wrong = why_wrong(out, expected, family.tolerance(inputs.problem))
         assert wrong is None, f"the result of {config} is wrong: {wrong}"
 
-    # What the checks share.
+    # Helpers.
 
     def supported(self) -> Iterator[tuple[Problem, list[KernelConfig]]]:
-        """Each problem with the configs that support it, forty at most."""
+        """Yield each problem with at most forty configs that support it."""
         for problem in self.problems():
             configs = [c for c in self.family.space() if self.family.supports(c, problem, self.device) is None]
             yield problem, configs[:: max(len(configs) // 40, 1)]
 
     def mutations(self) -> Iterator[tuple[KernelConfig, Problem, str, Any]]:
-        """(config, problem, knob, value): a supported config with one knob too many, too few, or of a silly value, if
-        `KernelConfig` takes that at all."""
+        """Yield (config, problem, knob, value): supported configs with one knob added, removed or set to a bad value.
+
+        Values that `KernelConfig` itself rejects are left out.
+        """
         for problem, configs in self.supported():
             knobs = configs[0].to_json()
             yield KernelConfig.of(**knobs, **{NO_KNOB: 1}), problem, NO_KNOB, 1
@@ -330,6 +361,7 @@ class FamilyContract:
                         yield KernelConfig.of(**knobs | {knob: value}), problem, knob, value
 
     def asked(self, config: KernelConfig, problem: Problem) -> str | None:
+        """Return what `supports` answers, and fail if it raises."""
         try:
             reason: str | None = self.family.supports(config, problem, self.device)
         except Exception as error:

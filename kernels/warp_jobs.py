@@ -1,8 +1,7 @@
-"""What the kernels of CONSUMERS share, in Gluon: what they use of Hopper (copies of tiles that barriers count, and
-products that run beside them), barriers between the warps that load and those that multiply, and how a group of warps
-stores its sum.
+"""Gluon code that kernels with CONSUMERS share: Hopper's asynchronous copies and products, and barriers.
 
-Gluon is experimental: this is where it may have moved (`config_limits.why_no_gluon` asks), and what its names are now.
+Loading warps and multiplying warps of a program synchronize by barriers. Gluon is experimental: its names and their
+locations are collected here, and `config_limits.why_no_gluon` checks whether this module can be imported.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ __all__ = [
     "warpgroup_mma_wait",
 ]
 
-# What copies are called from Triton 3.8 or 3.9 on, and before.
+# The names of copies since Triton 3.8 or 3.9, and before.
 load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 load_scales = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
@@ -42,7 +41,7 @@ load_scales = getattr(async_copy, "async_load", None) or async_copy.async_copy_g
 
 @gluon.jit
 def stage_barriers(STAGES: gl.constexpr, READERS: gl.constexpr):
-    """(full, empty): a stage is full once its operands are there, and empty again when all who read it have."""
+    """Return barriers (full, empty): full once a stage is loaded, empty once all READERS have read it."""
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
@@ -53,7 +52,7 @@ def stage_barriers(STAGES: gl.constexpr, READERS: gl.constexpr):
 
 @gluon.jit
 def turn_barriers():
-    """A barrier for each of two groups of warps that take turns: the other one arrives at it."""
+    """Return a barrier for each of two warp groups that alternate; the other group arrives at it."""
     turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for turn in gl.static_range(2):
         mbarrier.init(turns.index(turn), count=1)
@@ -62,7 +61,7 @@ def turn_barriers():
 
 @gluon.jit
 def halves(tile):
-    """The left and the right columns of a group's tile; no value changes its thread."""
+    """Return the left and the right columns of a group's tile; every value stays in its thread."""
     ROWS: gl.constexpr = tile.shape[0]
     HALF: gl.constexpr = tile.shape[1] // 2
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, HALF, 16])
@@ -74,8 +73,8 @@ def halves(tile):
 
 @gluon.jit
 def store_box(tile, desc, held, matrix, row, col):
-    """Stores a group's tile by way of `held`, shared memory of its size, to (matrix, row, col) of a descriptor."""
-    tma.store_wait(0)  # of what `held` had before
+    """Store a group's tile through `held`, shared memory of its size, at (matrix, row, col) of a descriptor."""
+    tma.store_wait(0)  # until the previous content of `held` is stored
     held.store(tile)
     fence_async_shared()
     store_tile(desc, [matrix, row, col], held.reshape([1, tile.shape[0], tile.shape[1]]))

@@ -1,4 +1,4 @@
-"""Tables of real models (dense_llms.csv, grouped_gemm/models.csv), and what all workloads draw from and how."""
+"""Tables of real models (dense_llms.csv, grouped_gemm/models.csv), and how workloads sample problems."""
 
 from __future__ import annotations
 
@@ -15,34 +15,47 @@ from ..datasets import DatasetError, ForetuneError
 from ..datasets.console import whole_number
 from ..datasets.errors import abridged
 
-#: Far beyond any model: layers of a few ten thousand.
+#: The largest width of a layer and the longest name of a model, far above those of real models.
 MOST_WIDTH, MOST_NAME = 1 << 20, 200
-#: A table of all models there are takes some kilobytes; reading stops here.
+#: The largest file that is read; a table of all models takes a few kilobytes.
 _MOST_BYTES = 256 << 10
 
 
 def table_rows(
     file: Path, columns: Sequence[str], optional: Sequence[str] = ()
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield (where it stands, fields by column) of each row of a CSV file with these columns, the first of which is the
-    model's name. `optional` columns that the file does not have are empty. Empty lines are passed over.
+    """Yield (location, fields by column) of each row of a CSV file of models.
 
-    Raises `DatasetError` naming the file, line, column and value that is wrong, and what would be right; also for a
-    model with two rows, and for a table without any.
+    Empty lines are skipped.
+
+    Args:
+        file: The file.
+        columns: The required columns; the first one is the model's name.
+        optional: Columns that may be missing; their fields are then empty.
+
+    Raises:
+        DatasetError: A value, a column or the file is not valid, a model has two rows, or there are no rows. The
+            message names file, line, column, the bad value and valid values.
     """
     lines: dict[str, int] = {}
     for line, fields in _rows(file, columns, optional):
         where = f"{file}, line {line}"
         name = _name(fields[columns[0]], f"{where}, {columns[0]}")
         if (earlier := lines.setdefault(name, line)) != line:
-            raise DatasetError(f"{where}, {columns[0]}: {name!r} stands in line {earlier} already: give each one row")
+            raise DatasetError(
+                f"{where}, {columns[0]}: {name!r} is already in line {earlier}: each model must have one row"
+            )
         yield where, {**dict.fromkeys(optional, ""), **fields, columns[0]: name}
     if not lines:
-        raise DatasetError(f"{file}: no models in it: a row for each is due below the columns' names")
+        raise DatasetError(f"{file}: has no models: there must be a row for each below the column names")
 
 
 def count_in(fields: Mapping[str, str], column: str, where: str, low: int, high: int, step: int = 1) -> int:
-    """A field's whole number, between `low` and `high` and a multiple of `step`; else `DatasetError` says where."""
+    """Return a field's integer, between `low` and `high` and a multiple of `step`.
+
+    Raises:
+        DatasetError: It is not such a number; the message starts with `where`.
+    """
     try:
         count = whole_number(fields[column].strip(), low, high)
     except ForetuneError as error:
@@ -54,7 +67,7 @@ def count_in(fields: Mapping[str, str], column: str, where: str, low: int, high:
 
 def _name(name: str, where: str) -> str:
     name = name.strip()
-    # Evaluation holds out all models of a family at once, which it knows by the name's first word.
+    # Evaluation holds out all models of a family, which the name's first word identifies.
     if not (name[:1].isascii() and name[:1].isalpha() and name.isprintable() and len(name) <= MOST_NAME):
         raise DatasetError(
             f"{where}: must be a name that begins with a letter, A to Z, in at most {MOST_NAME} characters, "
@@ -64,7 +77,7 @@ def _name(name: str, where: str) -> str:
 
 
 def _rows(file: Path, columns: Sequence[str], optional: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """(line, fields by column) of each row."""
+    """Yield (line number, fields by column) of each row."""
     reader = csv.reader(io.StringIO(_text(file), newline=""), strict=True)
     names: list[str] | None = None
     try:
@@ -78,7 +91,7 @@ def _rows(file: Path, columns: Sequence[str], optional: Sequence[str]) -> Iterat
                 raise DatasetError(f"{where}: must have {len(names)} fields as the first line has, but {len(fields)}")
             else:
                 yield reader.line_num, dict(zip(names, fields, strict=True))
-    except csv.Error as error:  # a field of over 131,072 characters, or a quote that nothing ends
+    except csv.Error as error:  # a field of over 131,072 characters, or an unclosed quote
         raise DatasetError(f"{file}, line {reader.line_num}: not CSV: {error}") from None
     if names is None:
         _columns([], columns, optional, str(file))
@@ -93,7 +106,7 @@ def _text(file: Path) -> str:
     if len(content) > _MOST_BYTES:
         raise DatasetError(f"{file}: larger than any table of models ({_MOST_BYTES >> 10} KiB)")
     try:
-        text = content.decode("utf-8-sig")  # Excel begins with a byte order mark
+        text = content.decode("utf-8-sig")  # Excel writes a byte order mark
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise DatasetError(f"{file}, line {line}: must be text in UTF-8: save it as `CSV UTF-8`") from None
@@ -115,9 +128,9 @@ def _columns(names: list[str], columns: Sequence[str], optional: Sequence[str], 
 
 
 COLUMNS = ("model", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size")
-#: Far beyond any model, which has some hundreds.
+#: The most heads and the largest head dimension; models have a few hundred.
 MOST_HEADS, MOST_HEAD_DIM = 4096, 4096
-#: Widths of layers are multiples of 16 bytes: 8 elements of 16 bits.
+#: Widths of layers must be multiples of 16 bytes: 8 elements of 16 bits.
 WIDTH_STEP = 8
 
 
@@ -134,24 +147,28 @@ class DenseModel:
     vocab_size: int
 
     def splits(self, degree: int) -> bool:
-        """Whether `degree` ranks can share its heads and its intermediate size in whole parts, as tensor parallelism
-        needs it (key and value heads are repeated where there are fewer of them than ranks)."""
+        """Return whether `degree` tensor-parallel ranks can share heads and intermediate size evenly.
+
+        If there are fewer key and value heads than ranks, they are repeated.
+        """
         kv_heads_fit = self.num_kv_heads % degree == 0 or degree % self.num_kv_heads == 0
         return self.num_heads % degree == 0 and self.intermediate_size % (degree * WIDTH_STEP) == 0 and kv_heads_fit
 
     def heads_on_rank(self, degree: int = 1) -> tuple[int, int]:
-        """Query heads, and key (or value) heads, of one of `degree` tensor-parallel ranks.
+        """Return (query heads, key or value heads) of one of `degree` tensor-parallel ranks.
 
-        Raises `ForetuneError` for a degree that does not split the model.
+        Raises:
+            ForetuneError: The model cannot be split over so many ranks.
         """
         if degree < 1 or not self.splits(degree):
             raise ForetuneError(f"{self.model} cannot be split over {degree} ranks: see DenseModel.splits")
         return self.num_heads // degree, max(self.num_kv_heads // degree, 1)
 
     def linear_layers(self, degree: int = 1) -> dict[str, tuple[int, int]]:
-        """(N, K) of each product with a weight, y (M, N) = x (M, K) @ w.T, on one of `degree` tensor-parallel ranks:
-        query, key and value in one, attention's output, gate and up in one, down, and the head over the vocabulary
-        (padded to a multiple of 64 on each rank, as serving engines pad it).
+        """Return (N, K) of each linear layer, y (M, N) = x (M, K) @ w.T, on one of `degree` tensor-parallel ranks.
+
+        The layers are query, key and value in one, attention's output, gate and up in one, down, and the head over the
+        vocabulary, padded to a multiple of 64 on each rank as serving engines do.
 
         >>> load_dense_models()[2].linear_layers(2)["gate_up"]
         (14336, 4096)
@@ -168,9 +185,10 @@ class DenseModel:
 
 
 def load_dense_models(path: Path | str | None = None) -> tuple[DenseModel, ...]:
-    """The models of a CSV file; of the shipped table where no path is given. Empty lines are passed over.
+    """Return the models of a CSV file; those of the shipped table if no path is given.
 
-    Raises `DatasetError` naming the file, line, column and value that is wrong, and what would be right.
+    Raises:
+        DatasetError: As for `table_rows`.
 
     >>> load_dense_models()[2].model
     'Llama-3.1-8B'
@@ -189,16 +207,16 @@ def _model(fields: dict[str, str], where: str) -> DenseModel:
 
 
 MOE_COLUMNS = ("model", "num_experts", "top_k", "hidden_size", "moe_intermediate_size")
-#: May be left out, or empty: the experts' hidden size is then the model's, and they are gated.
+#: Optional columns. By default the experts' hidden size is the model's, and they are gated.
 OPTIONAL_COLUMNS = ("expert_hidden_size", "gated")
 _GATED = {"": True, "yes": True, "no": False}
-#: Far beyond any model, which has a few hundred.
+#: The most experts; models have a few hundred.
 MOST_EXPERTS = 65536
 
 
 @dataclass(frozen=True)
 class Model:
-    """The MoE dimensions of one published model. `expert_hidden_size` is the width of what experts read and write."""
+    """The MoE dimensions of one published model; `expert_hidden_size` is the input and output width of experts."""
 
     model: str
     num_experts: int
@@ -215,9 +233,10 @@ class Model:
 
 
 def load_models(path: Path | str | None = None) -> tuple[Model, ...]:
-    """The models of a CSV file; of the shipped table where no path is given. Empty lines are passed over.
+    """Return the MoE models of a CSV file; those of the shipped table if no path is given.
 
-    Raises `DatasetError` naming the file, line, column and value that is wrong, and what would be right.
+    Raises:
+        DatasetError: As for `table_rows`.
 
     >>> load_models()[0].projections()["w13"]
     (28672, 4096)
@@ -227,7 +246,7 @@ def load_models(path: Path | str | None = None) -> tuple[Model, ...]:
 
 
 def _moe_model(fields: dict[str, str], where: str) -> Model:
-    # A layer of one expert is no grouped GEMM.
+    # A layer with one expert is not a grouped GEMM.
     experts = count_in(fields, "num_experts", where, 2, MOST_EXPERTS)
     top_k = count_in(fields, "top_k", where, 1, experts)
     widths = [*MOE_COLUMNS[-2:], *(["expert_hidden_size"] if fields["expert_hidden_size"].strip() else [])]
@@ -241,17 +260,23 @@ def _moe_model(fields: dict[str, str], where: str) -> Model:
 
 T = TypeVar("T")
 
-#: Tokens of one call, from decode to training.
+#: Token counts of one call, from decoding to training.
 TOKENS = tuple(2**exponent for exponent in range(15))
-#: With more tokens than this hardly any layer is within the limits of a problem.
+#: The largest token count; above it, hardly any layer is within the limits of a problem.
 MOST_TOKENS = 1 << 22
 #: Tensor-parallel degrees: ranks that share a layer.
 TENSOR_PARALLEL = (1, 2, 4, 8)
 
 
 def check_drawn(tokens: Sequence[int] | None, **counts: int) -> None:
-    """Raises `ForetuneError` naming what a workload is asked for and cannot be: `per_layer`, `random` and other counts
-    that are negative, or token counts that no call has.
+    """Check the arguments of a workload's sampling.
+
+    Args:
+        tokens: Token counts; the workload's own if None.
+        counts: Numbers by name, such as `per_layer` and `random`.
+
+    Raises:
+        ForetuneError: A number is negative, or a token count is out of range.
 
     >>> check_drawn([16, 0], per_layer=2)
     Traceback (most recent call last):
@@ -265,7 +290,7 @@ def check_drawn(tokens: Sequence[int] | None, **counts: int) -> None:
 
 
 class Deck:
-    """Values in random order, each once before any of them comes again.
+    """Values in random order; each occurs once before any of them is repeated.
 
     >>> deck = Deck([1, 2], np.random.default_rng(0))
     >>> sorted([deck.draw(), deck.draw()])
@@ -283,7 +308,7 @@ class Deck:
 
 
 def chosen(shares: Mapping[T, float], rng: np.random.Generator) -> T:
-    """One of some values, each as often as its share of them all.
+    """Return one of the keys at random, with probabilities proportional to their shares.
 
     >>> chosen({"bf16": 1.0, "fp16": 0.0}, np.random.default_rng(0))
     'bf16'
@@ -293,7 +318,7 @@ def chosen(shares: Mapping[T, float], rng: np.random.Generator) -> T:
 
 
 def shuffled(values: Sequence[T], rng: np.random.Generator) -> tuple[T, ...]:
-    """In another order: a run that is cut short has a fair sample.
+    """Return values in random order, so that a truncated run has a fair sample.
 
     >>> sorted(shuffled("abc", np.random.default_rng(0)))
     ['a', 'b', 'c']

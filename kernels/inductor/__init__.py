@@ -1,7 +1,7 @@
-"""The ops that Inductor has Triton templates for, each a family: its own choices, as it lists and generates them.
+"""A family for each op that Inductor has Triton templates for; its configs are the choices that Inductor lists.
 
 `inductor:mm` (mm, addmm, bmm, baddbmm and scaled_mm) can be collected; all can be predicted. Importing this imports
-neither torch nor triton. `foretune.use("inductor")` (integrations/) puts the predictions in front of Inductor.
+neither torch nor triton. `foretune.use("inductor")` (integrations/) applies the predictions in Inductor.
 """
 
 from __future__ import annotations

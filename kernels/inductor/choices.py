@@ -1,9 +1,8 @@
-"""Inductor's choices as problems and configs of our families, and which of them are worth generating. Sizes are what
-Inductor hints: nothing is guarded on.
+"""Convert Inductor's choices to problems and configs of families, and select the choices worth generating.
 
-Two things come from Inductor: a `KernelTemplateChoice`, before code is generated (mm and its kin), and a
-`TritonTemplateCaller`, after that (grouped_mm, convolution, flex attention). Whatever is none of a family that we have
-is None here. Private names of torch are used; torch 2.11 and 2.13 have them.
+Sizes are Inductor's hints; no guards are added. There are two types of choices: a `KernelTemplateChoice` before code is
+generated (mm and related ops), and a `TritonTemplateCaller` afterwards (grouped_mm, convolution, flex attention).
+Functions return None for choices of no known family. Private names of torch are used; torch 2.11 and 2.13 have them.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 #: A node of Inductor's graph.
 Node: TypeAlias = Any
 
-#: The templates of mm and its kin, and whether their programs stay and load through TMA.
+#: The templates of mm and related ops; 1 if their programs loop over tiles and load through TMA.
 MM_TEMPLATES = {
     "triton::mm": 0,
     "triton::bmm": 0,
@@ -36,16 +35,22 @@ MM_TEMPLATES = {
     "triton::scaled_mm_device_tma_main_loop_scaling": 1,
     "triton::blackwell_ws_persistent_device_tma": 1,
 }
-#: What tells a template to round float32 operands.
+#: The template parameter that rounds float32 operands to TF32.
 ALLOW_TF32 = "ALLOW_TF32"
-#: What the ops of these templates are called that have an operand to be added.
+#: Prefixes of the names of ops that add an operand.
 _WITH_BIAS = ("addmm", "baddbmm")
 _PAIR = re.compile(r"(\w+)=([^,]+)")
 
 
 def mm_problem(inputs: MMKernelInputs, op: str, tf32: bool, hint: int | None = None) -> Problem | None:
-    """The problem of one lowering of mm or its kin, of which `tf32` says how float32 is multiplied; `hint` is what
-    unknown sizes count as where Inductor lists choices for several."""
+    """Return the problem of one lowering of mm or a related op, or None for an unknown dtype.
+
+    Args:
+        inputs: The operands.
+        op: The op's name.
+        tf32: Whether float32 is rounded to TF32.
+        hint: The value of unknown sizes; Inductor's own hints if None. Inductor may list choices for several hints.
+    """
     a, b = inputs.mat1mat2()
     if (dtype := _dtype_name(a.get_dtype(), "inductor_mm")) is None:
         return None
@@ -59,12 +64,12 @@ def mm_problem(inputs: MMKernelInputs, op: str, tf32: bool, hint: int | None = N
 
 
 def multiplies_as_tf32(choice: KernelTemplateChoice) -> bool:
-    """Whether the template of a choice of mm and its kin is told to round float32."""
+    """Return whether the template of a choice rounds float32 to TF32."""
     return bool((choice.params.to_kwargs() | choice.extra_kwargs).get(ALLOW_TF32, False))
 
 
 def mm_config(choice: KernelTemplateChoice) -> KernelConfig | None:
-    """The config of a choice of mm and its kin; None for ATen, decompose-k and the like, which have no tile."""
+    """Return the config of a choice of mm or a related op; None for ATen, decompose-k and others without a tile."""
     persistent = MM_TEMPLATES.get(choice.template.uid)
     params = choice.params.to_kwargs()
     knobs = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
@@ -75,7 +80,7 @@ def mm_config(choice: KernelTemplateChoice) -> KernelConfig | None:
 
 
 def caller_problem(caller: Any) -> Problem | None:
-    """The problem of a `TritonTemplateCaller` whose choices only exist as code."""
+    """Return the problem of a `TritonTemplateCaller`, or None."""
     found = _OF_TEMPLATE.get(_template_of(caller))
     if found is None:
         return None
@@ -88,7 +93,7 @@ def caller_problem(caller: Any) -> Problem | None:
 
 
 def caller_config(caller: Any) -> KernelConfig | None:
-    """Its config, by the knobs of its family."""
+    """Return the config of a `TritonTemplateCaller`, with the knobs of its family, or None."""
     found = _OF_TEMPLATE.get(_template_of(caller))
     if found is None:
         return None
@@ -100,13 +105,13 @@ def caller_config(caller: Any) -> KernelConfig | None:
 
 
 def _template_of(caller: Any) -> str:
-    """The template's name: a caller's is triton_NAME_NUMBER."""
+    """Return the name of a caller's template; the caller is named triton_NAME_NUMBER."""
     name: str = getattr(caller, "name", "")
     return name.removeprefix("triton_").rpartition("_")[0]
 
 
 def _parameters(caller: Any) -> dict[str, str]:
-    """What the template was filled with, of which a description has all: "BLOCK_M=64, ..."."""
+    """Return the template's parameters from the caller's description, such as "BLOCK_M=64, ..."."""
     return {name: value.strip("'\" ") for name, value in _PAIR.findall(getattr(caller, "description", ""))}
 
 
@@ -150,7 +155,7 @@ def _flex_decoding(nodes: Sequence[Node], layout: Any, parameters: Mapping[str, 
     batch = max(key[0] * key[1], 1)
     return (), {
         "batch": batch,
-        "groups": 1,  # the queries of all heads that share keys are rows of one product
+        "groups": 1,  # queries of all heads that share keys are rows of one product
         "queries": math.prod(query) // (batch * max(query[-1], 1)),
         "keys": key[-2],
         "head_qk": query[-1],
@@ -162,7 +167,7 @@ def _flex_decoding(nodes: Sequence[Node], layout: Any, parameters: Mapping[str, 
 _BLOCKS = ("BLOCK_M", "BLOCK_N", "BLOCK_K")
 _BACKWARD_BLOCKS = ("BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2")
 _ProblemOf: TypeAlias = Callable[[Sequence[Node], Any, Mapping[str, str]], _Parts]
-#: The family of each template, what makes its problem, and its blocks.
+#: For each template: its family, the function that returns flags and dimensions, and its block knobs.
 _OF_TEMPLATE: dict[str, tuple[str, _ProblemOf, tuple[str, ...]]] = {
     "grouped_mm": ("inductor_grouped_mm", _grouped, _BLOCKS),
     "scaled_grouped_mm": ("inductor_grouped_mm", _grouped, _BLOCKS),
@@ -175,7 +180,7 @@ _OF_TEMPLATE: dict[str, tuple[str, _ProblemOf, tuple[str, ...]]] = {
 
 
 def _hinted(sizes: Sequence[Any], override: int | None = None) -> list[int]:
-    """Sizes as numbers: those that are symbols as Inductor hints them, or as `override`."""
+    """Return sizes as numbers; symbolic sizes are `override`, or Inductor's hints."""
     from torch._inductor.virtualized import V
 
     if all(isinstance(size, int) or getattr(size, "is_number", False) for size in sizes):
@@ -186,27 +191,35 @@ def _hinted(sizes: Sequence[Any], override: int | None = None) -> list[int]:
 
 
 def _is_transposed(node: Node) -> bool:
-    """Whether its rows are apart by 1: as far as it is known without a guard."""
+    """Return whether a node's columns are contiguous, as far as known without a guard."""
     *_, row, column = node.get_stride()
     return bool(row == 1 and column != 1)
 
 
 def _dtype_name(dtype: Any, family: str) -> str | None:
-    """What the family calls it, if it takes it."""
+    """Return the family's name of a torch dtype, or None if the family does not have it."""
     return next((name for name in find_family(family).dtypes if torch_dtype(name) == dtype), None)
 
 
-#: So many times as many choices go through while nothing is learned of an op. (Inductor's default lists have about 20,
-#: so trying them still takes less than that.)
+#: The factor on k for ops that no bundle has learned. Inductor's default lists have about 20 choices, so trying
+#: 2 * 8 is still less.
 GROWTH = 2
 
 
 def best_first(
     problem: Problem, configs: Sequence[KernelConfig], device: DeviceSpec, k: int, bundle: Bundle | None = None
 ) -> tuple[int, ...]:
-    """Positions of the configs to try, fastest first: `k` where the bundle (the shipped one if left out) has learned
-    the op, more on an arch that it knows nothing of (see `make_shortlist`), and `GROWTH` times `k` where the family's
-    estimate ranks. The same arguments give the same answer.
+    """Return the positions of the configs to try, fastest first.
+
+    There are `k` of them if the bundle has learned the op (more on an arch that it does not know: see
+    `make_shortlist`), and `GROWTH * k` if the family's analytic estimate ranks. The result is deterministic.
+
+    Args:
+        problem: The problem.
+        configs: The configs of Inductor's choices, which may repeat.
+        device: The device.
+        k: How many to try.
+        bundle: The bundle that predicts; the shipped one if None.
 
     >>> problem = Problem.of("inductor_mm", batch=1, m=4096, n=4096, k=4096)
     >>> configs, h200 = find_family("inductor_mm").space(), DeviceSpec.named("h200")
@@ -227,6 +240,6 @@ def best_first(
         able = [distinct[position] for position in supported(family, problem, device, distinct)]
         order = np.argsort(family.estimate_us(problem, device, able), kind="stable")
         chosen = tuple(able[position] for position in order[: GROWTH * k].tolist())
-    # Knobs that the family lacks may tell choices apart: as many go through all the same.
+    # Choices may differ in knobs that the family does not have, so their configs repeat. The count stays the same.
     positions = [position for config in chosen for position, one in enumerate(configs) if one == config]
     return tuple(positions[: len(chosen)])

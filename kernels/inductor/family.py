@@ -1,13 +1,16 @@
-"""What Inductor's templates have in common as families, without torch and triton: what predicting needs, and how long a
-tiled, software-pipelined Triton kernel takes, from its tiles, which ranks while nothing is learned.
+"""The base class of families for Inductor's templates, and an analytic model of tiled, pipelined kernels.
 
-A problem is one call as Inductor lowers it, sizes as it hints them; a config is one of the choices that it lists, by
-the knobs of its template. Each family says what a config's tiles are (`loop`); estimates and features follow from that.
+The model estimates a kernel's time from its tiles, and ranks configs of ops that no bundle has learned. Needs neither
+torch nor triton.
+
+A problem is one call as Inductor lowers it, with Inductor's hints for its sizes; a config is one of the choices that
+Inductor lists, with the knobs of its template. Each family describes the work of its configs (`loop`); estimates and
+features follow from that.
 
 The estimate is the roofline of one step of the inner loop (Williams, Waterman and Patterson, CACM 52(4), 2009), times
-steps and waves: programs fill the device in whole waves (wave quantisation, NVIDIA's "Matrix Multiplication Background
+steps and waves: programs fill the device in whole waves (wave quantization, NVIDIA's "Matrix Multiplication Background
 User's Guide"), and a load is hidden by as many steps as the pipeline is deep (Little's law). The constants are rounded
-figures of Hopper; only the ratios between configs count.
+figures for Hopper; only the ratios between configs matter.
 """
 
 from __future__ import annotations
@@ -38,29 +41,29 @@ if TYPE_CHECKING:
 
     Column = NDArray[np.float64]
 
-#: Registers of a thread for addresses, masks and the loop, beside its accumulators.
+#: Registers of a thread for addresses, masks and the loop, in addition to its accumulators.
 _OTHER_REGISTERS = 96
-#: What a kernel takes to start and to end, and what its memory takes to answer.
+#: Microseconds: starting and ending a kernel, and the latency of memory.
 _LAUNCH_US, _LATENCY_US = 2.0, 1.3
-#: What a step costs beside its products: barriers, and the start of the matrix instructions.
+#: Microseconds of a step in addition to its products: barriers, and the start of matrix instructions.
 _STEP_US = 0.09
-#: L2 delivers about this multiple of what a copy reaches (H200: 7 TB/s read, 4.3 copied).
+#: The L2's bandwidth over that of a copy (H200: 7 TB/s read, 4.3 copied).
 _L2_OVER_COPY = 1.6
-#: An operand tile of this many rows keeps the matrix units half as busy as an endless one.
+#: With an operand tile of this many rows, matrix units reach half of the rate of an infinitely long one.
 _HALF_BUSY_ROWS = 16.0
-#: Tiles of fewer rows than one warp-group instruction has take the older instructions, at about this share of the rate.
+#: Tiles with fewer rows than a warp-group instruction use older instructions, at about this share of the rate.
 _WARP_GROUP_ROWS, _OLDER_SHARE = 64, 0.4
-#: What spilling costs, for each register that does not fit.
+#: The relative slowdown for each register that is spilled.
 _SPILL = 0.02
 
 
 @dataclass(frozen=True)
 class TiledLoop:
-    """The work of each config, all (n_configs,): `tiles` output tiles, each of `steps` steps of the inner loop."""
+    """The work of each config, arrays of (n_configs,): `tiles` output tiles, each of `steps` inner-loop steps."""
 
     tiles: Column
     steps: Column
-    rows: Column  # of one product, the smaller of what the two operands bring
+    rows: Column  # of one product of tiles
     columns: Column
     step_flops: Column
     step_bytes: Column  # loaded by a step
@@ -69,22 +72,29 @@ class TiledLoop:
     smem_bytes: Column
     warps: Column
     stages: Column
-    is_persistent: Column  # 1 where a program does one tile after the other, a program an SM
+    is_persistent: Column  # 1 if one program per SM loops over tiles
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The analytic model's estimates for the loop, each (n_configs,)."""
+    """The analytic model's estimates for a loop, each (n_configs,)."""
 
     time_us: Column
     resident: Column  # programs that an SM holds
-    rounds: Column  # tiles that the busiest SM does one after the other
+    rounds: Column  # tiles that the busiest SM computes one after the other
     fill: Column  # the share of the last round that has work
-    registers: Column  # of a thread, more than there are where it spills
+    registers: Column  # needed per thread; above the limit it spills
 
 
 def predict(loop: TiledLoop, device: DeviceSpec, *, dtype: str, least_bytes: float) -> Prediction:
-    """The time of each config on a device, whose matrix units work on `dtype`; `least_bytes` go through its memory."""
+    """Estimate the time of each config on a device.
+
+    Args:
+        loop: The work of the configs.
+        device: The device.
+        dtype: The dtype that the matrix units multiply.
+        least_bytes: Bytes that a call moves through the device's memory at least.
+    """
     sms, threads = device.sm_count, loop.warps * device.warp_size
     registers = loop.accumulators / threads + _OTHER_REGISTERS
     resident = np.minimum.reduce(
@@ -107,7 +117,7 @@ def predict(loop: TiledLoop, device: DeviceSpec, *, dtype: str, least_bytes: flo
     l2 = loop.step_bytes * sms / (_L2_OVER_COPY * device.copy_bandwidth_gbs * 1e3)
     ahead = np.maximum(loop.stages - 1, 0.0)
     hidden = np.where(ahead > 0, _LATENCY_US / np.maximum(ahead, 1.0), _LATENCY_US + compute)
-    step = sharing * (compute + l2) + hidden  # the sum ranked better than the slowest of them alone
+    step = sharing * (compute + l2) + hidden  # the sum ranked better than the maximum
     store = loop.tile_bytes * sms * sharing / (device.copy_bandwidth_gbs * 1e3)
     one_round = loop.steps * step + _LATENCY_US + store
     spilled = np.maximum(registers - MOST_REGISTERS, 0.0)
@@ -123,23 +133,26 @@ def predict(loop: TiledLoop, device: DeviceSpec, *, dtype: str, least_bytes: flo
 
 
 def matrix_flops_per_us(device: DeviceSpec, dtype: str) -> float:
-    """The rate of the matrix units: measured where the spec has it, else 8-bit types twice as fast as bf16, TF32 half
-    as fast, and float32 that is not rounded to it a sixteenth (H100 whitepaper: 1979, 990, 495 and 67 TFLOP/s)."""
+    """Return the rate of the matrix units in floating-point operations per microsecond.
+
+    It is the measured rate if the spec has it. Otherwise 8-bit types are twice as fast as bf16, TF32 is half as fast,
+    and float32 without TF32 a sixteenth (H100 whitepaper: 1979, 990, 495 and 67 TFLOP/s).
+    """
     known = dict(device.matrix_tflops_by_dtype).get(dtype)
     share = {"tf32": 1 / 2, "fp32": 1 / 16}.get(dtype, 1.0)
     return 1e6 * (device.matrix_tflops_of(dtype) * share if known is None else known)
 
 
-#: What the analytic model adds to the features that any kernel has.
+#: The features from the analytic model, in addition to the generic ones.
 OF_MODEL = ("model_log_us", "model_resident", "model_log_rounds", "model_fill", "model_registers", "model_smem")
-_NO_CALL = "the kernels that Inductor generates have their sizes in their source, and no call says them"
+_NO_CALL = "generated kernels have their sizes in their source, not in their arguments"
 
 
 class InductorTemplate(Family):
     """One op that Inductor has Triton templates for."""
 
     values: ClassVar[Mapping[str, tuple[int, ...]]]  # of each knob
-    tiles: ClassVar[Mapping[str, str]]  # which knob divides which dimension
+    tiles: ClassVar[Mapping[str, str]]  # the dimension that each knob tiles
     dtypes: ClassVar[tuple[str, ...]] = ("bf16", "fp16", "fp32", "fp8e4m3")
     ragged: ClassVar[Mapping[str, str]] = {}
     _blocks: ClassVar[str]  # the knobs that shared memory grows with
@@ -152,39 +165,41 @@ class InductorTemplate(Family):
 
     @abstractmethod
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
-        """The work of each config, from its knobs, each (n_configs,)."""
+        """Return the work of each config from its knobs, each (n_configs,)."""
 
     @abstractmethod
     def flops(self, problem: Problem) -> float:
-        """Floating-point operations of one call."""
+        """Return the floating-point operations of one call."""
 
     @abstractmethod
     def bytes(self, problem: Problem) -> float:
-        """Bytes that one call reads and writes at least, each operand once."""
+        """Return the least bytes that one call reads and writes, each operand once."""
 
     @abstractmethod
     def smem_bytes(self, config: KernelConfig, problem: Problem) -> int:
-        """Shared memory that one program needs: what is in flight."""
+        """Return the shared memory that one program needs for its pipeline, in bytes."""
 
     def multiplied_as(self, problem: Problem) -> str:
-        """The dtype that decides how fast products are: that of the operands, or "tf32"."""
+        """Return the dtype that decides the speed of products: that of the operands, or "tf32"."""
         return problem.dtype_name
 
     def is_listed(self, config: KernelConfig) -> bool:
-        """Whether Inductor lists the config, where knobs exclude each other."""
+        """Return whether Inductor lists the config; some combinations of knobs are excluded."""
         return True
 
     def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:
+        """Return the choices that Inductor lists; with a device, those that it can run for some problem."""
         space = _space(type(self))
         if device is None:
             return space
         return tuple(config for config in space if self.device_limit(config, device) is None)
 
     def device_limit(self, config: KernelConfig, device: DeviceSpec) -> str | None:
-        """The reason why the device cannot run the config for any problem, or None."""
+        """Return why the device cannot run the config for any problem, or None."""
         return None
 
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
+        """Return why a config cannot run a problem on a device, or None."""
         if (wrong := wrong_knobs(self, config)) is not None:
             return wrong
         for knob, value in config.to_json().items():
@@ -198,15 +213,15 @@ class InductorTemplate(Family):
         return too_much_smem(self.smem_bytes(config, problem), device, self._blocks)
 
     def loop_of(self, problem: Problem, configs: Sequence[KernelConfig]) -> TiledLoop:
-        """`loop` of configs."""
+        """Return the work of configs."""
         return self.loop(problem, columns_of(tuple(configs), self.knobs))
 
     def _predicted(self, problem: Problem, device: DeviceSpec, loop: TiledLoop) -> Prediction:
-        """What the analytic model makes of each config."""
-
+        """Return the analytic model's estimates of each config."""
         return predict(loop, device, dtype=self.multiplied_as(problem), least_bytes=self.bytes(problem))
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
+        """Return the analytic estimate of each config's time in microseconds, (n_configs,)."""
         return self._predicted(problem, device, self.loop_of(problem, configs)).time_us
 
     @cached_property
@@ -217,6 +232,7 @@ class InductorTemplate(Family):
 
     @property
     def feature_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The generic features of any kernel, and the analytic model's estimates."""
         return (*self._generic.names, *OF_MODEL)
 
     def features(
@@ -226,6 +242,7 @@ class InductorTemplate(Family):
         configs: Sequence[KernelConfig],
         binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
     ) -> NDArray[np.float32]:
+        """Return the features, (n_configs, n_features)."""
         import numpy as np
 
         loop = self.loop_of(problem, configs)
@@ -234,7 +251,7 @@ class InductorTemplate(Family):
         return np.concatenate([generic, self.of_model(problem, device, loop)], axis=1)
 
     def of_model(self, problem: Problem, device: DeviceSpec, loop: TiledLoop) -> NDArray[np.float32]:
-        """What the analytic model adds to the features, (n_configs, len(OF_MODEL))."""
+        """Return the analytic model's features, (n_configs, len(OF_MODEL))."""
         import numpy as np
 
         found = self._predicted(problem, device, loop)
@@ -249,12 +266,13 @@ class InductorTemplate(Family):
         return np.stack(columns, axis=1).astype(np.float32)
 
     def problem_from_call(self, arguments: Mapping[str, Any]) -> Problem:
-        raise ForetuneError(f"{self.name}: {_NO_CALL}; foretune.use('inductor') knows the problem of each choice")
+        """Raise `ForetuneError`: generated kernels have their sizes in their source, not in their arguments."""
+        raise ForetuneError(f"{self.name}: {_NO_CALL}; foretune.use('inductor') derives the problem of each choice")
 
 
 @remembered(maxsize=64)
 def columns_of(configs: tuple[KernelConfig, ...], knobs: tuple[str, ...]) -> dict[str, Column]:
-    """Each knob's values, (n_configs,)."""
+    """Return each knob's values, (n_configs,)."""
     import numpy as np
 
     rows = [config.to_json() for config in configs]

@@ -1,9 +1,8 @@
-"""The kernels that Inductor generates for a product, one config at a time: its templates, filled in as it fills them.
+"""Generate the kernel of a product with Inductor's templates, for one config.
 
-Inductor lists the choices of a problem and makes a kernel of one through `InductorChoices.get_template_configs`. Here
-the graph has nothing but the operands of that problem, and the one choice is what a config says. The source is the one
-that Inductor benchmarks; it is compiled and launched as any `triton.jit` function, by its own cache key.
-
+Inductor lists a problem's choices and generates the kernel of one through `InductorChoices.get_template_configs`. Here
+the graph contains only the operands of the problem, and the only choice has the parameters of the config. The source is
+the one that Inductor benchmarks; it is compiled and launched like any `triton.jit` function, with its own cache key.
 Private names of torch are used; torch 2.11 and 2.13 have them.
 """
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 #: (shape, strides, dtype) of an operand, without memory.
 Operand = tuple[tuple[int, ...], tuple[int, ...], "torch.dtype"]
-#: What torch remembers of the device here, of which not every version has everything.
+#: Cached functions of torch about the current device; not every version has all of them.
 _REMEMBERED = (
     ("torch._inductor.utils", "get_max_num_sms"),
     ("torch._inductor.utils", "using_b200"),
@@ -39,13 +38,16 @@ _REMEMBERED = (
     ("torch.utils._triton", "has_triton_experimental_host_tma"),
     ("torch.utils._triton", "has_triton_tensor_descriptor_host_tma"),
 )
-#: Problems whose graphs are kept: a run goes through one after the other.
+#: The number of problems whose graphs are kept; a collection handles problems one after the other.
 _KEPT = 4
 
 
 @dataclass(frozen=True)
 class GeneratedKernel:
-    """One config's kernel. It takes the operands, the output, and where `workspace_bytes` are not 0 so much memory."""
+    """One config's kernel.
+
+    Its arguments are the operands, the output, and a workspace if `workspace_bytes` is not 0.
+    """
 
     kernel: Kernel
     grid: tuple[int, ...]
@@ -53,7 +55,7 @@ class GeneratedKernel:
     workspace_bytes: int
 
     def arguments(self, operands: Sequence[torch.Tensor], out: torch.Tensor) -> dict[str, Any]:
-        """What a launch passes, by parameter name."""
+        """Return a launch's arguments by parameter name."""
         import torch
 
         tensors = [*operands, out]
@@ -63,7 +65,7 @@ class GeneratedKernel:
 
 
 def operands_of(problem: Problem) -> dict[str, Operand]:
-    """The operands of a product by name, in the order in which Inductor's op takes them, and "y"."""
+    """Return the operands of a product by name, in the order of Inductor's op, and "y"."""
     import torch
 
     batch, m, n, k = (problem[dim] for dim in ("batch", "m", "n", "k"))
@@ -97,6 +99,7 @@ class _Graphs:
         self._kernels: dict[Problem, dict[KernelConfig, GeneratedKernel]] = {}
 
     def kernel(self, problem: Problem, config: KernelConfig) -> GeneratedKernel:
+        """Return the kernel of a config, generated at its first use."""
         known = self._kernels.setdefault(problem, {})
         if config not in known:
             if problem not in self._graphs:
@@ -110,7 +113,7 @@ class _Graphs:
 
 
 def _graph_of(problem: Problem) -> tuple[Any, Any]:
-    """A graph of the operands alone, and the operands as the op's lowering has them."""
+    """Return a graph of the operands alone, and the operands as the op's lowering takes them."""
     import torch
     from torch._inductor import ir
     from torch._inductor.graph import GraphLowering
@@ -138,7 +141,11 @@ def _graph_of(problem: Problem) -> tuple[Any, Any]:
 
 
 def _generate(problem: Problem, config: KernelConfig, graph: Any, inputs: Any) -> GeneratedKernel:
-    """Raises `ForetuneError` where Inductor makes no kernel of it."""
+    """Generate a config's kernel in a problem's graph.
+
+    Raises:
+        ForetuneError: Inductor generates no kernel for this config.
+    """
     from torch._inductor import config as inductor_config
     from torch._inductor.choices import InductorChoices
     from torch._inductor.codecache import PyCodeCache
@@ -150,7 +157,7 @@ def _generate(problem: Problem, config: KernelConfig, graph: Any, inputs: Any) -
             if listed is None:
                 return []
             filled, more = listed.params.to_kwargs() | _filled(problem, config), dict(listed.extra_kwargs)
-            for given in (filled, more):  # where it stands depends on the version
+            for given in (filled, more):  # its place depends on torch's version
                 if ALLOW_TF32 in given:
                     given[ALLOW_TF32] = TF32 in problem.flags
             listed.params, listed.extra_kwargs = type(listed.params)(filled), more
@@ -166,7 +173,7 @@ def _generate(problem: Problem, config: KernelConfig, graph: Any, inputs: Any) -
             inputs, [template], op, kwarg_overrides={template.uid: overrides}
         )
         if not callers:
-            raise ForetuneError(f"Inductor makes no kernel of {config} for {problem}")
+            raise ForetuneError(f"Inductor generates no kernel for {config} and {problem}")
         request = callers[0].bmreq
         module = PyCodeCache.load_by_key_path(request.module_cache_key, request.module_path)
     *_, grid_x, grid_y, grid_z = request.extra_args
@@ -180,13 +187,13 @@ def _generate(problem: Problem, config: KernelConfig, graph: Any, inputs: Any) -
 
 
 def _filled(problem: Problem, config: KernelConfig) -> dict[str, Any]:
-    """What the config says of a choice's parameters."""
+    """Return the template parameters that a config sets."""
     knobs = {knob: value for knob, value in config.to_json().items() if knob not in ("PERSISTENT_TMA", "num_ctas")}
     return {**knobs, "EVEN_K": problem["k"] % config["BLOCK_K"] == 0}
 
 
 def _template(problem: Problem, config: KernelConfig) -> tuple[Any, str, dict[str, Any]]:
-    """The template, the op, and what the op's lowering overrides of a choice's parameters."""
+    """Return the template, the op, and the parameters that the op's lowering overrides."""
     from torch._inductor.kernel import bmm, mm
 
     persistent = bool(config["PERSISTENT_TMA"])
@@ -206,7 +213,7 @@ def _template(problem: Problem, config: KernelConfig) -> tuple[Any, str, dict[st
 
 @contextmanager
 def properties_of(device: DeviceSpec) -> Iterator[SimpleNamespace]:
-    """While code is generated where there is no device: what Inductor asks torch about it, as its spec has it."""
+    """Make torch report the properties of a device that is absent, while code is generated."""
     import torch
     from torch._inductor.runtime.hints import DeviceProperties
 
@@ -241,7 +248,7 @@ def properties_of(device: DeviceSpec) -> Iterator[SimpleNamespace]:
 
 
 def _forget() -> None:
-    """What torch remembers of a device would outlive it."""
+    """Clear what torch has cached about the current device."""
     for module, name in _REMEMBERED:
         function: Any = getattr(import_module(module), name, None)
         if hasattr(function, "cache_clear"):
@@ -252,6 +259,11 @@ _graphs = _Graphs()
 
 
 def generate(problem: Problem, config: KernelConfig) -> GeneratedKernel:
-    """The kernel that Inductor generates for a product with this config, for the device here, or the one that a stub
-    driver stands for. Raises `ForetuneError` where it generates none."""
+    """Return the kernel that Inductor generates for a product with this config.
+
+    It is generated for the current device, or the one of an active stub driver.
+
+    Raises:
+        ForetuneError: Inductor generates none.
+    """
     return _graphs.kernel(problem, config)

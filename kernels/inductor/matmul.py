@@ -1,4 +1,4 @@
-"""mm, addmm, bmm, baddbmm and scaled_mm as one family: they share their templates' loop, and flags tell them apart."""
+"""mm, addmm, bmm, baddbmm and scaled_mm as one family: their templates share a loop, and flags distinguish them."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from .family import OF_MODEL, InductorTemplate
 if TYPE_CHECKING:
     from .family import Column, TiledLoop
 
-#: Accumulators and a few more is what a thread has registers for; Inductor leaves out what is sure to spill.
+#: Accumulators of a thread; Inductor leaves out configs with more, which are certain to spill.
 _MOST_ACCUMULATORS = 255
-#: The flag of float32 products that are multiplied as TF32.
+#: The flag of float32 products that are rounded to TF32.
 TF32 = "tf32"
-#: A warp computes 16 x 16 accumulators at least.
+#: The least accumulators of a warp, 16 x 16.
 _LEAST_TILE = 256
-#: TMA moves rows of multiples of 16 bytes.
+#: TMA needs rows of multiples of this many bytes.
 _TMA_BYTES = 16
-#: What is copied to shared memory without a detour through registers: so many bytes at least.
+#: The least bytes that can be copied to shared memory directly, without registers (cp.async).
 _LEAST_COPY_BYTES = 4
-#: Rows of a product of a warp group.
+#: Rows of one warp-group product.
 _WARP_GROUP_ROWS = 64
-#: Beside the operands, where they are loaded by TMA: barriers of each stage, and float8's exchange of layouts.
+#: Shared memory in addition to operands loaded by TMA: barriers per stage, and float8's exchange of layouts.
 _BARRIER_BYTES, _FP8_BYTES = 16, 4096
 _WARP = 32
-#: Of a step's float32 operands so many elements a thread are loaded as they are used, and with TMA hardly any: the
-#: others are held, and spilled, to 70 times the time (three problems on an H200, torch 2.11).
+#: Elements per thread of a step's float32 operands that are loaded when they are used, without and with TMA. The others
+#: are held in registers and spill, which takes up to 70 times as long (three problems on an H200, torch 2.11).
 _STREAMED, _STREAMED_TMA = 600, 40
-#: Elements of 8 bits are multiplied 32 deep at least.
+#: The least depth of a product of 8-bit elements.
 _LEAST_DEPTH_FP8 = 32
 
 
 class InductorMMFamily(GroupedFeatures, InductorTemplate):
-    """y = a @ b, with a (batch, m, k) and b (batch, k, n); float8 operands have a scale a row and a column.
+    """y = a @ b, with a (batch, m, k) and b (batch, k, n); float8 operands have a scale per row and per column.
 
-    Flags: "bias" (addmm and baddbmm: a row of y is added), "a_transposed" and "b_transposed" (the operand's rows are
-    apart by 1, its columns by its length), "tf32" (float32 is rounded to TF32 and multiplied by matrix units, as torch
-    does after `torch.set_float32_matmul_precision("high")`; without it products are exact). PERSISTENT_TMA=1 is the
-    template whose programs stay, and load through TMA, 0 the one with a program a tile.
+    Flags: "bias" (addmm and baddbmm: a row is added to each row of y); "a_transposed" and "b_transposed" (the operand
+    is stored with its columns contiguous); "tf32" (float32 is rounded to TF32 and multiplied by matrix units, as torch
+    does after `torch.set_float32_matmul_precision("high")`; without the flag products are exact). PERSISTENT_TMA=1 is
+    the template whose programs loop over tiles and load through TMA; 0 is the one with one program per tile.
     """
 
     name = "inductor_mm"
@@ -66,11 +66,15 @@ class InductorMMFamily(GroupedFeatures, InductorTemplate):
     largest: ClassVar[Mapping[str, int]] = {"batch": 65535, "m": 2**31 - 1, "n": 2**31 - 1, "k": 2**31 - 1}
 
     def is_listed(self, config: KernelConfig) -> bool:
+        """Return whether Inductor lists a tile of this size with this number of warps."""
         return self._wrong_tile(config) is None
 
     def _wrong_tile(self, config: KernelConfig) -> str | None:
-        """The reason why Inductor lists no such tile, or None. It lists 2, 4 and 8 warps (TMA: 4 and 8), reduces them
-        to what the tile has work for, and leaves out what is sure to spill."""
+        """Return why Inductor does not list a tile with this number of warps, or None.
+
+        It lists 2, 4 and 8 warps (TMA: 4 and 8), reduces them to what the tile has work for, and leaves out tiles that
+        are certain to spill.
+        """
         area, warps = config["BLOCK_M"] * config["BLOCK_N"], config.num_warps
         most = area // _LEAST_TILE
         least = min(4 if config["PERSISTENT_TMA"] else 2, most)
@@ -81,11 +85,13 @@ class InductorMMFamily(GroupedFeatures, InductorTemplate):
         return None
 
     def device_limit(self, config: KernelConfig, device: DeviceSpec) -> str | None:
+        """Return why the device cannot run the config for any problem, or None."""
         if config["PERSISTENT_TMA"] and device.arch not in TMA_ARCHS:
             return f"PERSISTENT_TMA must be 0: {device.arch} has no TMA"
         return None
 
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
+        """Return why a config cannot run a problem on a device, or None."""
         if (reason := super().supports(config, problem, device)) is not None:
             return reason
         if (reason := self._wrong_tile(config)) is not None:
@@ -93,7 +99,7 @@ class InductorMMFamily(GroupedFeatures, InductorTemplate):
         if unknown := [flag for flag in problem.flags if flag not in self.flags]:
             return f"flag {unknown[0]} is not one of {', '.join(self.flags)}"
         if TF32 in problem.flags and problem.dtype != "fp32":
-            return f"flag {TF32} is of fp32, not of {problem.dtype_name}"
+            return f"flag {TF32} is only valid for fp32, not for {problem.dtype_name}"
         if min(size for _, size in problem.dims) < 1:
             return f"all dimensions must be >= 1 but are {problem}"
         for knob, dim in self.tiles.items():
@@ -104,10 +110,11 @@ class InductorMMFamily(GroupedFeatures, InductorTemplate):
             if config["BLOCK_K"] < _LEAST_DEPTH_FP8 or problem["k"] < _LEAST_DEPTH_FP8:
                 return f"BLOCK_K and k must be at least {_LEAST_DEPTH_FP8} for fp8e4m3"
             if problem["batch"] > 1 or problem.flags != ("b_transposed",):
-                return "scaled_mm takes a row-major a, a b_transposed one, no batch and, in its templates, no bias"
+                return "scaled_mm takes a row-major a, a transposed b, no batch, and in its templates no bias"
         return _no_tma(problem) if config["PERSISTENT_TMA"] else None
 
     def supports_by(self, problem: Problem) -> Hashable:
+        """Return what the answers of `supports` depend on in a problem."""
         sizes = [problem[dim] for dim in self.dims]
         blocks = [min(_largest_block(problem[dim]), 256) for dim in self.tiles.values()]
         below = min(sizes) < 1, problem["k"] < _LEAST_DEPTH_FP8
@@ -115,23 +122,26 @@ class InductorMMFamily(GroupedFeatures, InductorTemplate):
 
     @property
     def feature_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The features of Foretune's own GEMM, and the analytic model's estimates."""
         return (*FEATURE_NAMES, *OF_MODEL)
 
     def call_features(self, problem: Problem, device: DeviceSpec, configs: Configs) -> Groups:
-        """Those of our own GEMM for the same work, and what the analytic model adds."""
+        """Return the features of Foretune's own GEMM for the same work, and the analytic model's."""
         import numpy as np
 
         of_call, *others = feature_groups(_as_ours(problem), device, _by_our_knobs(tuple(configs)))
-        if is_exact(problem):  # which our own GEMM never is
+        if is_exact(problem):  # Foretune's own GEMM never is
             of_call.values[..., FEATURE_NAMES.index("fp32")] = 2
         columns = tuple(range(len(FEATURE_NAMES), len(self.feature_names)))
         added = self.of_model(problem, device, self.loop_of(problem, configs))
         return of_call, *others, FeatureGroup(columns, added[None], np.arange(len(configs)))
 
     def smem_bytes(self, config: KernelConfig, problem: Problem) -> int:
+        """Return the shared memory of one program in bytes."""
         return int(_smem_bytes(problem, config.to_json()))
 
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
+        """Return the work of each config from its knobs, each (n_configs,)."""
         import numpy as np
 
         from .family import TiledLoop
@@ -153,41 +163,44 @@ class InductorMMFamily(GroupedFeatures, InductorTemplate):
         )
 
     def multiplied_as(self, problem: Problem) -> str:
+        """Return the dtype that decides the speed of products."""
         return TF32 if TF32 in problem.flags else problem.dtype_name
 
     def flops(self, problem: Problem) -> float:
+        """Return the floating-point operations of one call."""
         return 2.0 * problem["batch"] * problem["m"] * problem["n"] * problem["k"]
 
     def bytes(self, problem: Problem) -> float:
+        """Return the least bytes that one call reads and writes."""
         m, n, k = problem["m"], problem["n"], problem["k"]
         elements = problem.itemsize * (m + n) * k + max(problem.itemsize, 2) * m * n
         return float(problem["batch"] * elements)
 
 
 def _no_tma(problem: Problem) -> str | None:
-    """The reason why the template that loads through TMA cannot run the problem, or None."""
+    """Return why the template that loads through TMA cannot run the problem, or None."""
     if problem["batch"] > 1:
         return "PERSISTENT_TMA must be 0 in a batch: Inductor has no such template"
-    if problem["m"] == 1:  # it takes one row for a column, silently (measured on an H200, torch 2.11)
+    if problem["m"] == 1:  # it silently treats one row as a column (measured on an H200, torch 2.11)
         return "PERSISTENT_TMA must be 0 with m=1: Inductor's template computes wrong results"
     rows = _row_lengths(problem)
     if any(problem[dim] * problem.itemsize % _TMA_BYTES for dim in rows):
-        return f"PERSISTENT_TMA must be 0: rows of {rows[0]} and {rows[1]} are no multiples of 16 bytes"
+        return f"PERSISTENT_TMA must be 0: rows of {rows[0]} and {rows[1]} are not multiples of 16 bytes"
     return None
 
 
 def _largest_block(size: int) -> int:
-    """That Inductor cuts a dimension of this size into."""
+    """Return the largest block that Inductor uses for a dimension of this size."""
     return max(16, 1 << (size - 1).bit_length())
 
 
 def _row_lengths(problem: Problem) -> tuple[str, str]:
-    """The dimensions that rows of a and b run along."""
+    """Return the contiguous dimensions of a and of b."""
     return ("m" if "a_transposed" in problem.flags else "k"), ("k" if "b_transposed" in problem.flags else "n")
 
 
 def _as_ours(problem: Problem) -> Problem:
-    """The same work as a problem of our own GEMM, which has elements of 8 bits as integers alone."""
+    """Return the same work as a problem of Foretune's own GEMM, whose only 8-bit dtype is int8."""
     turned = {A_KM: "a_transposed" in problem.flags, B_KN: "b_transposed" not in problem.flags}
     flags = tuple(flag for flag, is_set in {**turned, BIAS: BIAS in problem.flags}.items() if is_set)
     dtype = "int8" if problem.dtype == "fp8e4m3" else problem.dtype
@@ -196,7 +209,7 @@ def _as_ours(problem: Problem) -> Problem:
 
 @remembered(maxsize=64)
 def _by_our_knobs(configs: tuple[KernelConfig, ...]) -> tuple[KernelConfig, ...]:
-    """The same tiles by the knobs of our own GEMM."""
+    """Return the same tiles with the knobs of Foretune's own GEMM."""
     kept = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M")
     return tuple(
         KernelConfig.of(
@@ -212,13 +225,16 @@ def _by_our_knobs(configs: tuple[KernelConfig, ...]) -> tuple[KernelConfig, ...]
 
 
 def is_exact(problem: Problem) -> bool:
-    """Whether no matrix unit multiplies it."""
+    """Return whether the problem is multiplied without matrix units: float32 without TF32."""
     return problem.dtype == "fp32" and TF32 not in problem.flags
 
 
 def _held_rows(problem: Problem, knobs: Mapping[str, Column]) -> Column:
-    """Elements of the operands that a program holds in registers on their way to shared memory, a register each: those
-    of rows that begin at no multiple of 4 bytes, the least that is copied there directly (PTX ISA, cp.async)."""
+    """Return the operand elements that a program holds in registers before it stores them to shared memory.
+
+    Each takes a register. They are elements of rows that do not start at multiples of 4 bytes, the least that cp.async
+    copies directly (PTX ISA).
+    """
     import numpy as np
 
     held = np.zeros_like(knobs["BLOCK_K"])
@@ -229,8 +245,10 @@ def _held_rows(problem: Problem, knobs: Mapping[str, Column]) -> Column:
 
 
 def _held_square(knobs: Mapping[str, Column]) -> Column:
-    """Elements of the operands that a program holds in registers, where they are multiplied by no matrix unit: exact
-    float32 products, of which each thread computes a square."""
+    """Return the operand elements that a program holds in registers for products without matrix units.
+
+    In exact float32 products, each thread computes a square of the tile.
+    """
     import numpy as np
 
     threads = _WARP * knobs["num_warps"]
@@ -240,17 +258,19 @@ def _held_square(knobs: Mapping[str, Column]) -> Column:
 
 
 def _smem_bytes(problem: Problem, knobs: Mapping[str, Any]) -> Any:
-    """Shared memory of a program: what is in flight, or y while its layout changes before it is stored. Of numbers or
-    of columns alike.
+    """Return the shared memory of a program in bytes, for numbers or columns.
 
-    Kernels compiled for sm_90 by Triton 3.9 have that or less. Products of whole warp groups are read from there, so
-    all stages are; others are read into registers, which saves one.
+    This is the size of the stages in flight, or of y while its layout changes before the store, if that is larger.
+    Kernels compiled for sm_90 by Triton 3.9 have this size or less. Products of whole warp groups read all stages from
+    shared memory; others read operands into registers, which saves one stage.
     """
     block_m, block_n, stages = knobs["BLOCK_M"], knobs["BLOCK_N"], knobs["num_stages"]
     by_warp_groups = (block_m >= _WARP_GROUP_ROWS) * (knobs["num_warps"] >= 4) * (not is_exact(problem))
     in_flight = stages - (1 - by_warp_groups) * (stages > 1)
     operands = in_flight * (block_m + block_n) * knobs["BLOCK_K"] * problem.itemsize
-    is_wide = problem.dtype in ("fp32", "fp8e4m3") or "bias" in problem.flags  # y meets others as it was accumulated
+    is_wide = (
+        problem.dtype in ("fp32", "fp8e4m3") or "bias" in problem.flags
+    )  # y is combined with others in its accumulated dtype
     y = block_m * block_n * (4 if is_wide else 2)
-    beside = _BARRIER_BYTES * stages + (_FP8_BYTES if problem.dtype == "fp8e4m3" else 0)
-    return operands + (y - operands) * (y > operands) + knobs["PERSISTENT_TMA"] * beside
+    extra = _BARRIER_BYTES * stages + (_FP8_BYTES if problem.dtype == "fp8e4m3" else 0)
+    return operands + (y - operands) * (y > operands) + knobs["PERSISTENT_TMA"] * extra

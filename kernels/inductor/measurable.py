@@ -1,5 +1,7 @@
-"""The products as a `Measurable` family: what runs is the kernel that Inductor generates for one config. torch and
-triton are imported when they are needed. Measured are linear layers of real dense models, and random shapes."""
+"""Inductor's products as a `Measurable` family, which launches the kernel that Inductor generates for a config.
+
+The problems are linear layers of real dense models, and random shapes. torch and triton are imported when needed.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,10 @@ from .matmul import TF32, InductorMMFamily, is_exact
 if TYPE_CHECKING:
     import torch
 
-#: Tokens of one call, from decode to training.
+#: Token counts of one call, from decoding to training.
 TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-#: As compiled models call them: y = x @ w.T, and where that is trained dx = dy @ w and dw = dy.T @ x; as (flags, which
-#: of (tokens, n, k) are m, n and k).
+#: The products of compiled models, y = x @ w.T, and in training dx = dy @ w and dw = dy.T @ x. Each has its flags, and
+#: the positions of its m, n and k in (tokens, n, k).
 PASSES = {
     "forward": (("b_transposed",), (0, 1, 2)),
     "bias": (("b_transposed", "bias"), (0, 1, 2)),
@@ -33,19 +35,19 @@ PASSES = {
     "dw": (("a_transposed",), (1, 2, 0)),
 }
 SHARES = {"forward": 0.5, "bias": 0.1, "fp8": 0.1, "dx": 0.15, "dw": 0.15}
-#: With fewer tokens nothing is trained.
+#: The least token count of training.
 LEAST_TRAINED = 128
-#: TF32 is float32 with a flag. Without it products are exact, and their configs that spill take seconds.
+#: Shares of dtypes. TF32 is float32 with a flag; without it products are exact, and configs that spill take seconds.
 DTYPES = {"bf16": 0.8, "fp16": 0.1, TF32: 0.07, "fp32": 0.03}
-#: Random shapes: ranges of m, n and k, and what n and k are multiples of, with shares.
+#: Random shapes: ranges of m, n and k, and the divisors of n and k with their shares.
 RANDOM_SIZES = ((1, 16384), (16, 16384), (16, 16384))
 STEPS = {1: 0.1, 8: 0.2, 64: 0.35, 256: 0.35}
 BATCHED, MOST_MATRICES = 0.15, 128
-#: Limits of one problem: a few milliseconds on an H200, and operands that fit beside everything else.
+#: Limits of one problem: a few milliseconds on an H200, and operands that leave room in its memory.
 MOST_TFLOP, MOST_BYTES = 2.0, 4e9
-#: float32 that is not rounded to TF32 takes about so many times as long (H100 whitepaper: 990 and 67 TFLOP/s).
+#: The slowdown of exact float32 products relative to bf16 (H100 whitepaper: 990 and 67 TFLOP/s).
 _FP32_SLOWER = 16
-#: So many draws over the limits in a row: there is hardly one within.
+#: Drawing stops after this many consecutive draws above the limits.
 _MOST_DRAWS = 10_000
 
 
@@ -58,12 +60,21 @@ def draw(
     most_tflop: float | None = None,
     seed: int = 0,
 ) -> tuple[Case, ...]:
-    """`per_layer` problems of each linear layer of each model, and `random` random ones, shuffled, none of more than
-    `most_tflop` times 1e12 floating-point operations (a sixteenth in fp32, which is so much slower). The same arguments
-    give the same cases.
+    """Return `per_layer` problems of each linear layer of each model and `random` random ones, shuffled.
 
-    Raises `ForetuneError` for counts that are negative, token counts that no call has, and where nothing is within the
-    limit.
+    The same arguments give the same cases.
+
+    Args:
+        models: The models.
+        tokens: The token counts to draw from; `TOKENS` if None.
+        per_layer: Problems per layer.
+        random: The number of random shapes.
+        most_tflop: The largest problem, in 1e12 floating-point operations (a sixteenth of it in float32, which is so
+            much slower); `MOST_TFLOP` if None.
+        seed: The random seed.
+
+    Raises:
+        ForetuneError: A number is negative, a token count is out of range, or no problem is within the limit.
 
     >>> from ..workloads import load_dense_models
     >>> len(draw(load_dense_models()[:2], random=3))
@@ -126,7 +137,7 @@ def _product(flags: tuple[str, ...], rng: np.random.Generator, batch: int, m: in
     return Problem.of("inductor_mm", dtype=dtype, flags=flags, batch=batch, m=m, n=n, k=k)
 
 
-#: Products of TF32 that the tensor cores add up at once (PTX ISA, mma and wgmma: k8).
+#: TF32 products that tensor cores add at once (PTX ISA, mma and wgmma: k8).
 _TF32_STEP = 8
 
 
@@ -150,10 +161,12 @@ class InductorMM(InductorMMFamily, MeasuredFamily):
     """
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
+        """Return the cases of a file's models, or of the shipped models if None."""
         return draw(workloads.load_dense_models(models), most_tflop=max_tflop, **drawn)
 
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
-        # The config that Inductor has listed first since it has lists, where that is not too large for the problem.
+        # Inductor's first config, then smaller ones.
+        """Return the config that Inductor lists first and that is not too large for the problem."""
         for m, n, k in (
             (64, 64, 32),
             (64, 32, 32),
@@ -177,6 +190,7 @@ class InductorMM(InductorMMFamily, MeasuredFamily):
         return super().default(problem, device)
 
     def inputs(self, problem: Problem, device: DeviceSpec, *, seed: int = 0) -> Inputs:
+        """Return random operands, and an output filled with NaN."""
         import torch
 
         from .generated import operands_of
@@ -190,7 +204,7 @@ class InductorMM(InductorMMFamily, MeasuredFamily):
             if name.startswith("scale"):
                 drawn = drawn.abs() + 0.5
             tensor = torch.empty_strided(shape, strides, dtype=dtype, device=where)
-            if 0 in strides:  # a bias: one row for all
+            if 0 in strides:  # a bias: one row, expanded
                 row = drawn[(0,) * (drawn.ndim - 1)].to(dtype)
                 tensor = row.expand(shape)
             else:
@@ -200,6 +214,7 @@ class InductorMM(InductorMMFamily, MeasuredFamily):
         return Inputs(made, torch.full(shape, float("nan"), dtype=dtype, device=where), problem)
 
     def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
+        """Launch the generated kernel and return the output."""
         from ...runtime.launching.launcher import ensure_allocator
         from .generated import generate
 
@@ -210,6 +225,7 @@ class InductorMM(InductorMMFamily, MeasuredFamily):
         return inputs.y
 
     def reference(self, inputs: Inputs) -> torch.Tensor:
+        """Return the result of the product in float32."""
         given = {name: tensor.float() for name, tensor in inputs.operands.items()}
         y: torch.Tensor = given["a"] @ given["b"]
         if "scale_a" in given:
@@ -221,11 +237,13 @@ class InductorMM(InductorMMFamily, MeasuredFamily):
         # float32 differs by the order of the sum; operands in TF32 are rounded to 2^-11 each, or cut off, which is
         # twice as far. The tensor cores also cut their sum off, by half a bit of 24 a step on average: after 151,936
         # products an H200 was off by 1.1e-3 (torch 2.11). Of float8 they keep about 14 bits of partial sums.
+        """Return the largest relative error of a correct result."""
         cut_off = problem["k"] / _TF32_STEP * 2.0**-25
         known = {"bf16": 4e-3, "fp16": 5e-4, "fp32": 1e-5, TF32: 1e-3 + cut_off, "fp8e4m3": 8e-3}
         return known[self.multiplied_as(problem)]
 
     def compile(self, config: KernelConfig, problem: Problem) -> Any:
+        """Compile the generated kernel without a launch."""
         import torch
 
         from .generated import generate, operands_of
@@ -238,7 +256,7 @@ class InductorMM(InductorMMFamily, MeasuredFamily):
         return made.kernel.compile(made.grid, made.arguments(operands, y))
 
     def source_hash(self) -> str:
-        """Of Inductor's templates, which another torch may have changed."""
+        """Return a hash of Inductor's templates, which depend on torch's version."""
         from torch._inductor.kernel import bmm, mm
 
         from ...runtime.launching.source_hash import digest_of

@@ -1,4 +1,4 @@
-"""grouped_mm, convolution and flex attention (forward, backward and decode) as families."""
+"""Families of grouped_mm, convolution and flex attention (forward, backward and decode)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from .family import InductorTemplate
 if TYPE_CHECKING:
     from .family import Column, TiledLoop
 
-#: Which dimension is split among the groups, by the problem's flag; none where each group has a matrix of its own.
+#: The dimension that is split among the groups, by flag; without a flag, each group has its own matrices.
 _RAGGED = {"a_ragged": "m", "b_ragged": "n", "both_ragged": "k"}
 
 
 class _Product(InductorTemplate):
-    """Products of BLOCK_M x BLOCK_N tiles, BLOCK_K at a step."""
+    """Products of BLOCK_M x BLOCK_N tiles in steps of BLOCK_K."""
 
     tiles: ClassVar[Mapping[str, str]] = {"BLOCK_M": "m", "BLOCK_N": "n", "BLOCK_K": "k"}
 
     def smem_bytes(self, config: KernelConfig, problem: Problem) -> int:
+        """Return the shared memory of one program in bytes."""
         per_step = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * problem.itemsize
         return int(config.num_stages * per_step)
 
@@ -48,10 +49,11 @@ class _Product(InductorTemplate):
 
 
 class InductorGroupedMM(_Product):
-    """grouped_mm and scaled_grouped_mm over `groups` products; m, n and k are the sizes of all groups together along a
-    dimension that is split among them ("a_ragged": m, "b_ragged": n, "both_ragged": k), of each group along others.
+    """grouped_mm and scaled_grouped_mm over `groups` products.
 
-    How it is split is on the device: evenly, for all that the host knows, which is how Inductor times it too.
+    A dimension that is split among the groups ("a_ragged": m, "b_ragged": n, "both_ragged": k) has the size of all
+    groups together; others have the size of each group. The split is only known on the device. It is assumed to be
+    even, as Inductor assumes when it times choices.
     """
 
     name = "inductor_grouped_mm"
@@ -66,6 +68,7 @@ class InductorGroupedMM(_Product):
     }
 
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
+        """Return the work of each config from its knobs, each (n_configs,)."""
         import numpy as np
 
         groups = max(problem["groups"], 1)
@@ -76,10 +79,12 @@ class InductorGroupedMM(_Product):
         return self._loop(knobs, tiles, steps, problem.itemsize, 1.0)
 
     def flops(self, problem: Problem) -> float:
+        """Return the floating-point operations of one call."""
         groups = 1 if problem.flags else problem["groups"]
         return 2.0 * groups * problem["m"] * problem["n"] * problem["k"]
 
     def bytes(self, problem: Problem) -> float:
+        """Return the least bytes that one call reads and writes."""
         groups, m, n, k = (problem[dim] for dim in self.dims)
         shared = {_RAGGED[flag] for flag in problem.flags}
         operands = [(m, k), (k, n), (m, n)]
@@ -89,8 +94,11 @@ class InductorGroupedMM(_Product):
 
 
 class InductorConvolution(_Product):
-    """convolution as the product that its template computes: m output pixels of all images, n output channels and k
-    input channels, each of one of `groups`, and a step for each of the `window` positions of the filter."""
+    """Convolution as the product that its template computes.
+
+    m is the number of output pixels of all images, n the output channels and k the input channels of one of `groups`;
+    each of the `window` positions of the filter is a step.
+    """
 
     name = "inductor_convolution"
     dims = ("groups", "m", "n", "k", "window")
@@ -104,6 +112,7 @@ class InductorConvolution(_Product):
     }
 
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
+        """Return the work of each config from its knobs, each (n_configs,)."""
         import numpy as np
 
         tiles = problem["groups"] * np.ceil(problem["m"] / knobs["BLOCK_M"]) * np.ceil(problem["n"] / knobs["BLOCK_N"])
@@ -111,9 +120,11 @@ class InductorConvolution(_Product):
         return self._loop(knobs, tiles, steps, problem.itemsize, 0.0)
 
     def flops(self, problem: Problem) -> float:
+        """Return the floating-point operations of one call."""
         return 2.0 * problem["groups"] * problem["m"] * problem["n"] * problem["k"] * problem["window"]
 
     def bytes(self, problem: Problem) -> float:
+        """Return the least bytes that one call reads and writes."""
         m, n, k = problem["m"], problem["n"], problem["k"]
         return float(problem["groups"] * problem.itemsize * (m * k + m * n + n * k * problem["window"]))
 
@@ -122,24 +133,28 @@ _WARPS = (2, 4, 8)
 
 
 class _Flex(InductorTemplate):
-    """`batch` is batches times query heads; `groups` query heads share a head of keys and values. Nothing is known of
-    the mask: all blocks count."""
+    """Flex attention; all blocks count, because the mask is unknown.
+
+    `batch` is batches times query heads; `groups` query heads share a head of keys and values.
+    """
 
     dims: ClassVar[tuple[str, ...]] = ("batch", "groups", "queries", "keys", "head_qk", "head_v")
     dtypes = ("bf16", "fp16", "fp32")
 
     def flops(self, problem: Problem) -> float:
+        """Return the floating-point operations of one call."""
         heads = problem["head_qk"] + problem["head_v"]
         return 2.0 * problem["batch"] * problem["queries"] * problem["keys"] * heads
 
     def bytes(self, problem: Problem) -> float:
+        """Return the least bytes that one call reads and writes."""
         heads = problem["head_qk"] + problem["head_v"]
         shared = problem["batch"] / max(problem["groups"], 1)
         return float(problem.itemsize * heads * (problem["batch"] * problem["queries"] + shared * problem["keys"]))
 
 
 class InductorFlexAttention(_Flex):
-    """The forward pass: a program has BLOCK_M queries of a head and goes over the keys, BLOCK_N at a step."""
+    """The forward pass: a program has BLOCK_M queries of a head and loops over keys in steps of BLOCK_N."""
 
     name = "inductor_flex_attention"
     tiles: ClassVar[Mapping[str, str]] = {"BLOCK_M": "queries", "BLOCK_N": "keys"}
@@ -151,11 +166,13 @@ class InductorFlexAttention(_Flex):
     }
 
     def smem_bytes(self, config: KernelConfig, problem: Problem) -> int:
+        """Return the shared memory of one program in bytes."""
         heads = problem["head_qk"] + problem["head_v"]
         per_step = config["BLOCK_N"] * heads
         return int(problem.itemsize * (config["BLOCK_M"] * problem["head_qk"] + config.num_stages * per_step))
 
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
+        """Return the work of each config from its knobs, each (n_configs,)."""
         import numpy as np
 
         block_m, block_n, itemsize = knobs["BLOCK_M"], knobs["BLOCK_N"], problem.itemsize
@@ -175,8 +192,10 @@ class InductorFlexAttention(_Flex):
 
 
 class InductorFlexDecoding(InductorFlexAttention):
-    """Decode: a program has all queries of a group of heads, and one of `splits` parts of the keys, BLOCK_N at a
-    step. BLOCK_M is the number of these queries, rounded up, and no choice."""
+    """Decode: a program has all queries of a group of heads and one of `splits` parts of the keys.
+
+    It loops over its keys in steps of BLOCK_N. BLOCK_M is the number of these queries, rounded up, and not a choice.
+    """
 
     name = "inductor_flex_decoding"
     dims: ClassVar[tuple[str, ...]] = (*InductorFlexAttention.dims, "splits")
@@ -188,6 +207,7 @@ class InductorFlexDecoding(InductorFlexAttention):
     }
 
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
+        """Return the work of each config from its knobs, each (n_configs,)."""
         import numpy as np
 
         block_m, block_n, itemsize = knobs["BLOCK_M"], knobs["BLOCK_N"], problem.itemsize
@@ -208,8 +228,11 @@ class InductorFlexDecoding(InductorFlexAttention):
 
 
 class InductorFlexBackward(_Flex):
-    """The backward pass: one launch whose first programs have BLOCK_N1 keys each and go over the queries, BLOCK_M1 at a
-    step (dK and dV), and the others BLOCK_M2 queries and go over the keys, BLOCK_N2 at a step (dQ)."""
+    """The backward pass, one launch with two kinds of programs.
+
+    The first programs have BLOCK_N1 keys each and loop over the queries in steps of BLOCK_M1 (dK and dV). The others
+    have BLOCK_M2 queries and loop over the keys in steps of BLOCK_N2 (dQ).
+    """
 
     name = "inductor_flex_backward"
     tiles: ClassVar[Mapping[str, str]] = {
@@ -225,24 +248,29 @@ class InductorFlexBackward(_Flex):
     }
 
     def is_listed(self, config: KernelConfig) -> bool:
+        """Return whether the block sizes divide each other as the template requires."""
         return bool(config["BLOCK_N1"] % config["BLOCK_M1"] == 0 and config["BLOCK_M2"] % config["BLOCK_N2"] == 0)
 
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
+        """Return why a config cannot run a problem on a device, or None."""
         reason = super().supports(config, problem, device)
         if reason is None and not self.is_listed(config):
-            return "BLOCK_N1 must be a multiple of BLOCK_M1, and BLOCK_M2 one of BLOCK_N2"
+            return "BLOCK_N1 must be a multiple of BLOCK_M1, and BLOCK_M2 a multiple of BLOCK_N2"
         return reason
 
     def smem_bytes(self, config: KernelConfig, problem: Problem) -> int:
+        """Return the shared memory of one program in bytes."""
         heads = problem["head_qk"] + problem["head_v"]
         of_keys = config["BLOCK_N1"] + config.num_stages * config["BLOCK_M1"]
         of_queries = config["BLOCK_M2"] + config.num_stages * config["BLOCK_N2"]
         return int(problem.itemsize * heads * max(of_keys, of_queries))
 
     def flops(self, problem: Problem) -> float:
-        return 3.5 * super().flops(problem)  # seven products where the forward pass has two: both passes recompute one
+        """Return the floating-point operations of one call."""
+        return 3.5 * super().flops(problem)  # seven products instead of two, because both parts recompute one
 
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
+        """Return the work of each config from its knobs, each (n_configs,)."""
         import numpy as np
 
         m1, n1, m2, n2 = (knobs[knob] for knob in self.tiles)
@@ -255,7 +283,7 @@ class InductorFlexBackward(_Flex):
         key_share = of_keys * key_steps / (of_keys * key_steps + of_queries * query_steps)
 
         def mean(of_a_key_program: Column, of_a_query_program: Column) -> Column:
-            """Over all steps."""
+            """Return the mean over all steps of both kinds of programs."""
             both: Column = key_share * of_a_key_program + (1 - key_share) * of_a_query_program
             return both
 
@@ -274,7 +302,7 @@ class InductorFlexBackward(_Flex):
 
 
 def _loop(knobs: Mapping[str, Column], *, kept_bytes: Column, **of_tiles: Column) -> TiledLoop:
-    """`kept_bytes` stay in shared memory while the steps pass."""
+    """Return a loop whose programs keep `kept_bytes` in shared memory during all steps."""
     from .family import TiledLoop
 
     smem = kept_bytes + knobs["num_stages"] * of_tiles["step_bytes"]

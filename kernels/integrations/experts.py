@@ -1,11 +1,11 @@
-"""The experts of MoE models in other projects, multiplied by `foretune.grouped_gemm`.
+"""Run the experts of other projects' MoE models with `foretune.grouped_gemm`.
 
-`foretune.use("transformers")` registers the experts implementation "foretune" of Hugging Face's models. It computes
-what their `grouped_mm` does, with the gathering of tokens, the bias, the routing weights and the scattering fused into
-the products; no (tokens * topk, hidden) copy of the activations is made on the way in.
+`foretune.use("transformers")` registers the experts implementation "foretune" of Hugging Face's models. It computes the
+same as their `grouped_mm`, with the gathering of tokens, the bias, the routing weights and the scattering fused into
+the products; the input is not copied to (tokens * topk, hidden).
 
-`foretune.use("torchtitan")` replaces `GroupedExperts._grouped_mm`, the seam that torchtitan's experts multiply through.
-What it replaces is `torch._grouped_mm`: rows that are past the last offset are of no expert, and neither writes them.
+`foretune.use("torchtitan")` replaces `GroupedExperts._grouped_mm`, through which torchtitan's experts multiply. Like
+the `torch._grouped_mm` that it replaces, it does not write rows after the last offset, which belong to no expert.
 """
 
 from __future__ import annotations
@@ -20,14 +20,18 @@ from ...datasets import ForetuneError
 from ...runtime.arguments import warn_once
 from ..grouped_gemm import grouped_gemm
 
-#: What the implementation is called in transformers' registry.
+#: The name of the implementation in transformers' registry.
 NAME = "foretune"
 
 
 def install_transformers() -> Callable[[], None]:
-    """Register the implementation and return what removes it. Raise `ForetuneError` where there is no registry."""
+    """Register the implementation, and return a function that removes it.
+
+    Raises:
+        ForetuneError: transformers is not installed, or has no registry of experts implementations.
+    """
     try:
-        # There since models look for the name of an implementation in the registry; before, they knew three names.
+        # Older versions have no registry, but three fixed names of implementations.
         from transformers.modeling_utils import ALL_EXPERTS_FUNCTIONS
     except ImportError as error:
         raise ForetuneError(
@@ -40,13 +44,19 @@ def install_transformers() -> Callable[[], None]:
 def experts_forward(
     experts: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """What the experts add to each token, (tokens, hidden), from (tokens, hidden), (tokens, topk) and (tokens, topk).
+    """Return what the experts add to each token, (tokens, hidden).
 
-    `experts` is a module under `use_experts_implementation`. An index that is not below the number of its experts is
-    another rank's and adds nothing. Where autocast is on, the products are of its dtype, else of the weights'.
+    If autocast is on, products have its dtype, otherwise that of the weights.
+
+    Args:
+        experts: A module under transformers' `use_experts_implementation`.
+        hidden_states: The tokens, (tokens, hidden).
+        top_k_index: The experts of each token, (tokens, topk). An index that is not below the number of experts here
+            belongs to another rank and adds nothing.
+        top_k_weights: Their routing weights, (tokens, topk).
     """
     tokens, topk = top_k_index.shape
-    # Older versions know no norm, and do not say whether other ranks have some of the experts.
+    # Older versions have no norm, and do not report whether other ranks have some of the experts.
     has_norm = getattr(experts, "has_post_expert_norm", False)
     is_parallel = getattr(experts, "_is_expert_parallel", True)
     w_up, bias_up = _weights(experts, "gate_up_proj" if experts.has_gate else "up_proj")
@@ -61,8 +71,8 @@ def experts_forward(
 
     x = hidden_states.to(w_up.dtype).contiguous()
     if is_parallel:
-        # The rows of other ranks come last and are of no group, and undefined in what the op returns: they are masked
-        # after each product, and before it, so that nothing multiplies them.
+        # The rows of other ranks are last, outside all groups, and undefined in the op's result. They are masked before
+        # and after each product, so that undefined values are never multiplied.
         elsewhere = (sorted_choice >= groups)[:, None]
         h = grouped_gemm(x[order // topk].masked_fill(elsewhere, 0), w_up, sizes, bias=bias_up)
         h = h.masked_fill(elsewhere, 0)
@@ -92,7 +102,7 @@ def experts_forward(
 
 
 def _weights(experts: Any, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The weights (experts, N, K) of one projection, of the dtype to multiply in, and its bias (experts, N) or None."""
+    """Return one projection's weights (experts, N, K), in the dtype to multiply in, and its bias or None."""
     w: torch.Tensor = getattr(experts, name)
     kind = w.device.type
     if torch.is_autocast_enabled(kind):
@@ -103,7 +113,11 @@ def _weights(experts: Any, name: str) -> tuple[torch.Tensor, torch.Tensor | None
 
 
 def install_torchtitan() -> Callable[[], None]:
-    """Replace the method and return what restores it. Raise `ForetuneError` where there is no such seam."""
+    """Replace the method, and return a function that restores it.
+
+    Raises:
+        ForetuneError: torchtitan is not installed, or has no such method.
+    """
     try:
         from torchtitan.models.common.moe import GroupedExperts
 
@@ -115,21 +129,27 @@ def install_torchtitan() -> Callable[[], None]:
     GroupedExperts._grouped_mm = multiply
 
     def restore() -> None:
-        if GroupedExperts._grouped_mm is multiply:  # and not what somebody put there since
+        if GroupedExperts._grouped_mm is multiply:  # unless other code has replaced it since
             GroupedExperts._grouped_mm = before
 
     return restore
 
 
 def multiply(experts: Any, *, A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-    """A[rows of e] @ B_t[e] for each expert e, (rows, N), from A (rows, K), sorted by expert, B_t (experts, K, N) and
-    `offs` (experts,), where each expert's rows end."""
+    """Return A[rows of e] @ B_t[e] for each expert e, (rows, N).
+
+    Args:
+        experts: The module, whose class is named in warnings.
+        A: The rows, (rows, K), sorted by expert.
+        B_t: The weights, (experts, K, N).
+        offs: The end of each expert's rows, (experts,).
+    """
     w = stored_as_n_k(B_t.transpose(-2, -1), type(experts).__name__)
     return grouped_gemm(A.contiguous(), w, sizes_between(offs))
 
 
 def sizes_between(ends: torch.Tensor) -> torch.Tensor:
-    """Group sizes (groups,), int32, from where each group ends; on the device, nothing waits.
+    """Return group sizes (groups,), int32, from the ends of groups, without synchronizing.
 
     >>> sizes_between(torch.tensor([4, 4, 6])).tolist()
     [4, 0, 2]
@@ -138,8 +158,9 @@ def sizes_between(ends: torch.Tensor) -> torch.Tensor:
 
 
 def stored_as_n_k(w: torch.Tensor, owner: str) -> torch.Tensor:
-    """Weights (groups, N, K) that the op can read: themselves, unless they are a view of what is stored as
-    (groups, K, N). Those are copied, with one warning for each owner.
+    """Return weights (groups, N, K) in the layout that the op reads.
+
+    Weights that are a view of (groups, K, N) are copied, with one warning per owner.
 
     >>> stored = torch.zeros(2, 8, 16)
     >>> stored_as_n_k(stored, "an example") is stored
@@ -150,6 +171,6 @@ def stored_as_n_k(w: torch.Tensor, owner: str) -> torch.Tensor:
     if not torch.compiler.is_compiling():  # Dynamo cannot trace a warning
         warn_once(
             f"{owner}: the weights are stored as (experts, K, N) but Foretune reads (experts, N, K)",
-            ": each call copies them. Store them transposed, or keep the project's own implementation",
+            ": each call copies them. Store them transposed, or use the project's own implementation",
         )
     return w.contiguous()

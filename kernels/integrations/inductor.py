@@ -1,15 +1,14 @@
-"""`foretune.use("inductor")`: Inductor generates, compiles and times the choices that are predicted to be fastest, and
-no others.
+"""`foretune.use("inductor")`: Inductor generates, compiles and times only the choices predicted fastest.
 
 Choices of mm, addmm, bmm, baddbmm and scaled_mm are limited before code is generated
 (`InductorChoices._finalize_template_configs`), those of grouped_mm, convolution and flex attention before it is
-compiled (`select_algorithm.add_preprocessing_fn`). The seams are private; torch 2.11 and 2.13 have them.
+compiled (`select_algorithm.add_preprocessing_fn`). These are private hooks of torch 2.11 and 2.13.
 
-All are timed by our `Timer`. Inductor's own benchmarker reads short kernels up to twice as long as they run, ATen's
-most of all: for 512 x 4096 x 4096 cuBLAS's 25 us as 56 (torch 2.11 on an H200, in the tables that Inductor logs under
-`tests/inductor_on_gpu.py`). So it chooses others. `Timer`, which holds the device back until all launches are queued,
-read 25. What Inductor compares with its choices, as kernels with a fused epilogue, is timed alike, so that all are on
-one scale.
+All choices are timed by Foretune's `Timer`. Inductor's own benchmarker reads short kernels as up to twice as long as
+they are, ATen's most of all, and therefore chooses others: for 512 x 4096 x 4096, it read cuBLAS's 25 us as 56 (torch
+2.11 on an H100, in the tables that Inductor logs under `tests/inductor_on_gpu.py`). `Timer`, which holds the device
+back until all launches are queued, read 25. Kernels that Inductor compares with its choices, such as those with a fused
+epilogue, are timed in the same way, so that all times are comparable.
 """
 
 from __future__ import annotations
@@ -33,15 +32,24 @@ if TYPE_CHECKING:
 
     from ...model import Bundle
 
-#: Choices of an op that Inductor generates, unless somebody says how many.
+#: The default number of choices per op.
 DEFAULT_K = 8
-#: What callers say that does not ask for more than one time: how long to try, and that a time may decide at all.
+#: Keyword arguments of `benchmark_gpu` that `Timer` can ignore: durations, and whether the benchmark may decide.
 _KNOWN = {"warmup", "rep", "is_vetted_benchmarking", "device_type"}
 
 
 def install(k: int = DEFAULT_K, bundle: Bundle | Path | str | None = None) -> Callable[[], None]:
-    """Puts the limits in; returns what takes them out. Where this torch has no such seams there are none, which a
-    warning says. Raises `ForetuneError` for `k` < 1, for what is no bundle, and where there is no torch."""
+    """Limit Inductor's choices, and return a function that removes the limits.
+
+    If this torch has no such hooks, nothing is limited, with one warning.
+
+    Args:
+        k: How many choices of each op are kept.
+        bundle: The bundle that predicts, or its folder; the shipped one if None.
+
+    Raises:
+        ForetuneError: `k` < 1, the bundle cannot be read, or torch is not installed.
+    """
     limits = Limits(check_integer("k", k, 1), bundle_of(bundle))
     try:
         import torch  # noqa: F401
@@ -51,26 +59,26 @@ def install(k: int = DEFAULT_K, bundle: Bundle | Path | str | None = None) -> Ca
         return _Seams(limits).install()
     except (ImportError, AttributeError) as error:
         warn_once(
-            f"foretune.use('inductor') knows the Inductor of torch 2.11 to 2.13, and this one is another: {error}",
-            ": it makes its choices without Foretune",
+            f"foretune.use('inductor') supports the Inductor of torch 2.11 to 2.13, and this one differs: {error}",
+            ": it chooses without Foretune",
         )
         return lambda: None
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How many choices of an op go through, and by whose ranking."""
+    """How many choices of an op are kept, and the bundle that ranks them."""
 
     k: int
     bundle: Bundle | None = None
-    device: DeviceSpec | None = None  # the one here, if left out
+    device: DeviceSpec | None = None  # the current device if None
 
     @cached_property
     def uuid(self) -> str:
-        """What decides on the choices, for the keys of Inductor's caches."""
+        """A text for the keys of Inductor's caches that changes with everything that decides on the choices."""
         from ..inductor import choices, family, matmul, templates
 
-        # Where nothing is learned, and how times are taken.
+        # The code that ranks unlearned ops, and the code that takes times.
         deciding = choices, family, matmul, templates, timed_by_us, _timer
         sources = (inspect.getsource(one) for one in deciding)
         try:
@@ -80,8 +88,11 @@ class Limits:
         return f"foretune-{self.k}-{digest_of([digest, *sources])}"
 
     def of_templates(self, choices: Sequence[Any], inputs: Any, op: str) -> list[Any]:
-        """Of the `KernelTemplateChoice`s of one lowering those that go through: what has no tile (ATen, decompose-k)
-        as it is, then the fastest. Where Inductor lists choices for several hints of a size, so many of each."""
+        """Return the `KernelTemplateChoice`s of one lowering that are kept.
+
+        Choices without a tile (ATen, decompose-k) come first, then the fastest ones. If Inductor lists choices for
+        several hints of a size, k of each are kept.
+        """
         from ..inductor.choices import mm_config, mm_problem, multiplies_as_tf32
 
         hints = [choice.params.to_kwargs().get("hint_override") for choice in choices]
@@ -91,7 +102,7 @@ class Limits:
         return self._limited(choices, configs, hints, partial(mm_problem, inputs, op, tf32))
 
     def of_callers(self, choices: Sequence[Any]) -> list[Any]:
-        """The same of choices whose code is generated already."""
+        """Return the `TritonTemplateCaller`s that are kept: choices whose code is already generated."""
         from ..inductor.choices import caller_config, caller_problem
 
         configs = [caller_config(choice) for choice in choices]
@@ -124,7 +135,7 @@ class Limits:
 
 
 class _Seams:
-    """Where the limits go into Inductor, and what was there."""
+    """The places in Inductor where the limits are installed, and their original contents."""
 
     def __init__(self, limits: Limits) -> None:
         from torch._inductor import config, select_algorithm
@@ -136,7 +147,7 @@ class _Seams:
         self.config: Any = config
         self.choices: Any = InductorChoices
         self.selector: Any = select_algorithm.get_algorithm_selector_cache()
-        self.preprocess = self.limited_callers  # a bound method is another object each time
+        self.preprocess = self.limited_callers  # every access would create a new bound method
         self.finalize = InductorChoices._finalize_template_configs
         self.finalized = self._limited_templates()
         self.handler = config.inductor_choices_class
@@ -146,15 +157,16 @@ class _Seams:
         self.timed = timed_by_us(self.benchmark, lambda: self.is_on)
 
     def install(self) -> Callable[[], None]:
+        """Install the limits, and return `restore`."""
         self.choices._finalize_template_configs = self.finalized
         self.config.inductor_choices_class = partial(choices_with_uuid, self.limits.uuid, self.handler)
-        # Lists of their own, because another thread may be going through the one that is there.
+        # A new list, because another thread may be iterating over the current one.
         self.selector.preprocessing_fns = [*self.preprocessing, self.preprocess]
         self.benchmarker.benchmark_gpu = self.timed
         return self.restore
 
     def restore(self) -> None:
-        """What was there before, and not what somebody put there since."""
+        """Restore the original contents, except where other code has replaced ours since."""
         if self.choices._finalize_template_configs is self.finalized:
             self.choices._finalize_template_configs = self.finalize
         if self.is_on:
@@ -165,18 +177,22 @@ class _Seams:
 
     @property
     def is_on(self) -> bool:
-        """Whether the keys of Inductor's caches say so too. (torch 2.13 has a config for each thread, and both copy
-        theirs for what is compiled later.)"""
+        """Whether the keys of Inductor's caches include these limits.
+
+        torch 2.13 has a config per thread, and threads that compile later copy it.
+        """
         handler = self.config.inductor_choices_class
         return getattr(handler, "func", None) is choices_with_uuid and handler.args[0] == self.limits.uuid
 
     def _limited_templates(self) -> Callable[..., list[Any]]:
-        """Inductor's own `_finalize_template_configs`, limited."""
+        """Return Inductor's `_finalize_template_configs` with limits."""
 
         @wraps(self.finalize)
         def finalize(*given: Any, **named: Any) -> list[Any]:
             listed = self.finalize(*given, **named)
-            return _or_all(listed, lambda: self._limited(listed, *_told(*given, **named))) if self.is_on else listed
+            return (
+                _or_all(listed, lambda: self._limited(listed, *_context_of(*given, **named))) if self.is_on else listed
+            )
 
         return finalize
 
@@ -185,28 +201,35 @@ class _Seams:
         return self.limits.of_templates(listed, kernel_inputs, op_name) if is_product else listed
 
     def limited_callers(self, choices: list[Any]) -> list[Any]:
+        """Return the choices that are kept among generated ones; all of them while `use` is not active."""
         return _or_all(choices, lambda: self.limits.of_callers(choices)) if self.is_on else choices
 
 
-def _told(
+def _context_of(
     handler: Any, template_choices: Any, kernel_inputs: Any, templates: Any, op_name: str, *more: Any, **named: Any
 ) -> tuple[Any, str]:
-    """What is wanted of a call of `_finalize_template_configs`. One that has moved on is a TypeError here."""
+    """Return the arguments of `_finalize_template_configs` that matter; a changed signature raises TypeError."""
     return kernel_inputs, op_name
 
 
 def _or_all(choices: list[Any], limited: Callable[[], list[Any]]) -> list[Any]:
-    """The choices that go through; all of them where there is no telling: no trouble of ours fails a compile."""
+    """Return the limited choices, or all of them, with a warning, if limiting fails, so that no compilation fails."""
     try:
         return limited() or choices
     except Exception as error:  # noqa: BLE001
-        warn_once(f"foretune.use('inductor'): no prediction ({reason_of(error)})", ": Inductor tries all its choices")
+        warn_once(f"foretune.use('inductor'): no prediction ({reason_of(error)})", ": Inductor tries all choices")
         return choices
 
 
 def choices_with_uuid(uuid: str, theirs: Callable[[], Any] | None) -> Any:
-    """Inductor's handler of choices, or somebody's, with a `uuid()` that says how they are limited: what torch 2.13
-    puts into the keys of its caches. (2.11 puts the arguments of this call there.)"""
+    """Return the handler of choices with a `uuid()` that includes the limits.
+
+    torch 2.13 puts `uuid()` into the keys of its caches; 2.11 puts the arguments of this call there.
+
+    Args:
+        uuid: The `Limits.uuid`.
+        theirs: Creates the handler that was installed before; Inductor's own if None.
+    """
     from torch._inductor.choices import InductorChoices
 
     handler: Any = InductorChoices() if theirs is None else theirs()
@@ -216,8 +239,11 @@ def choices_with_uuid(uuid: str, theirs: Callable[[], Any] | None) -> Any:
 
 
 def timed_by_us(theirs: Callable[..., Any], is_on: Callable[[], bool]) -> Callable[..., Any]:
-    """A `benchmark_gpu` for Inductor's class of benchmarkers: milliseconds. What is asked for in other ways, on other
-    devices or in Inductor's deterministic mode, and a launch that waits for the device, are `theirs`."""
+    """Return a `benchmark_gpu` for Inductor's benchmarker that uses `Timer`, in milliseconds.
+
+    Calls with other options, on other devices or in Inductor's deterministic mode, and launches that synchronize, use
+    the original method.
+    """
 
     @wraps(theirs)
     def benchmark_gpu(benchmarker: Any, launch: Callable[[], Any], *more: Any, **how: Any) -> Any:
@@ -237,11 +263,11 @@ def timed_by_us(theirs: Callable[..., Any], is_on: Callable[[], bool]) -> Callab
 
 
 def _timer() -> Timer | None:
-    """That of the current device, if there is one: no trouble of ours fails a compile."""
+    """Return the current device's timer, or None, with a warning if creating it fails."""
     import torch
 
     try:
         return timer_of(torch.cuda.current_device()) if torch.cuda.is_available() else None
     except Exception as error:  # noqa: BLE001
-        warn_once(f"foretune.use('inductor'): no timer ({reason_of(error)})", ": Inductor's own times decide")
+        warn_once(f"foretune.use('inductor'): no timer ({reason_of(error)})", ": Inductor uses its own times")
         return None

@@ -40,7 +40,7 @@ def test_key_and_value_heads_are_repeated_on_more_ranks_than_there_are(tmp_path:
         (SMALL.replace(",2,16", ",5,16"), "line 2, num_kv_heads"),  # more than query heads
         (SMALL.replace("64,128", "60,128"), "line 2, hidden_size: must be a multiple of 8 but is 60"),
         (SMALL.replace("1000", "none"), "line 2, vocab_size"),
-        (f"{SMALL}\n{SMALL}", "line 3, model: 'Tiny-1B' stands in line 2 already"),
+        (f"{SMALL}\n{SMALL}", "line 3, model: 'Tiny-1B' is already in line 2"),
     ],
 )
 def test_a_wrong_row_is_named(tmp_path: Path, row: str, wrong: str) -> None:

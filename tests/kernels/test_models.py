@@ -94,7 +94,7 @@ def test_a_table_is_read_as_programs_write_it(tmp_path: Path, content: bytes) ->
         (table("7B,8,2,64,128"), "line 2, model: must be a name that begins with a letter.*'7B'"),
         (table("A\x1b[31m,8,2,64,128"), "line 2, model: must be a name"),
         (table("A" * 201 + ",8,2,64,128"), "line 2, model: .*at most 200 characters"),
-        (table(GOOD, "", GOOD), "line 4, model: 'A-1B' stands in line 2 already"),
+        (table(GOOD, "", GOOD), "line 4, model: 'A-1B' is already in line 2"),
         (table("A,8,2,63,128"), "line 2, hidden_size: must be a multiple of 8 but is 63"),
         (table("A,8,2,64,129"), "line 2, moe_intermediate_size: must be a multiple of 8 but is 129"),
         (table("A,8,9,64,128"), "line 2, top_k: must be a whole number from 1 to 8 but is '9'"),

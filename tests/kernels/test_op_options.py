@@ -35,7 +35,7 @@ def stub():
     [
         ({"config": {"BLOCK_M": 16}}, "a KernelConfig but one is {'BLOCK_M': 16}"),
         ({"config": "BLOCK_M=16"}, "config must be a KernelConfig but is 'BLOCK_M=16'"),
-        ({"mode": ["predict"]}, r"must be a word, .* but one is \['predict'\]"),
+        ({"mode": ["predict"]}, r"must be a string, .* but one is \['predict'\]"),
     ],
     ids=["a dictionary", "a text", "a list"],
 )

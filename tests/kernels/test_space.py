@@ -127,8 +127,8 @@ def test_what_of_them_is_refused_and_why(knobs, told, why):
     ("device", "why"),
     [
         (A100, "TMA_DY cannot be 1: sm_80 has no TMA"),
-        (B200, "CONSUMERS cannot be 2: sm_100 has no products of Hopper's"),
-        (CPU, "CONSUMERS cannot be 2: the interpreter has no products of Hopper's"),
+        (B200, "CONSUMERS cannot be 2: sm_100 has no wgmma; it must be 0"),
+        (CPU, "CONSUMERS cannot be 2: the interpreter has no wgmma; it must be 0"),
     ],
     ids=("sm_80", "sm_100", "interpreter"),
 )
@@ -172,7 +172,7 @@ def test_ranges_replace_the_values_of_a_knob(family):
     [
         (
             {"block_x": [1]},
-            "block_x is not a range of the space; there are block_k, block_m, block_n, consumers, num_stages, num_w",
+            "block_x is not a range of the space; the ranges are block_k, block_m, block_n, consumers, num_stages, num",
         ),
         ({"group_m": [8]}, "group_m is not a range"),
         ({"block_m": [64, 512]}, "block_m must be a power of two between 16 and 256 but is 512"),

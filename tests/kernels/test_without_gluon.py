@@ -100,7 +100,7 @@ def test_what_is_predicted_runs_all_the_same(op, no_gluon):
     asked, call, kernels, _ = OPS[op]
     assert make_shortlist(find_measurable(op), asked, H200, k=1).configs[0]["CONSUMERS"]  # or it would show nothing
     with use_stub_driver(H200) as driver:
-        with pytest.warns(ForetuneWarning, match="CONSUMERS cannot run with this Triton .*default config is taken"):
+        with pytest.warns(ForetuneWarning, match="CONSUMERS cannot run with this Triton .*default config is used"):
             call()
         assert [launch.kernel for launch in driver.launches] == kernels
 

@@ -92,8 +92,8 @@ def test_a_tile_larger_than_the_problem_is_refused_by_its_knob():
     ("problem", "why"),
     [
         (product(64, 64, 64, batch=2), "in a batch"),
-        (product(64, 60, 64), "no multiples of 16 bytes"),
-        (product(64, 64, 60, flags=("b_transposed",)), "no multiples of 16 bytes"),
+        (product(64, 60, 64), "not multiples of 16 bytes"),
+        (product(64, 64, 60, flags=("b_transposed",)), "not multiples of 16 bytes"),
         (product(1, 64, 64), "with m=1: Inductor's template computes wrong results"),
     ],
 )
@@ -213,7 +213,10 @@ def test_only_float32_is_rounded_to_tf32():
     knobs = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "GROUP_M": 8, "num_warps": 4, "num_stages": 3}
     config = KernelConfig.of(**knobs, PERSISTENT_TMA=0)
     assert MM.supports(config, product(64, 64, 64, dtype="fp32", flags=("tf32",)), H200) is None
-    assert MM.supports(config, product(64, 64, 64, flags=("tf32",)), H200) == "flag tf32 is of fp32, not of bf16"
+    assert (
+        MM.supports(config, product(64, 64, 64, flags=("tf32",)), H200)
+        == "flag tf32 is only valid for fp32, not for bf16"
+    )
 
 
 def test_twice_k_go_through_while_nothing_is_learned_and_twins_count():

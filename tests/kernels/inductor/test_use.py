@@ -236,7 +236,7 @@ def test_somebodys_own_handler_stays_in_force_and_counts_in_the_keys():
 def test_options_that_it_does_not_take_or_that_differ_are_refused():
     with pytest.raises(ForetuneError, match="k must be an integer >= 1 but got 0"):
         foretune.use("inductor", k=0)
-    with pytest.raises(ForetuneError, match=r"takes k, bundle, and not top"):
+    with pytest.raises(ForetuneError, match=r"takes k, bundle, but not top"):
         foretune.use("inductor", top=3)
     with pytest.raises(ForetuneError, match=r"takes no options, but not k"):
         foretune.use("transformers", k=3)
@@ -246,7 +246,7 @@ def test_options_that_it_does_not_take_or_that_differ_are_refused():
 
 def test_an_inductor_without_the_seams_chooses_as_ever_with_a_warning(monkeypatch):
     monkeypatch.delattr(InductorChoices, "_finalize_template_configs")
-    with pytest.warns(foretune.ForetuneWarning, match="it makes its choices without Foretune"):
+    with pytest.warns(foretune.ForetuneWarning, match="it chooses without Foretune"):
         use = foretune.use("inductor")
     assert config.inductor_choices_class is None
     use.undo()
@@ -264,7 +264,7 @@ def test_an_inductor_that_calls_the_seam_otherwise_chooses_as_ever_with_a_warnin
 
 def test_trouble_of_ours_lets_all_choices_through_with_a_warning(monkeypatch):
     monkeypatch.setattr(inductor, "device_here", lambda: (_ for _ in ()).throw(ForetuneError("no such device")))
-    with foretune.use("inductor", k=1), pytest.warns(foretune.ForetuneWarning, match="Inductor tries all its choices"):
+    with foretune.use("inductor", k=1), pytest.warns(foretune.ForetuneWarning, match="Inductor tries all choices"):
         (choices,), _ = lowered(torch.mm, A, B, max_autotune_gemm_search_space="DEFAULT")
     assert len(with_tile(choices)) > 10
 

@@ -126,8 +126,8 @@ def test_what_of_warps_that_have_one_job_each_is_refused_and_why(knobs, told, wh
     ("device", "why"),
     [
         (A100, "TMA cannot be 2: sm_80 has none"),
-        (B200, "CONSUMERS cannot be 2: sm_100 has no products of Hopper's"),
-        (CPU, "CONSUMERS cannot be 2: the interpreter has no products of Hopper's"),
+        (B200, "CONSUMERS cannot be 2: sm_100 has no wgmma; it must be 0"),
+        (CPU, "CONSUMERS cannot be 2: the interpreter has no wgmma; it must be 0"),
     ],
     ids=("sm_80", "sm_100", "interpreter"),
 )

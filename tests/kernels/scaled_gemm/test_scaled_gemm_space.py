@@ -81,7 +81,7 @@ def test_the_space_has_every_way_and_its_ranges_narrow_it():
         ({"consumers": [1]}, "consumers must be 0, 2 or 3 but is 1"),
         ({"block_k": [256]}, "block_k must be 32, 64 or 128 but is 256"),
         ({"num_warps": 4}, "num_warps must be a list of values but is 4"),
-        ({"blocks": [1]}, "blocks is not a range of the space; there are block_k"),
+        ({"blocks": [1]}, "blocks is not a range of the space; the ranges are block_k"),
     ):
         with pytest.raises(ForetuneError, match=why):
             DENSE.space(**wrong)
@@ -139,7 +139,9 @@ def test_problems_and_devices_that_cannot_be_are_refused():
     jobs = specialized(2, 128, 4)
     assert DENSE.supports(jobs, LAYER, H200) is None
     for other, name in ((replace(H200, arch="sm_100"), "sm_100"), (replace(H200, backend="cpu"), "the interpreter")):
-        assert DENSE.supports(jobs, LAYER, other).startswith(f"CONSUMERS cannot be 2: {name} has no products of Hopper")
+        assert DENSE.supports(jobs, LAYER, other).startswith(
+            f"CONSUMERS cannot be 2: {name} has no wgmma; it must be 0"
+        )
     routed = problem(GROUPED, sizes=(64, 64), n=4096, k=7168)
     assert GROUPED.supports(jobs, routed, H200) is None
     assert GROUPED.supports(specialized(3, 128, 4), routed, H200).startswith(
