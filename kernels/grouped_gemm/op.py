@@ -166,7 +166,7 @@ def check_call(
     if bias is not None:
         require(
             tuple(bias.shape) == (groups, n),
-            f"bias must have shape {(groups, n)}, (groups, N), but has {tuple(bias.shape)}",
+            f"bias must have shape {(groups, n)}, N entries per group, but has {tuple(bias.shape)}",
         )
     return Shape(rows, groups, n, k)
 

@@ -154,7 +154,9 @@ def check_call(a: Any, b: Any, bias: Any, activation: str | None) -> None:
         raise ForetuneError(f"a must be a batch of {b.shape[0]} matrices, as b is, but has shape {tuple(a.shape)}")
     if bias is not None:
         check_tensor("bias", bias)
-        require(bias.shape == (n,), f"bias must have shape ({n},), (N,), but has {tuple(bias.shape)}")
+        require(
+            bias.shape == (n,), f"bias must have shape ({n},), one entry per column of b, but has {tuple(bias.shape)}"
+        )
         require(
             (bias.dtype, bias.device) == (a.dtype, a.device),
             f"bias must be {a.dtype} on {a.device}, as a is, but is {bias.dtype} on {bias.device}",

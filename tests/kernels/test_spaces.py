@@ -85,7 +85,9 @@ def test_the_default_config_is_the_family_s():
     with pytest.raises(ForetuneError, match="must be a KernelConfig but one is 3"):
         filter_valid([3], GROUPED, "h200")
     fp8 = Problem.of("scaled_gemm", m=64, n=256, k=256, dtype="fp8e4m3")
-    with pytest.raises(ForetuneError, match=r"scaled_gemm has no default config for .* on A100: sm_80 has no products"):
+    with pytest.raises(
+        ForetuneError, match=r"scaled_gemm has no default config for .* on A100: sm_80 does not support fp8e4m3"
+    ):
         default_config(fp8, A100)
 
 

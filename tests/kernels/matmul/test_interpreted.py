@@ -232,7 +232,7 @@ def test_the_op_refuses_what_is_none():
         "dtype of a must be one of .*bfloat16.* but is torch.float64": (a.double(), b.double()),
         "b must have 2 or 3 dimensions but has 1": (a, b[0]),
         "a must be a batch of 2 matrices, as b is": (a, b.expand(2, 32, 16)),
-        "bias must have shape \\(16,\\), \\(N,\\), but has \\(32,\\)": (a, b, b[:, 0]),
+        "bias must have shape \\(16,\\), one entry per column of b, but has \\(32,\\)": (a, b, b[:, 0]),
         "bias must be torch.float16 on cpu, as a is, but is torch.float32": (a, b, b[0].float()),
         "activation must be one of relu, gelu, silu but is 'tanh'": (a, b, None, "tanh"),
         "relu is not available for int8, which is summed in int32": (whole, whole, None, "relu"),
