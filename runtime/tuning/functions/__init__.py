@@ -1,6 +1,6 @@
-"""Tuning functions: any Python callable alone (`TunedFunction`), or with what is tuned in it (`ContextualFunction`).
+"""Tune Python functions: a single one (`TunedFunction`), or one with all tuned kernels in it (`ContextualFunction`).
 
-Importing this imports neither torch nor triton.
+Importing this package imports neither torch nor triton.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a call takes: with a GPU as the kernel timer has it, or between two events; without one by the host's clock.
+"""Timers of calls: on a GPU by the kernel timer or between two events, on the CPU by the host's clock.
 
-`CallTrials` runs and times the configs of a function, on all ranks in step.
+`CallTrials` runs and times the configs of a function, on all ranks in lockstep.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from .results import check_finished
 
 
 class CallTimer(Protocol):
-    """Times calls of a function. Tests, and whoever knows better, put their own in its place."""
+    """The interface of timers. Pass an object with this method as `timer` to measure in your own way."""
 
     def sample(self, call: Callable[[], Any], samples: int, undo: Callable[[], Any] | None) -> list[float]:
-        """The times of so many calls in microseconds, (samples,). `undo` runs before each, untimed."""
+        """Return the times of `samples` calls in microseconds; `undo` runs before each call, untimed."""
 
 
 class HostTimer:
-    """The host's clock, for functions that run on the CPU.
+    """Times calls with the host's clock, for functions that run on the CPU.
 
     >>> seconds = iter([1.0, 1.5])
     >>> HostTimer(lambda: next(seconds)).sample(lambda: None, 1, None)
@@ -43,6 +43,7 @@ class HostTimer:
         self._clock = clock
 
     def sample(self, call: Callable[[], Any], samples: int, undo: Callable[[], Any] | None) -> list[float]:
+        """See `CallTimer`."""
         times = []
         for _ in range(samples):
             if undo is not None:
@@ -57,8 +58,11 @@ class HostTimer:
 
 
 class EventTimer(HostTimer):
-    """One call at a time between two events on an idle device, L2 cold: exactly as many calls as are asked for, so that
-    ranks stay in step, and calls that wait for the device are no trouble. The launch gap counts."""
+    """Times each call between two events, on an idle device with a cold L2 cache.
+
+    It makes exactly `samples` calls, so that ranks stay in lockstep, and calls may synchronize with the device. The
+    time includes the launch gap.
+    """
 
     def __init__(self, queue: DeviceQueue) -> None:
         self._queue = queue
@@ -74,19 +78,22 @@ class EventTimer(HostTimer):
 
 
 class KernelTimer:
-    """`Timer`, without the launch gap, as long as calls queue their work and leave. The first call that waits for the
-    device shows that they do not: then all of them are timed by events."""
+    """Times calls with `Timer`, without the launch gap, if they only enqueue work; otherwise with events.
+
+    The first call that synchronizes with the device makes `Timer` raise; from then on all calls are timed with events.
+    """
 
     def __init__(self, timer: Callable[[], Timer], events: EventTimer) -> None:
         self._timer, self._events = timer, events
-        self._queues: bool | None = None  # until a call has shown it
+        self._queues: bool | None = None  # None: not known before the first call
 
     def sample(self, call: Callable[[], Any], samples: int, undo: Callable[[], Any] | None) -> list[float]:
+        """See `CallTimer`."""
         if undo is None and self._queues is not False:
             try:
                 times = self._timer().sample(call, samples)
             except ForetuneError:
-                if self._queues:  # those before were timed otherwise, so a time would not compare
+                if self._queues:  # earlier times came from `Timer`: event times would not be comparable
                     raise
                 self._queues = False
             else:
@@ -96,15 +103,18 @@ class KernelTimer:
 
 
 def check_timer(timer: Any) -> Any:
-    """Returns it, None included. Raises `ForetuneError` for what is no `CallTimer`: each config would fail of it."""
+    """Return a timer or None. Raises `ForetuneError` if it has no `sample`, since every config would fail."""
     if timer is not None and not callable(getattr(timer, "sample", None)):
         raise ForetuneError(f"timer must have sample(call, samples, undo) but is {shown(timer)}")
     return timer
 
 
 def timer_for(on_gpu: bool, in_step: bool) -> CallTimer:
-    """The timer of one tuning: a `KernelTimer` on a GPU; where ranks run in step, whose calls must be as many on each,
-    an `EventTimer`."""
+    """Return the timer of one tuning.
+
+    On a GPU it is a `KernelTimer`, or an `EventTimer` for ranks in lockstep, which must make equal numbers of calls;
+    on the CPU a `HostTimer`.
+    """
     if not on_gpu:
         return HostTimer()
     import torch
@@ -126,9 +136,17 @@ def _timer(index: int) -> Timer:
 
 @dataclass
 class CallTrials:
-    """Runs and times one config after the other, ranks in step: the `time_one` of a `TuningSession`.
+    """Runs and times one config at a time, on all ranks in lockstep: the `time_one` of a `TuningSession`.
 
-    `undo` comes before every run. `check` raises for a config that failed although the call ended well.
+    Attributes:
+        name: The function's name, for errors.
+        run: Calls the function with a config.
+        timer: Times calls.
+        undo: Undoes the changes of a run, before every run; or None.
+        ranks: The ranks that tune together.
+        n_warmup: Calls before timing.
+        n_repeat: Timed calls.
+        check: Raises if a config failed although its call ended normally.
     """
 
     name: str
@@ -141,9 +159,9 @@ class CallTrials:
     check: Callable[[Candidate], Any] = lambda candidate: None
 
     def __call__(self, candidate: Candidate) -> Measured | Exception:
-        """Return what a config does here, with its time on the slowest rank.
+        """Return the measurement of a config, with its time on the slowest rank, or the exception that it raised.
 
-        One that fails anywhere is given up everywhere after its first run, so that all ranks make as many calls.
+        A config that fails on any rank is not timed on the others, so that all ranks make the same calls.
         """
 
         def call() -> Any:
@@ -153,19 +171,19 @@ class CallTrials:
         try:
             result = self._undone(call)
             self.check(candidate)
-        except Exception as raised:  # noqa: BLE001 - a config that fails is one config less
+        except Exception as raised:  # noqa: BLE001 - a failing config is only excluded
             error = _freed(raised)
         mine = _text(error)
         everyones = self.ranks.exchange(f"the first run of {candidate}", mine, mine or None)
         check_finished(self.name, result)
-        del result  # which may be large
+        del result  # it may be large
         if any(everyones):
             return error or self._failed_elsewhere(everyones)
         try:
             for _ in range(self.n_warmup - 1):
                 self._undone(call)
             times = _checked(self.timer.sample(call, self.n_repeat, self.undo))
-            timing = Timing.of([max(time_us, SHORTEST_US) for time_us in times])  # some clocks stand still
+            timing = Timing.of([max(time_us, SHORTEST_US) for time_us in times])  # coarse clocks may measure 0
             self.check(candidate)
             measured = Measured(Status.OK, timing.time_us, timing.spread, timing.samples)
         except Exception as raised:  # noqa: BLE001 - as above
@@ -185,11 +203,11 @@ class CallTrials:
         return call()
 
     def _failed_elsewhere(self, failures: Sequence[str]) -> Measured:
-        return Measured(Status.LAUNCH_FAILED, error=f"failed on another rank: {self.ranks.told(failures)}")
+        return Measured(Status.LAUNCH_FAILED, error=f"failed on another rank: {self.ranks.failures_by_rank(failures)}")
 
 
 def _freed(error: Exception) -> Exception:
-    """Return an error, after what torch had reserved when memory ran out is free again: it costs this config alone."""
+    """Return the error; after torch ran out of memory, first free its cached memory for the next configs."""
     if Measured.failed(error).status is Status.OUT_OF_RESOURCES and type(error).__module__.startswith("torch"):
         import torch
 
@@ -202,7 +220,7 @@ def _text(error: Exception | None) -> str:
 
 
 def _checked(times: Any) -> list[float]:
-    """What a timer returned, as numbers. Raises `ForetuneError` for what cannot be times."""
+    """Return a timer's times as floats. Raises `ForetuneError` if they are not finite numbers >= 0."""
     found = list(times) if isinstance(times, Iterable) else []
     if not found:
         raise ForetuneError(f"the timer must return a list of times but returned {shown(times)}")

@@ -1,5 +1,4 @@
-"""`CallReader`: what a call of a tuned function is to the tuner: its key, its problem, where it runs, and which configs
-are worth trying for it."""
+"""`CallReader`: reads a call of a tuned function: its key, its problem, its device and the configs worth trying."""
 
 from __future__ import annotations
 
@@ -26,42 +25,49 @@ from .search import kernel_config
 from .work import Work, work_of
 from .wrapped import CallKey
 
-#: What stands for the dtype of a function without tensors: that of Python's own floats.
+#: The dtype of problems of functions without tensors: that of Python's floats.
 _PYTHON = "fp64"
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a call runs: the device's name and, for a GPU, its spec."""
+    """The device of a call: its name and, for a GPU, its spec."""
 
     name: str
     spec: DeviceSpec | None
 
     @property
     def on_gpu(self) -> bool:
+        """Whether the call runs on a GPU."""
         return self.spec is not None
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call that is to be tuned."""
+    """A call of a tuned function."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    named: Mapping[str, Any]  # by parameter, defaults filled in
-    fixed: Mapping[str, Any]  # knobs that the caller gives
+    named: Mapping[str, Any]  # arguments by parameter, with defaults
+    fixed: Mapping[str, Any]  # knobs that the call passes
     key: str
     problem: Problem | None
     place: Place
 
     @property
     def own_kwargs(self) -> dict[str, Any]:
-        """The keyword arguments that are no knobs."""
+        """The keyword arguments that are not knobs."""
         return {name: value for name, value in self.kwargs.items() if name not in self.fixed}
 
 
 class CallReader:
-    """Reads calls of one function; `device` stands for the one that a call runs on, for `supports` and rooflines."""
+    """Reads calls of one function.
+
+    `foretune.tune` documents the arguments. `device` replaces the one that calls run on in `supports` and rooflines.
+
+    Raises:
+        ForetuneError: An argument is not valid.
+    """
 
     def __init__(
         self,
@@ -83,7 +89,7 @@ class CallReader:
         self._device = None if device is None else DeviceSpec.find(device)
 
     def read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], n_ranks: int = 1) -> Call:
-        """A call, on one rank of so many. Raises `TypeError` for arguments that the function does not take."""
+        """Return a call that `n_ranks` ranks make. Raises `TypeError` if the function does not accept the arguments."""
         named = self._key.named(args, kwargs, self.space.candidates()[0].knobs)
         fixed = {name: named[name] for name in self.space.knobs if name in named}
         place = place_of((value for name, value in named.items() if name not in fixed), n_ranks)
@@ -97,8 +103,12 @@ class CallReader:
         return Call(args, kwargs, named, fixed, text_of(key), problem, place)
 
     def candidates(self, call: Call) -> tuple[dict[Candidate, str], tuple[Candidate, ...]]:
-        """Those that are refused for a call, with the reasons; and the others, in the space's order. Raises
-        `TuningFailed` where there are no others, and `ForetuneError` where no config has a knob as given."""
+        """Return the refused configs of a call with the reasons, and the accepted ones in the order of the space.
+
+        Raises:
+            TuningFailed: All configs are refused.
+            ForetuneError: No config has the knob values that the call passes.
+        """
         found = [candidate for candidate in self.space.candidates() if _has(candidate, call.fixed)]
         if not found:
             raise ForetuneError(f"{self._name}: no config of the space has {Candidate(call.fixed, '')}")
@@ -109,23 +119,25 @@ class CallReader:
         return refused, left
 
     def metrics(self, call: Call) -> Callable[[float | None], dict[str, float]]:
-        """What a time of this call is worth, in microseconds; nothing where nobody said what its work is."""
+        """Return a function from a time in microseconds to metrics; they are empty if the work is not known."""
         work, device = self._work_of(call), self._device or call.place.spec
         return lambda time_us: {} if work is None or time_us is None else work.metrics(time_us, device)
 
     def _refusal(self, candidate: Candidate, call: Call) -> str | None:
-        """Why a config is not to be tried; None where it is."""
+        """Return why a config is refused; None if it is accepted."""
         if self._family is not None and call.problem is not None:
             device = self._device or call.place.spec
             if device is None:
-                raise ForetuneError(f"{self._family.name} supports configs on a device: name one, as device='h200'")
+                raise ForetuneError(
+                    f"{self._family.name} needs a device to tell which configs it supports: pass one, as device='h200'"
+                )
             if (reason := self._family.supports(kernel_config(candidate), call.problem, device)) is not None:
                 return reason
         if self._prune is None:
             return None
         try:
             kept = self._prune(dict(candidate.knobs), *call.args, **call.own_kwargs)
-        except Exception as error:  # noqa: BLE001 - as a config that fails
+        except Exception as error:  # noqa: BLE001 - counts as a failing config
             return f"prune raised {type(error).__name__}: {error}"
         if isinstance(kept, str):
             return kept or "refused by prune"
@@ -150,8 +162,11 @@ def _has(candidate: Candidate, fixed: Mapping[str, Any]) -> bool:
 
 
 def place_of(arguments: Iterable[Any], n_ranks: int = 1) -> Place:
-    """Where a call with these arguments runs: where its tensors are; without any, on the GPU that this process has
-    begun to use, or else the CPU. What several ranks found out together is no other number's to know."""
+    """Return where a call with these arguments runs.
+
+    That is the device of its tensors; without tensors the GPU, if this process has initialized one, else the CPU. With
+    several ranks their number is part of the name, since times of different numbers of ranks are not comparable.
+    """
     place = _one_place(arguments)
     return place if n_ranks == 1 else replace(place, name=f"{place.name} x{n_ranks}")
 
@@ -178,8 +193,9 @@ def _cpu() -> Place:
 
 
 def problem_of_key(function: str, key: Any) -> Problem | None:
-    """A key that `plain` made, as a problem: whole numbers from 0 are dimensions, tensors have a dtype each, and all
-    else is a flag. None where there is no number to it, or more than a problem has room for.
+    """Return a key that `plain` created as a `Problem`; None if it has no number, or too many for a problem.
+
+    Integers >= 0 become dimensions, the dtypes of tensors dtypes, and all other values flags.
 
     >>> print(problem_of_key("scale", {"x": {"shape": [64, 8], "dtype": "float16"}, "mode": "fast"}))
     scale x.0=64 x.1=8 fp16 mode=fast
@@ -198,7 +214,7 @@ def problem_of_key(function: str, key: Any) -> Problem | None:
     try:
         dtype = dtype_from_json(dtypes or _PYTHON)
         return Problem(function[-200:], tuple(dims.items()), dtype, tuple(flags)) if dims else None
-    except ForetuneError:  # 65 numbers, an unprintable text
+    except ForetuneError:  # too many numbers, or an unprintable text
         return None
 
 

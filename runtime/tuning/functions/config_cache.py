@@ -1,4 +1,4 @@
-"""`ConfigCache`: what was found out about a function's configs, from one process to the next."""
+"""`ConfigCache`: the stored results of tuning functions, shared by processes."""
 
 from __future__ import annotations
 
@@ -16,16 +16,23 @@ from ..cache.kernel_cache import choices_folder
 from ..cache.shared_file import MOST_BYTES, Document, SharedFile, size_of
 from .key_record import records_of, shorten_largest
 
-#: What a file says it is; a file that says otherwise is begun anew.
+#: The format entry of a file; a file with another format is replaced.
 FORMAT = "foretune functions 1"
-#: More than `text_of` makes of a key, with the function's and the device's names before it.
+#: Longest key in characters: more than the names of function and device and the longest `text_of` together.
 _LONGEST_KEY = 4000
 
 
 class ConfigCache:
-    """A mapping from keys (texts) to JSON objects, in a file that threads and processes share (see `SharedFile`: it
-    never raises for the disk, and forgets the oldest first), or in this process's memory where there is no path. Of a
-    key with thousands of configs a full file keeps the fastest, so that the other keys have room.
+    """A mapping from keys (strings) to JSON objects, in a file or in memory.
+
+    Threads and processes share the file (see `SharedFile`): disk errors never raise, and a full file forgets its
+    oldest keys first. If one key takes a large part of a full file, only its fastest configs are kept.
+
+    Args:
+        path: The file. If None, entries are kept in this process's memory.
+
+    Raises:
+        ForetuneError: `path` is not a path.
 
     >>> cache = ConfigCache()
     >>> cache.set("scale: 64", {"chosen": {"tile": 16}})
@@ -39,18 +46,25 @@ class ConfigCache:
     def __init__(self, path: Path | str | None = None) -> None:
         self.path = None if path is None else check_path("a cache's file", path).expanduser().absolute()
         self._file = SharedFile(self.path, check=check_document, forget=_make_room)
-        #: Changes when what was read before may no longer hold.
+        #: Increases when entries were removed or imported, so that choices read earlier may be outdated.
         self.generation = 0
 
     @classmethod
     def of(cls, function: str) -> ConfigCache:
-        """The cache of a function of that name, "module.qualname": below FORETUNE_CACHE_DIR, else ~/.cache/foretune."""
+        """Return the cache of a function ("module.qualname"), in FORETUNE_CACHE_DIR or else ~/.cache/foretune."""
         return _opened(functions_folder(), function)
 
     @classmethod
     def for_function(cls, function: str, cache: Any) -> ConfigCache:
-        """The cache that somebody asks for: True is the usual one of that function, False one in memory, a path a file.
-        Raises `ForetuneError` for anything else."""
+        """Return the cache that an option `cache` stands for.
+
+        Args:
+            function: The function's name, "module.qualname".
+            cache: True for the function's default file (see `of`), False for memory, a path, or a `ConfigCache`.
+
+        Raises:
+            ForetuneError: `cache` is something else.
+        """
         if isinstance(cache, ConfigCache):
             return cache
         if isinstance(cache, bool):
@@ -58,15 +72,19 @@ class ConfigCache:
         return cls(check_path("cache", cache))
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """What is kept for a key, as a copy; None where nothing is."""
+        """Return a copy of the entry of a key; None if there is none."""
         found = self._entries().get(key)
         return None if found is None else deepcopy(found)
 
     def set(self, key: str, value: dict[str, Any]) -> None:
-        """Keeps a JSON object. On the disk when it returns. Raises `ForetuneError` for what is none."""
+        """Store a JSON object under a key; it is on disk when this returns.
+
+        Raises:
+            ForetuneError: The value is not a JSON object, or the key is not a string of at most 4000 characters.
+        """
         check_word("a cache's key", key, _LONGEST_KEY)
         if not isinstance(value, dict):
-            raise ForetuneError(f"a cache keeps JSON objects but was given {shown(value)}")
+            raise ForetuneError(f"a cache's value must be a JSON object but is {shown(value)}")
 
         def change(document: Document) -> None:
             document.setdefault("format", FORMAT)
@@ -77,11 +95,17 @@ class ConfigCache:
         try:
             self._file.update(change)
         except (TypeError, ValueError) as error:
-            raise ForetuneError(f"a cache keeps JSON objects but was given {shown(value)} ({error})") from None
+            raise ForetuneError(f"a cache's value must be a JSON object but is {shown(value)} ({error})") from None
 
     def add(self, entries: Mapping[str, Mapping[str, Any]]) -> bool:
-        """Adds what comes from elsewhere, as the oldest and as far as there is room; what is kept here stays. Whether
-        it is on the disk."""
+        """Import entries, as the oldest ones, as far as the file has room; existing entries stay.
+
+        Args:
+            entries: JSON objects by key, the oldest first.
+
+        Returns:
+            Whether the file is on disk; False if the cache is in memory or the disk refused.
+        """
 
         def change(document: Document) -> None:
             document.setdefault("format", FORMAT)
@@ -99,7 +123,7 @@ class ConfigCache:
         return self._file.is_on_disk
 
     def clear(self, key: str | None = None) -> None:
-        """Forgets a key; all of them for None."""
+        """Remove a key; all keys if None."""
 
         def change(document: Document) -> None:
             if key is None:
@@ -111,7 +135,7 @@ class ConfigCache:
         self.generation += 1
 
     def keys(self) -> list[str]:
-        """Those that something is kept for, the oldest first."""
+        """Return all keys, the oldest first."""
         return list(self._entries())
 
     def __contains__(self, key: object) -> bool:
@@ -132,12 +156,12 @@ class ConfigCache:
 
 
 def functions_folder() -> Path | None:
-    """Where the files of functions are, or would be; None where there is no home to have them in."""
+    """Return the folder of the default files; None if there is no home directory to put them in."""
     folder = choices_folder()
     return None if folder is None else folder.with_name("functions")
 
 
-@lru_cache(maxsize=4096)  # one for each file, so that functions of one name, and copies, share what they know
+@lru_cache(maxsize=4096)  # one object for each file, so that functions of one name, and copies, share it
 def _opened(folder: Path | None, function: str) -> ConfigCache:
     digest = hashlib.sha256(function.encode()).hexdigest()[:12]
     name = re.sub(r"[^A-Za-z0-9.]+", "_", function)[-80:].strip("._")
@@ -145,13 +169,13 @@ def _opened(folder: Path | None, function: str) -> ConfigCache:
 
 
 def check_document(document: Document) -> int:
-    """Remove entries that are no JSON objects from a document; return their number.
+    """Remove entries that are not JSON objects from a document; return how many were removed.
 
     Raises:
-        ForetuneError: It is not a file of a `ConfigCache`, or none of its entries is an object.
+        ForetuneError: The document is not one of a `ConfigCache`, or none of its entries is an object.
     """
     if document.get("format") != FORMAT or set(document) != {"format", "entries"}:
-        raise ForetuneError(f"it is no file of {FORMAT!r}")
+        raise ForetuneError(f"its format is not {FORMAT!r}")
     entries = document["entries"]
     kept = {key: one for key, one in entries.items() if _is_entry(key, one)} if isinstance(entries, dict) else {}
     if not isinstance(entries, dict) or (entries and not kept):
@@ -164,15 +188,16 @@ def _is_entry(key: str, entry: Any) -> bool:
     try:
         check_word("a cache's key", key, _LONGEST_KEY)
         size_of(entry)
-    except ValueError:  # NaN or an infinite number is in it
+    except ValueError:  # it contains NaN or an infinite number
         return False
     return isinstance(entry, dict)
 
 
 def _make_room(document: Document) -> bool:
-    """Shorten the largest record to its fastest configs where it takes much of the file; else forget the oldest keys.
+    """Free space: shorten a record that takes much of the file to its fastest configs, or else remove the oldest keys.
 
-    The newest key, which is being written, stays; False where it alone has no room."""
+    The newest key, which is being written, stays. Return False if there is nothing to remove.
+    """
     entries = document.get("entries", {})
     records = [value for entry in entries.values() for _, value, _ in records_of(entry)]
     if shorten_largest(records):

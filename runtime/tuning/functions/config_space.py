@@ -1,4 +1,4 @@
-"""`ConfigSpace`: the configs that a function is tuned over, however they were written down."""
+"""`ConfigSpace`: the configs that a function is tuned over, in any of the accepted notations."""
 
 from __future__ import annotations
 
@@ -13,25 +13,29 @@ from ....datasets.config import OPTIONS
 from ....datasets.errors import check_word, shown
 from .plain_values import Reader, is_config, refuse_config_value, text_of
 
-#: More than anybody waits for; a generator may have no end.
+#: Most configs of a space: more than can be measured in practice. Also stops generators without end.
 MOST_CONFIGS = 100_000
-#: Python may refuse to write integers of more bits in decimal.
+#: Longer integers, in bits, are abridged in texts, since Python may refuse to write them in decimal.
 _MOST_BITS = 2000
-#: What a launch option is in a `triton.Config` that does not name it, on any Triton.
+#: The value of a launch option that a `triton.Config` does not set, in every supported version of Triton.
 _UNSET = {"num_warps": 4, "num_stages": 3, "num_ctas": 1, "maxnreg": None, "ir_override": None}
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One config: the keyword arguments that the function gets, and the text that it is known by."""
+    """One config: keyword arguments for the function (`knobs`), and a text that identifies it in caches."""
 
     knobs: Mapping[str, Any] = field(compare=False)
     text: str
-    is_vague: bool = field(default=False, compare=False)  # the text may be that of other values, too
+    is_vague: bool = field(default=False, compare=False)  # other values may have the same text
 
     @classmethod
     def of(cls, knobs: Mapping[str, Any]) -> Candidate:
-        """Raises `ForetuneError` for names that are none and for values that no text tells apart."""
+        """Return the candidate of these knobs.
+
+        Raises:
+            ForetuneError: A name is not a valid knob, or a value has no text that identifies it.
+        """
         named = {check_word("a config's knob", name): value for name, value in knobs.items()}
         reader = Reader(refuse_config_value)
         text = text_of({name: reader.read(value) for name, value in named.items()})
@@ -42,13 +46,20 @@ class Candidate:
 
 
 class ConfigSpace:
-    """Reads a space: a mapping from knob to its values (all combinations, the last knob running fastest), an iterable
-    of mappings or of `triton.Config`s, or a function without arguments that returns one of these, which is called when
-    the first call is tuned (so that it may ask for the device).
+    """The list of configs of a function, read from the notation that the user chose.
 
-    A `triton.Config` becomes keyword arguments: its meta-parameters, and those launch options that the function has
-    parameters for. Raises `ForetuneError` for a space that is empty or too large, and where the function has no
-    parameter for a knob.
+    A `triton.Config` becomes keyword arguments: its meta-parameters, and the launch options for which the function has
+    parameters.
+
+    Args:
+        space: A mapping from each knob to its values (all combinations; the last knob varies fastest); an iterable of
+            mappings or of `triton.Config`s; or a function without arguments that returns one of these. The function is
+            called when the first call is tuned, so it may query the device.
+        function: The function that receives the knobs.
+
+    Raises:
+        ForetuneError: The space is empty, has more than `MOST_CONFIGS` configs or is not a space, or the function has
+            no parameter for a knob.
     """
 
     def __init__(self, space: Any, function: Callable[..., Any]) -> None:
@@ -63,7 +74,7 @@ class ConfigSpace:
             self.candidates()
 
     def candidates(self) -> tuple[Candidate, ...]:
-        """All configs, each once, in the order given."""
+        """Return all configs in the given order, without duplicates."""
         if self._candidates is None:
             space = self._space() if callable(self._space) else self._space
             self._candidates = _read(space, self._function)
@@ -72,7 +83,7 @@ class ConfigSpace:
 
     @property
     def knobs(self) -> frozenset[str]:
-        """The names that some config sets."""
+        """The names of all knobs that any config sets."""
         return frozenset().union(*(candidate.knobs for candidate in self.candidates()))
 
 
@@ -106,21 +117,21 @@ def _read(space: Any, function: Callable[..., Any]) -> tuple[Candidate, ...]:
 
 
 def _check_distinct(known: Candidate, candidate: Candidate) -> None:
-    """Raises `ForetuneError` for values of which only one would be tried: their texts do not tell them apart."""
+    """Raise `ForetuneError` if two different configs have the same text, since only one would be measured."""
     if not candidate.is_vague:
         return
     for knob, value in candidate.knobs.items():
         if not _is_same(known.knobs[knob], value):
             raise ForetuneError(
-                f"space has two values of {knob!r} that nothing tells apart in another process, "
-                f"{shown(known.knobs[knob])} and {shown(value)}: give them names, and have the function look them up"
+                f"space has two values of {knob!r} that another process cannot tell apart, "
+                f"{shown(known.knobs[knob])} and {shown(value)}: use names as values and look them up in the function"
             )
 
 
 def _is_same(one: Any, other: Any) -> bool:
     try:
         return one is other or (type(one) is type(other) and bool(one == other))
-    except Exception:  # noqa: BLE001 - arrays have no one answer, and somebody's own comparison may raise anything
+    except Exception:  # noqa: BLE001 - arrays compare by element, and custom comparisons may raise anything
         return False
 
 
@@ -139,23 +150,23 @@ def _combinations(space: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
 
 def _from_triton(configs: Sequence[Any], parameters: Sequence[str] | None) -> list[dict[str, Any]]:
     if (odd := next((config for config in configs if not is_config(config)), None)) is not None:
-        raise ForetuneError(f"a space must have dicts or triton.Configs, not both, but has {shown(odd)} too")
+        raise ForetuneError(f"space must have only dicts or only triton.Configs but also has {shown(odd)}")
     read = []
     for config in configs:
         if getattr(config, "pre_hook", None) is not None:
-            raise ForetuneError(f"a config with a pre_hook must be handed over whole, as [{{'config': ...}}]: {config}")
+            raise ForetuneError(f"a config with a pre_hook must be the value of a knob, [{{'config': ...}}]: {config}")
         options = {name: getattr(config, name, _UNSET[name]) for name in OPTIONS}
         if parameters is not None:
             lost = [name for name in OPTIONS if name not in parameters and options[name] != _UNSET[name]]
             if lost:
-                raise ForetuneError(f"the function has no parameter {lost[0]}, but a config says {config}")
+                raise ForetuneError(f"the function has no parameter {lost[0]}, but a config sets it: {config}")
             options = {name: value for name, value in options.items() if name in parameters}
         read.append(dict(config.kwargs) | {name: value for name, value in options.items() if value is not None})
     return read
 
 
 def _keywords(function: Callable[..., Any]) -> tuple[str, ...] | None:
-    """The parameters that can be given by name; None where that may be any, or nobody can tell."""
+    """Return the names of keyword parameters; None if the function takes any keyword or has no signature."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (ValueError, TypeError):  # a builtin

@@ -1,4 +1,4 @@
-"""`ContextualFunction`: a function that is tuned as a whole, with the autotuned kernels in it."""
+"""`ContextualFunction`: a function whose autotuned kernels are timed in the context of the whole function."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ from .search import Search
 from .sites import Site, Sites, forced
 from .wrapped import CallKey
 
-#: What a function runs may depend on the configs, but not without end: so often it is looked for what is new.
+#: The kernels that a function launches may depend on the configs. It is searched for new ones at most this often, so
+#: that tuning ends.
 _ROUNDS = 3
 
 
 class ContextualFunction(FunctionTuner):
-    """What `foretune.contextual_autotune` makes of a function, and where its options are explained.
+    """A function that `foretune.contextual_autotune` decorated; the options are documented there.
 
     >>> from foretune.runtime.tuning.functions.tuned_function import TunedFunction
     >>> twice = TunedFunction(lambda values, tile: [2 * value for value in values], {"tile": [1, 2]}, cache=False)
     >>> layer = ContextualFunction(lambda values: twice(twice(values)), cache=False)
     >>> layer([1, 2])
     [4, 8]
-    >>> [(result.key, len(result.trials)) for result in layer.tune([1, 2])]  # lists count by what is in them
+    >>> [(result.key, len(result.trials)) for result in layer.tune([1, 2])]  # a list's items are part of the key
     [('{"values":[1,2]}', 2), ('{"values":[2,4]}', 2)]
     """
 
@@ -62,8 +63,24 @@ class ContextualFunction(FunctionTuner):
     def __call__(
         self, *args: Any, autotune: bool = True, autotune_verbose: bool = False, autotune_pg: Any = None, **kwargs: Any
     ) -> Any:
-        """The function's result. With a key that is new, all that is tuned in it is tuned first, unless `autotune` is
-        False, or something around it is being tuned. Raises what the function raises, and as `TunedFunction` does."""
+        """Call the function; the first call with a new key tunes all kernels in it.
+
+        Nothing is tuned while an outer contextual function is being tuned, or a CUDA graph is captured.
+
+        Args:
+            args: Arguments of the function.
+            autotune: False runs the function without tuning.
+            autotune_verbose: Print the progress of tuning.
+            autotune_pg: A torch process group whose ranks tune together.
+            kwargs: Keyword arguments of the function.
+
+        Returns:
+            The function's result.
+
+        Raises:
+            ForetuneError: As for a call of a `TunedFunction`.
+            TuningFailed: As for a call of a `TunedFunction`, if no config of a kernel works.
+        """
         tunes = check_flag("autotune", autotune) and context_now() is None
         if tunes and is_capturing():
             warn_once(f"{self.name}: a CUDA graph is being captured", ": nothing in it is tuned")
@@ -72,7 +89,7 @@ class ContextualFunction(FunctionTuner):
             call = self._read(args, kwargs, autotune_pg)
             key = self._memory_key(call, autotune_pg)
             if not self._remembered(key) and self._bears_trials(call, ": it is not tuned as a whole"):
-                with self._lock.turn() as is_mine:  # another thread may settle it meanwhile
+                with self._lock.turn() as is_mine:  # another thread may tune it meanwhile
                     if is_mine and not self._remembered(key):
                         with context_turn() as has_turn:
                             if has_turn:  # else the function runs untuned
@@ -82,15 +99,29 @@ class ContextualFunction(FunctionTuner):
     def tune(
         self, *args: Any, force: bool = False, autotune_verbose: bool = False, autotune_pg: Any = None, **kwargs: Any
     ) -> tuple[TuneResult, ...]:
-        """What is found out for a call with these arguments, a result for each kernel and key: what is known, or all
-        measured now; the latter also with `force`. Raises as calling does."""
+        """Tune all kernels in the function for a call with these arguments; return all measurements.
+
+        Args:
+            args: Arguments of the function.
+            force: Measure all configs again. Otherwise the results of a key that was tuned before are returned.
+            autotune_verbose: Print the progress of tuning.
+            autotune_pg: A torch process group whose ranks tune together.
+            kwargs: Keyword arguments of the function.
+
+        Returns:
+            A result for each kernel and key that the function ran, in the order of their first launches.
+
+        Raises:
+            ForetuneError: An argument is used up by the first run, or an outer call is being tuned.
+            TuningFailed: As for a call.
+        """
         if context_now() is not None:
             raise ForetuneError(f"{self.name} is run by a function that is being tuned as a whole")
         call = self._read(args, kwargs, autotune_pg)
         self._bears_trials(call)
         with self._lock.turn() as is_mine:
             if not is_mine:
-                raise ForetuneError(f"{self.name} is being tuned by what calls it now")
+                raise ForetuneError(f"{self.name} is already being tuned by an outer call")
             with context_turn() as has_turn:
                 if not has_turn:
                     raise ForetuneError(f"{self.name} is run by a function that is being tuned as a whole")
@@ -114,15 +145,15 @@ class ContextualFunction(FunctionTuner):
             records = {}
         sites = Sites({label: (record.chosen, record.done) for label, record in records.items()})
         with in_context(sites), forced(), tuning.undone():
-            result = self._once(tuning)  # which meets the kernels
+            result = self._once(tuning)  # finds the kernels
             if sites.found:
                 check_finished(self.name, result)
-            del result  # which may be large
+            del result  # it may be large
             reasons = self._tune_sites(tuning, sites, records)
         for site in sites.found:
             site.settle(site.now)
         if not sites.found:
-            warn_once(f"{self.name}: nothing in it is autotuned", ": it runs as it is")
+            warn_once(f"{self.name}: nothing in it is autotuned", ": there is nothing to tune")
         spent_s = self._clock() - began
         results = []
         for site in sites.found:
@@ -137,7 +168,11 @@ class ContextualFunction(FunctionTuner):
         return tuple(results)
 
     def _tune_sites(self, tuning: CallTuning, sites: Sites, records: dict[str, KeyRecord]) -> dict[str, str]:
-        """Tunes each site in turn, the others running their best so far; says of each, by label, what was done."""
+        """Tune one site after the other, while the others run their best config so far.
+
+        Returns:
+            What was measured for each site, by its label.
+        """
         reasons: dict[str, str] = {}
         for _ in range(_ROUNDS):
             pending = [site for site in sites.found if site.is_met and not site.is_tuned]
@@ -149,7 +184,7 @@ class ContextualFunction(FunctionTuner):
             for site in sites.found:
                 site.is_met = False
             self._once(tuning)  # other configs may lead to other kernels
-        warn_once(f"{self.name}: what it runs is new in every run", ": what is left of that is not tuned")
+        warn_once(f"{self.name}: every run launches new kernels or keys", ": the remaining ones are not tuned")
         return reasons
 
     def _tune_site(self, tuning: CallTuning, site: Site, records: dict[str, KeyRecord]) -> str:
@@ -176,7 +211,7 @@ class ContextualFunction(FunctionTuner):
         return self.function(*tuning.call.args, **tuning.call.kwargs)
 
     def _records(self, call: Call) -> dict[str, KeyRecord]:
-        """What is known of each site, by label, and may be used."""
+        """Return the usable cached records of the sites of a call's key, by label."""
         if resolve_reuse() is Reuse.ALWAYS:
             return {}
         kept = (self.cache.get(self._record_key(call)) or {}).get("sites", {})
@@ -195,21 +230,34 @@ def contextual_autotune(
     cache: ConfigCache | Path | str | bool = True,
     timer: CallTimer | None = None,
 ) -> Callable[[Callable[..., Any]], ContextualFunction]:
-    """A decorator: a function with several autotuned kernels in it, and collectives or in-place updates between them,
-    is tuned as a whole at the first call of each key.
+    """Decorate a function so that the first call of each key tunes the autotuned kernels in it by the function's time.
 
-    The kernels are `triton.autotune` objects, wherever they come from, and `tune`d functions. One after the other has
-    its configs run in turn, each `n_warmup` and then `n_repeat` times in the whole function, whose time decides, while
-    the others run their best so far. A config that fails is replaced for that run, so that the function always comes
-    to its end. Then each kernel keeps what was chosen: in its own cache, and on the disk for the next process.
+    Use it where kernels cannot be timed alone: with collectives, or updates in place, between them. The kernels are
+    `triton.autotune` objects of any package and `tune`d functions. They are tuned one after the other: each config of
+    a kernel runs in the whole function, whose time decides, while the other kernels run their best config so far. A
+    config that fails is replaced by a working one for that run, so that the function always completes. Finally each
+    kernel keeps its choice in its own cache, and on disk for the next process.
 
-    Options are those of `tune`. With `autotune_pg=group` in a call, all ranks of the group, which make the same calls
-    with the same keys, run the same configs in step, and choose what is fastest on the slowest of them; ranks that
-    differ get a `ForetuneError` that names the difference. `logs` is a folder for what each rank measured, in
-    rank-N.log.
+    A call accepts `autotune`, `autotune_verbose` and `autotune_pg`, as after `tune`. With `autotune_pg=group`, all
+    ranks of the group run the same configs in lockstep and choose the config that is fastest on its slowest rank. They
+    must make the same calls with the same keys; otherwise a `ForetuneError` names the difference.
 
-    Raises `ForetuneError` for options that are not valid. Where no config of a kernel works, calls raise as those of
-    `tune` do.
+    Args:
+        key: A function of the call's arguments, or the names of those that form the key. If None all do: tensors by
+            shape, dtype and layout, objects by type.
+        n_warmup: Calls of the function with each config before it is timed.
+        n_repeat: Timed calls of the function with each config.
+        reset: Called with the call's arguments before every run, to undo what the function changes.
+        restore: Names of arguments whose contents, however deep, are put back in place before every run.
+        logs: A folder where each rank writes its measurements, as rank-N.log.
+        cache: True keeps results on disk, False in memory; a path in that file.
+        timer: Replaces the clock that times calls.
+
+    Returns:
+        The decorator.
+
+    Raises:
+        ForetuneError: An option is not valid. If no config of a kernel works, calls raise as after `tune`.
 
     >>> from foretune import tune
     >>> twice = tune({"tile": [1, 2]}, cache=False)(lambda values, tile: [2 * value for value in values])

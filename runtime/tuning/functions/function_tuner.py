@@ -1,4 +1,4 @@
-"""`FunctionTuner`: what `TunedFunction` and `ContextualFunction` have in common, on the way to a `TuningSession`."""
+"""`FunctionTuner`: the base of `TunedFunction` and `ContextualFunction`, which tune in a `TuningSession`."""
 
 from __future__ import annotations
 
@@ -32,19 +32,20 @@ from .search import Search
 from .side_effects import SideEffects
 from .wrapped import WrappedFunction
 
+#: The environment variable that sets `Reuse`.
 VARIABLE = "FORETUNE_TUNE"
 
 
 class Reuse(str, Enum):
-    """How far earlier results are trusted: what happens with a key that was tuned before."""
+    """Which results of earlier processes are used for a key (FORETUNE_TUNE)."""
 
-    KNOWN = "known"  # it is used, with a warning where another driver, torch, Triton or Python measured it
-    STRICT = "strict"  # it is used where the same versions measured it
-    ALWAYS = "always"  # every process tunes anew
+    KNOWN = "known"  # all, with a warning if another driver, torch, Triton or Python measured them
+    STRICT = "strict"  # those measured with the same versions
+    ALWAYS = "always"  # none: every process tunes again
 
 
 def resolve_reuse() -> Reuse:
-    """Return what the environment requests now. Raises `ForetuneError` listing the valid values.
+    """Return the mode that FORETUNE_TUNE sets. Raises `ForetuneError`, which lists the valid values, for others.
 
     >>> resolve_reuse()
     <Reuse.KNOWN: 'known'>
@@ -58,12 +59,12 @@ def resolve_reuse() -> Reuse:
 
 
 def software() -> dict[str, str]:
-    """Return the versions that a time depends on."""
+    """Return the versions of driver, torch, Triton and Python, on which times depend."""
     return asdict(Software.here()) | {"python": platform.python_version()}
 
 
 class FunctionTuner(WrappedFunction):
-    """A function whose calls are timed, and whose records are kept. Its options are explained at `foretune.tune`."""
+    """A function whose calls are timed and whose records are cached. `foretune.tune` documents the options."""
 
     def __init__(
         self,
@@ -79,18 +80,18 @@ class FunctionTuner(WrappedFunction):
         now: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(function)
-        resolve_reuse()  # a value that does not exist is refused here, not in a launch
+        resolve_reuse()  # an invalid value raises at the declaration, not in a call
         self.n_warmup = check_integer("n_warmup", n_warmup, 1, MOST)  # the first call compiles
         self.n_repeat = check_integer("n_repeat", n_repeat, 1, MOST)
         self._effects = SideEffects(reset, restore)
         self.cache = ConfigCache.for_function(self.name, cache)
         self._timer, self._clock, self._now = check_timer(timer), clock, now
-        #: What was chosen in this process, by `_memory_key`.
+        #: The choices of this process, by `_memory_key`.
         self._chosen: dict[tuple[str, str, int], Any] = {}
         self._generation = self.cache.generation
 
     def _remembered(self, key: tuple[str, str, int]) -> Any:
-        """Return what was chosen in this process, unless the cache has changed since."""
+        """Return this process's choice for a key; None if there is none or the cache has changed since."""
         if self._generation != self.cache.generation:
             self._generation = self.cache.generation
             self._chosen.clear()
@@ -104,11 +105,11 @@ class FunctionTuner(WrappedFunction):
         return self._record_key(call), fixed, Ranks(group).number
 
     def _bears_trials(self, call: Call, consequence: str | None = None) -> bool:
-        """Return whether a call may be repeated. If not, warn of the consequence, or raise `ForetuneError` if None."""
+        """Return whether a call can be repeated. If not, warn of the consequence, or raise `ForetuneError` if None."""
         if (reason := self._effects.used_up(call.named)) is None:
             return True
         if consequence is None:
-            raise ForetuneError(f"{self.name}: {reason}: pass a list, or what opens it")
+            raise ForetuneError(f"{self.name}: {reason}: pass a list, or a function that opens it")
         warn_once(f"{self.name}: {reason}", consequence)
         return False
 
@@ -116,7 +117,7 @@ class FunctionTuner(WrappedFunction):
         return KeyRecord(problem, software())
 
     def _usable(self, records: Mapping[str, KeyRecord]) -> dict[str, KeyRecord]:
-        """Return the records where they may be used, as FORETUNE_TUNE has it."""
+        """Return the records that FORETUNE_TUNE allows to use: all of them or none."""
         others = [record for record in records.values() if dict(record.software) != software()]
         if others and resolve_reuse() is Reuse.STRICT:
             return {}
@@ -126,7 +127,7 @@ class FunctionTuner(WrappedFunction):
         return dict(records)
 
     def _keep(self, call: Call, entry: dict[str, Any]) -> None:
-        """Keep what was measured of a call's key, if it was (see `measures`)."""
+        """Cache the entry of a call's key, unless the driver is a stub, whose times are not real (see `measures`)."""
         if self._timer is not None or measures():
             self.cache.set(self._record_key(call), entry)
 
@@ -134,7 +135,7 @@ class FunctionTuner(WrappedFunction):
     def _tuning(
         self, call: Call, group: Any, verbose: bool, logs: Path | None = None, **terms: object
     ) -> Iterator[CallTuning]:
-        """Begin and end a tuning on all ranks, whose terms must be alike (see `Ranks.together`)."""
+        """Begin and end a tuning on all ranks, which must have equal terms (see `Ranks.together`)."""
         ranks, runs = Ranks(group), f"{self.n_warmup} + {self.n_repeat}"
         with ranks.together(self.name, {"key": call.key, "source": self._code, **terms, "runs": runs}):
             yield CallTuning(self, call, ranks, teller(verbose, self.name, call.key, ranks, logs))
@@ -142,7 +143,14 @@ class FunctionTuner(WrappedFunction):
 
 @dataclass
 class CallTuning:
-    """One tuning of one call, on all ranks in step; `say` takes what there is to say of it."""
+    """One tuning of one call, on all ranks in lockstep.
+
+    Attributes:
+        tuner: The function that is tuned.
+        call: The call.
+        ranks: The ranks that tune together.
+        say: Reports a line of progress.
+    """
 
     tuner: FunctionTuner
     call: Call
@@ -151,12 +159,12 @@ class CallTuning:
 
     @cached_property
     def undo(self) -> Callable[[], object] | None:
-        """What undoes the changes of a run, from what is there when it is first asked for."""
+        """A function that undoes the changes of a run, or None; the first access takes the snapshot."""
         return self.tuner._effects.undo(self.call.args, self.call.kwargs, self.call.named)
 
     @contextmanager
     def undone(self) -> Iterator[None]:
-        """Undo the changes of what runs in the block, at its end."""
+        """At the end of the block, undo the changes that its runs made."""
         undo = self.undo
         try:
             yield
@@ -165,7 +173,7 @@ class CallTuning:
                 undo()
 
     def is_shared(self, gist: str) -> bool:
-        """Return whether all ranks know the same. Results that only some of them have are measured again, in step."""
+        """Return whether all ranks have the same earlier results (`gist`). If not, all measure again in lockstep."""
         return len(set(self.ranks.exchange("what is known", gist))) == 1
 
     def measure(
@@ -179,10 +187,19 @@ class CallTuning:
         save: Callable[[], object] = lambda: None,
         check: Callable[[Candidate], object] = lambda candidate: None,
     ) -> tuple[TuningSession[Candidate], str]:
-        """Fill a record with what a search asks for. What was measured is saved whatever ends it, Ctrl-C among others.
+        """Measure the configs that a search selects, into a record; save it even if an exception or Ctrl-C ends it.
+
+        Args:
+            record: Known measurements of the key; new ones are added.
+            candidates: All configs of the call, in the order of the space.
+            search: Selects the configs to measure.
+            run: Calls the function with a config.
+            label: Prefix of progress lines.
+            save: Writes the record.
+            check: Raises if a config failed although its run ended normally.
 
         Returns:
-            The session, and what was measured, in words.
+            The session, and a text that says what was measured.
         """
         tuner, ranks = self.tuner, self.ranks
 
@@ -213,7 +230,7 @@ class CallTuning:
     def result(
         self, function: str, key: str, record: KeyRecord, best: Candidate, trials: Sequence[Trial], **rest: Any
     ) -> TuneResult:
-        """Return what was found out of a function, or of a kernel in it."""
+        """Return the `TuneResult` of a function, or of a kernel in it."""
         chosen = record.measured.get(best.text)
         return TuneResult(
             function=function,
@@ -233,7 +250,7 @@ def trials_of(
     measured: Mapping[Candidate, Measured],
     metrics: Callable[[float | None], dict[str, float]] = lambda time_us: {},
 ) -> list[Trial]:
-    """Return the trials of those candidates that something is known of, in their order."""
+    """Return the trials of all measured candidates, in the order of the candidates."""
     return [
         Trial(dict(one.knobs), *measured[one], metrics(measured[one].time_us)) for one in candidates if one in measured
     ]

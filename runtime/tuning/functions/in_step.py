@@ -1,4 +1,4 @@
-"""`Ranks`: the ranks of a group that tune together, one config at a time."""
+"""`Ranks`: the ranks of a process group that tune together, in lockstep."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from ..ranks.rendezvous import RankMismatchError, Rendezvous
 
 
 class Ranks:
-    """What the ranks of a torch process group tell each other; alone, for None.
+    """Exchange of values between the ranks of a torch process group; for None, a single rank.
 
-    Every rank must ask the same questions in the same order, and each question says what it is about, so that ranks at
-    different places find out. They talk through the group's key-value store, never by collectives, which would pair
-    with the caller's where a rank is elsewhere. A rank waits for the others for as long as the group's collectives do
-    (its `timeout`).
+    Every rank must make the same exchanges in the same order. Each exchange has a topic, so that ranks at different
+    steps are detected. Values go through the group's key-value store, not through collectives: if a rank is elsewhere
+    in the program, these would be matched with the user's own. A rank waits for the others as long as the group's
+    collectives do (its `timeout`).
+
+    Raises:
+        ForetuneError: `group` is neither a torch process group nor None.
 
     >>> Ranks(None).exchange("the time of a config", 2.0)
     [2.0]
@@ -39,26 +42,27 @@ class Ranks:
 
     @property
     def alone(self) -> bool:
+        """Whether there is only one rank."""
         return self.size == 1
 
     @property
     def number(self) -> int:
-        """A number that no other group of this process has, to remember choices by."""
+        """A number that identifies the group in this process, for remembering choices."""
         return number_of(self._group)
 
     @contextmanager
     def together(self, what: str, terms: Mapping[str, object]) -> Iterator[None]:
         """Begin and end a tuning on all ranks.
 
-        No rank enters the block before all have begun. So whatever a rank raises in it can be told to the others, which
-        are in it, too: none waits for a rank that has left.
+        No rank enters the block before all have begun. If a rank raises inside it, the others, which are inside too,
+        get an error instead of waiting for a rank that has left.
 
         Args:
             what: The function's name.
-            terms: What must be alike, as for `check_alike`.
+            terms: Values that must be equal on all ranks, as for `check_alike`.
 
         Raises:
-            RankMismatchError: A rank tunes something else, has not come in time, or has left.
+            RankMismatchError: A rank tunes something else, did not arrive in time, or has left.
             ForetuneError: The ranks cannot reach each other.
         """
         if self.alone:
@@ -75,7 +79,7 @@ class Ranks:
             yield
             self.exchange("the end", None)
         except RankMismatchError:
-            raise  # all ranks do
+            raise  # all ranks raise it
         except BaseException as error:
             if steps.depth == 1:
                 with suppress(Exception):
@@ -88,12 +92,12 @@ class Ranks:
         """Return the values of all ranks, by rank.
 
         Args:
-            about: What is asked, the same on all ranks.
-            mine: This rank's value, as JSON has it.
-            failure: What went wrong on this rank, if so: others may be kept from coming by that.
+            about: The topic, equal on all ranks.
+            mine: This rank's value, a JSON value.
+            failure: The error of this rank, if it failed: reported as a possible cause if other ranks do not arrive.
 
         Raises:
-            RankMismatchError: A rank asks something else, has not come in time, or has left. All ranks raise it.
+            RankMismatchError: A rank has another topic, did not arrive in time, or has left. All ranks raise it.
             ForetuneError: The ranks cannot reach each other.
         """
         if self.alone:
@@ -102,17 +106,17 @@ class Ranks:
             return self._steps().next(f"{self._what}: {about}", mine, failure)
 
     def check_alike(self, terms: Mapping[str, object]) -> None:
-        """Raise `RankMismatchError`, which names the difference, on all ranks where one has other terms."""
+        """Raise `RankMismatchError`, which names the difference, on all ranks if their terms are not equal."""
         everyones = self.exchange(", ".join(terms), {name: str(term) for name, term in terms.items()})
         for name in terms:
             if len(set(values := [of_rank[name] for of_rank in everyones])) > 1:
                 there = self._steps().rendezvous.by_value(values)
                 raise RankMismatchError(f"{self._what}: the ranks of autotune_pg differ in {name}: {there}")
 
-    def told(self, everyones: Sequence[str]) -> str:
-        """Say which ranks had which trouble, given each rank's ("" for none)."""
+    def failures_by_rank(self, failures: Sequence[str]) -> str:
+        """Return a text that lists the failure of each rank, given all of them by rank ("" for none)."""
         named = self._steps().rendezvous.named
-        return "; ".join(f"{named([rank])}: {text}" for rank, text in enumerate(everyones) if text)
+        return "; ".join(f"{named([rank])}: {text}" for rank, text in enumerate(failures) if text)
 
     def _steps(self) -> _Steps:
         found = _steps_of.get(self._group)
@@ -124,14 +128,14 @@ class Ranks:
 
 
 class _Steps:
-    """The questions of one group, numbered as they come, the same on each rank."""
+    """The exchanges of one group, numbered in their order, which is the same on each rank."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self.rendezvous, self.depth = rendezvous, 0
         self._number, self._lock = 0, threading.Lock()
 
     def begin(self) -> None:
-        """Pass over what is over: ranks that others have given up, or left, begin again where those do."""
+        """Skip finished or abandoned steps, so that ranks which timed out or left start again at a common step."""
         while self.rendezvous.is_over(f"step {self._number}"):
             self._number += 1
 
@@ -154,7 +158,7 @@ _steps_of: WeakKeyDictionary[Any, _Steps] = WeakKeyDictionary()
 
 @contextmanager
 def _reached() -> Iterator[None]:
-    """Whatever a store raises is an error that says what it is about."""
+    """Convert exceptions of the store to a `ForetuneError` that names the cause."""
     try:
         yield
     except ForetuneError:
@@ -164,7 +168,7 @@ def _reached() -> Iterator[None]:
 
 
 def listed(configs: Sequence[str]) -> str:
-    """Say what a list of configs is, so that ranks can compare it: another list is another text.
+    """Return a short text that identifies a list of configs, so that ranks can compare their lists.
 
     >>> listed(["tile=1", "tile=2"])
     '2 configs (tile=1, tile=2) #e8cfd8c53f1f37ee'
@@ -173,7 +177,7 @@ def listed(configs: Sequence[str]) -> str:
 
 
 def _timeout_s(group: Any) -> float:
-    """How long a group's collectives wait: what it was made with."""
+    """Return the timeout in seconds that the group was created with."""
     try:
         timeout = group._get_backend(group._device_types[0]).options._timeout
     except Exception:  # noqa: BLE001 - a backend without options

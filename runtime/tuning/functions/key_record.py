@@ -1,4 +1,4 @@
-"""`KeyRecord`: what is known of one key of a function, as the cache keeps it."""
+"""`KeyRecord`: the measurements and the choice of one key of a function, as the cache stores them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,32 @@ from ..session import Measured
 from .config_space import Candidate
 from .plain_values import text_of
 
-#: A process that is killed loses what it measured since it last wrote: at most this much, this share of the time spent
-#: so far, or one config. The share keeps the bytes written proportional to the number of configs, up to a logarithm.
+#: A record is written when this many seconds, and this share of the tuning time so far, have passed since the last
+#: write. A killed process loses the measurements since then, or at least one config. With the share, the bytes written
+#: in total grow as the number of configs times its logarithm.
 _WRITE_EVERY_S, _WRITE_EVERY_SHARE = 1.0, 0.125
-#: A record in a full file is shortened where it has more than this share of all configs, and more than this many.
+#: A record in a full file is shortened if it has more than this share of all configs in it, and more than this many.
 _LARGE_SHARE, _FEW = 0.25, 32
-#: No call takes so long, in microseconds; a file may say that one did.
+#: Upper bound of a valid time, in microseconds; files may contain anything.
 _MOST_US = 1e18
-#: Later than any clock, in seconds.
+#: Upper bound of a valid time of day, in seconds since 1970.
 _LATEST_S = 1e15
 
 
 def record_key(function: str, digest: str, place: str, key: str) -> str:
-    """What the cache keeps a key's record under: `digest` is that of the function's source, `place` where it runs."""
+    """Return the cache key of a record.
+
+    Args:
+        function: The function's name.
+        digest: The digest of its source.
+        place: The name of the device.
+        key: The key of the call.
+    """
     return f"{function}#{digest} on {place}: {key}"
 
 
 def function_of(key: str) -> str:
-    """The function of a `record_key`.
+    """Return the function's name in a `record_key`.
 
     >>> function_of(record_key("package.scale", "a1b2", "NVIDIA H200", "64"))
     'package.scale'
@@ -41,8 +49,10 @@ def function_of(key: str) -> str:
 
 
 def may_pass(failure: Measured) -> bool:
-    """Whether a config that failed so may work later. What the compiler or the device refused, they refuse again, and
-    some such errors end the process's use of the device."""
+    """Return whether a failed config may work later: after lack of memory, or an error of the function itself.
+
+    Errors of the compiler or of CUDA and HIP would occur again, and some make the device unusable for the process.
+    """
     error = failure.error or ""
     if error.startswith(("OutOfMemoryError", "MemoryError")):
         return True
@@ -51,8 +61,16 @@ def may_pass(failure: Measured) -> bool:
 
 @dataclass
 class KeyRecord:
-    """What was measured, by a config's text; the config that was `chosen`, and for which list of configs and which
-    search that was the end (`done`); and when the first of the kept failures was (`failed_at`, seconds since 1970)."""
+    """The state of one key.
+
+    Attributes:
+        problem: The key as a `Problem`, if it has numbers.
+        software: The versions that measured.
+        measured: Measurements by a config's text.
+        chosen: The text of the chosen config.
+        done: Identifies the list of configs and the search after which `chosen` was the result; "" if unfinished.
+        failed_at: The time of the first failure in `measured`, in seconds since 1970.
+    """
 
     problem: Problem | None
     software: Mapping[str, str]
@@ -62,6 +80,7 @@ class KeyRecord:
     failed_at: float | None = None
 
     def to_json(self) -> dict[str, Any]:
+        """Return the record as a JSON object."""
         return {
             "problem": None if self.problem is None else self.problem.to_json(),
             "software": dict(self.software),
@@ -73,13 +92,13 @@ class KeyRecord:
 
     @property
     def gist(self) -> str:
-        """What ranks must have in common to choose the same; each has its own spread and errors."""
+        """A digest of times and choice, which must be equal on all ranks; spreads and errors may differ."""
         times = {text: one.time_us for text, one in self.measured.items()}
         return hashlib.sha256(text_of([times, self.chosen, self.done]).encode()).hexdigest()
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | None) -> KeyRecord | None:
-        """None for what is none: a file may say anything."""
+        """Return the record in a JSON object; None if it is not a valid one, since files may contain anything."""
         try:
             assert value is not None
             measured = {str(text): _measured(*one) for text, one in value["outcomes"].items()}
@@ -95,21 +114,28 @@ class KeyRecord:
             return None
 
     def of(self, candidates: Sequence[Candidate]) -> dict[Candidate, Measured]:
-        """What was measured of those of the candidates that were."""
+        """Return the measurements of those candidates that were measured."""
         return {one: self.measured[one.text] for one in candidates if one.text in self.measured}
 
     def times(self, candidates: Sequence[Candidate]) -> dict[Candidate, float | None]:
-        """The times of those that were measured."""
+        """Return the times of those candidates that were measured, in microseconds; None for failures."""
         return {one: measured.time_us for one, measured in self.of(candidates).items()}
 
     def fastest(self, candidates: Sequence[Candidate]) -> Candidate | None:
-        """The fastest of those that work; the first of equals; None where none does."""
+        """Return the fastest working candidate, the first of equals; None if none works."""
         timed = {one: time_us for one, time_us in self.times(candidates).items() if time_us is not None}
         return min(timed, key=timed.__getitem__, default=None)
 
     def retry_failures(self, candidates: Sequence[Candidate], now: float) -> None:
-        """Forget failures that are to be tried again: all of them where no candidate has a time, and after
-        `FAILURES_LAST_S` those that may pass."""
+        """Remove failures so that they are tried again.
+
+        If no candidate has a time, all failures are removed; otherwise, `FAILURES_LAST_S` after the first one, those
+        that may work later (`may_pass`).
+
+        Args:
+            candidates: The configs of the call.
+            now: Seconds since 1970.
+        """
         failures = [text for text, one in self.measured.items() if one.time_us is None]
         if self.fastest(candidates) is not None:
             if self.failed_at is None or 0 <= now - self.failed_at < FAILURES_LAST_S:
@@ -123,8 +149,10 @@ class KeyRecord:
 
 
 def records_of(entry: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], KeyRecord]]:
-    """Yield a cache entry's records by label, each as JSON and as read: one, with the label "", of a function; one for
-    each kernel of a contextual function. Anything else is left out."""
+    """Yield the label, the JSON object and the `KeyRecord` of each valid record in a cache entry.
+
+    The entry of a tuned function has one record, with the label ""; that of a contextual function one for each kernel.
+    """
     sites = entry.get("sites", {"": entry})
     for label, value in sites.items() if isinstance(sites, dict) else ():
         if (record := KeyRecord.from_json(value)) is not None:
@@ -132,7 +160,7 @@ def records_of(entry: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], 
 
 
 def shorten_largest(records: Sequence[dict[str, Any]]) -> bool:
-    """Drop the slower half of the record with the most outcomes, where these are a large share of all; False if not."""
+    """Drop the slower half of the largest record if it holds a large share of all outcomes; return whether it did."""
     largest: dict[str, Any] = max(records, key=lambda value: len(value["outcomes"]), default={"outcomes": {}})
     outcomes, total = largest["outcomes"], sum(len(value["outcomes"]) for value in records)
     if len(outcomes) <= max(_FEW, _LARGE_SHARE * total):
@@ -144,13 +172,13 @@ def shorten_largest(records: Sequence[dict[str, Any]]) -> bool:
 
 
 class RecordTimes:
-    """A record as the `Known` of a `TuningSession`.
+    """Adapts a record to the `Known` interface of a `TuningSession`, and writes it from time to time.
 
     Args:
-        record: What is filled in.
+        record: The record that receives the measurements.
         save: Writes the record.
-        clock: Seconds, for how often it is written.
-        now: The time of day, in seconds.
+        clock: Returns monotonic seconds, which decide when to write.
+        now: Returns the time of day, in seconds since 1970.
     """
 
     def __init__(
@@ -177,9 +205,9 @@ def _measured(status: Any, time_us: Any, spread: Any, samples: Any, error: Any) 
     status = Status(status)
     is_timed = status is Status.OK
     if is_timed != (time_us is not None) or (is_timed and not (_is_number(time_us) and time_us > 0)):
-        raise ForetuneError("a time goes with a config that works")
+        raise ForetuneError("a measurement must have a positive time if its status is ok, and none otherwise")
     if not (spread is None or _is_number(spread)) or not _is_number(samples) or not isinstance(error, str | None):
-        raise ForetuneError("spread and samples must be numbers and an error a text")
+        raise ForetuneError("spread and samples must be numbers, and error must be a string or null")
     return Measured(status, time_us, spread, int(samples), error)
 
 

@@ -1,5 +1,4 @@
-"""`plain`: any Python value as JSON that is the same in every process, so that keys and configs can be told apart, and
-found again, by text."""
+"""`plain`: JSON for any Python value, equal in every process, so that text identifies keys and configs in caches."""
 
 from __future__ import annotations
 
@@ -26,20 +25,21 @@ from ....datasets import ForetuneError
 from ....datasets.errors import shown
 from ...launching.source_hash import captured_by, hash_of_kernel, is_kernel, source_texts
 
+#: Decorators are unwrapped at most this often; wrappers may refer to each other.
 MOST_DECORATORS = 20
-#: Deeper than any argument nests; a list that contains itself does not end.
+#: Deepest nesting of a value; a list that contains itself has no end.
 _DEEPEST = 20
-#: A key longer than this is kept by its beginning and a digest.
+#: Longer texts, in characters, are shortened to their beginning and a digest.
 _LONGEST_TEXT = 400
 #: Integers of more bits are written in hexadecimal: Python may refuse to write them in decimal.
 _MOST_BITS = 2000
-#: Bytes beyond this count by a digest.
+#: Longer byte strings are represented by their length and a digest.
 _MOST_BYTES = 64
-#: Texts that could be mistaken for what stands for another value.
+#: Strings that look like the representation of another value, and therefore are marked as strings.
 _MISTAKABLE = re.compile(r"<.*>|float (inf|-inf|nan)|torch\.\w+", re.DOTALL)
-#: Types of torch that have a text.
+#: Types of torch that are represented by `str`.
 _TORCH_NAMES = ("device", "layout", "memory_format", "qscheme")
-#: The keys of what stands for a tensor, and of what stands for a `triton.Config`: (required, possible).
+#: The keys, required and possible, that represent a tensor and a `triton.Config`: mappings with these keys are marked.
 _MISTAKABLE_KEYS = (
     ({"shape", "dtype"}, {"shape", "dtype", "device", "stride", "strides", "layout"}),
     ({"Config"}, {"Config", "pre_hook"}),
@@ -47,19 +47,19 @@ _MISTAKABLE_KEYS = (
 
 
 def plain(value: Any, unknown: Callable[[Any], Any]) -> Any:
-    """Return a value as JSON: distinct values as distinct JSON, the same in every process.
+    """Return a value as JSON: distinct values give distinct JSON, equal in every process.
 
-    Numbers, texts, lists and mappings stand for themselves, and a tuple for a list of its items. Tensors and arrays
-    stand for shape, dtype, device and, where it is not the usual one, layout: never for what is in them. Classes and
-    functions of a module stand for their names, other functions for their code and what they captured. What else has a
-    text is written as "<kind text>", and a text that looks so as "<str ...>".
+    Numbers, strings, lists and mappings represent themselves; a tuple becomes a list. Tensors and arrays are
+    represented by shape, dtype, device and, if it is not contiguous, layout, never by their contents. Classes and
+    functions of a module are represented by their names, other functions by their code and captured values. Other
+    types with a text become "<type text>"; a string that looks like this becomes "<str ...>".
 
     Args:
         value: The value.
-        unknown: Returns what stands for an object of which nothing else is known.
+        unknown: Returns the representation of an object of any other type.
 
     Raises:
-        ForetuneError: For what nests without end.
+        ForetuneError: The value nests deeper than 20 levels.
 
     >>> import numpy as np
     >>> plain({"x": np.zeros((2, 3), np.float32), "tile": (16, 32), "of": len, "in": None}, unknown=repr)
@@ -69,13 +69,13 @@ def plain(value: Any, unknown: Callable[[Any], Any]) -> Any:
 
 
 class Reader:
-    """Reads values as `plain` does. `vague` has those whose stand-in may be that of another value, too."""
+    """Reads values as `plain` does; collects in `vague` the values that their representation does not identify."""
 
     def __init__(self, unknown: Callable[[Any], Any]) -> None:
         self._unknown = unknown
         self.vague: list[Any] = []
         self._depth = 0
-        self._open: set[int] = set()  # ids of functions that are being read
+        self._open: set[int] = set()  # ids of functions that are being read: they may be recursive
 
     def read(self, value: Any) -> Any:
         """Return a value as JSON. Raises as `plain` does."""
@@ -85,9 +85,9 @@ class Reader:
             return value
         self._depth += 1
         try:
-            for is_such, stand_in in _KINDS:
+            for is_such, represent in _REPRESENTATIONS:
                 if is_such(value):
-                    return stand_in(value, self)
+                    return represent(value, self)
             return self._unknown(value)
         finally:
             self._depth -= 1
@@ -97,7 +97,7 @@ class Reader:
         return [self.read(value) for value in values]
 
     def object(self, value: Any) -> Any:
-        """Return what stands for a value that an object or function holds: an unknown one counts by its type."""
+        """Return the representation of a value held by an object or function; unknown types count by type."""
         before, self._unknown = self._unknown, self._held
         try:
             return self.read(value)
@@ -106,15 +106,15 @@ class Reader:
 
     def _held(self, value: Any) -> Any:
         made = _reduced(value)
-        if isinstance(made, str):  # pickled by its name, as a global
+        if isinstance(made, str):  # pickled by name, as a global object
             return f"<global {type(value).__module__}.{made}>"
-        if isinstance(made, tuple) and not any(part is not None for part in made[2:]):  # it has no state
+        if isinstance(made, tuple) and not any(part is not None for part in made[2:]):  # without state
             return {"<made>": self.object(list(made[:2]))}
         self.vague.append(value)
         return type_name(value)
 
     def function(self, value: Any) -> Any:
-        """Return what stands for a function: its name in its module, or else its source and what it captured."""
+        """Return the representation of a function: its name in its module, else its source and captured values."""
 
         def texts() -> str:
             held = {"captured": captured_by(value), "defaults": value.__defaults__, "keywords": value.__kwdefaults__}
@@ -124,7 +124,7 @@ class Reader:
         return self._opened(value, texts)
 
     def wrapping(self, value: Any) -> Any:
-        """Return what stands for an object in the place of a function, as of `foretune.tune` or `lru_cache`."""
+        """Return the representation of an object that wraps a function, as `foretune.tune` or `lru_cache` return."""
 
         def wrapped() -> Any:
             if not _has_base(value, "WrappedFunction"):
@@ -134,7 +134,7 @@ class Reader:
         return self._opened(value, wrapped)
 
     def _opened(self, function: Any, read: Callable[[], Any]) -> Any:
-        """Read a function, unless its name is enough or it is being read."""
+        """Read a function, unless its name identifies it or it is already being read."""
         if named_in_module(function) is function or id(function) in self._open:
             return f"<function {_name_of(function)}>"
         self._open.add(id(function))
@@ -145,7 +145,7 @@ class Reader:
 
 
 def text_of(value: Any) -> str:
-    """A value that `plain` made, on one line; long ones are shortened, and a digest tells them apart.
+    """Return JSON as one line of text; a long text is shortened and gets a digest.
 
     >>> text_of({"b": 1, "a": [True, None]})
     '{"a":[true,null],"b":1}'
@@ -157,7 +157,7 @@ def text_of(value: Any) -> str:
 
 
 def type_name(value: Any) -> str:
-    """What stands for an object of which nothing else is known.
+    """Return the qualified name of an object's type: its representation if nothing else is known.
 
     >>> type_name(object())
     'builtins.object'
@@ -166,20 +166,20 @@ def type_name(value: Any) -> str:
 
 
 def refuse_config_value(value: Any) -> Any:
-    """The `unknown` of configs: the cache must find them again. Raises `ForetuneError`."""
+    """Raise `ForetuneError`: the `unknown` of configs, since caches must identify their values."""
     raise ForetuneError(
-        f"a config's value must be a number, a text, a class, a function, a triton.Config, or a list, mapping or "
-        f"dataclass of such, but one is {shown(value)}: its name may stand for it, and the function look it up"
+        f"a config's value must be a number, a string, a class, a function, a triton.Config, or a list, mapping or "
+        f"dataclass of these, but one is {shown(value)}: use a name as the value and look it up in the function"
     )
 
 
 def is_config(value: Any) -> bool:
-    """Whether this is a `triton.Config`, or looks like one. (Triton need not be installed.)"""
+    """Return whether this is like a `triton.Config`, without importing Triton."""
     return isinstance(getattr(value, "kwargs", None), Mapping) and callable(getattr(value, "all_kwargs", None))
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether this is a tensor or an array, or looks like one."""
+    """Return whether this is like a tensor or an array: it has a shape and a dtype."""
     return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
@@ -188,7 +188,7 @@ def _name_of(value: Any) -> str:
 
 
 def named_in_module(function: Any) -> Any:
-    """Return what a function's module has under the function's name; None where there is nothing."""
+    """Return the object that a function's module has under the function's name; None if there is none."""
     found: Any = sys.modules.get(str(function.__module__))
     for name in str(function.__qualname__).split("."):
         found = getattr(found, name, None)
@@ -196,7 +196,7 @@ def named_in_module(function: Any) -> Any:
 
 
 def kernel_in(value: Any) -> Any:
-    """Return the Triton kernel that a value is, under whatever decorators; None for another value."""
+    """Return the Triton kernel in a value, inside any decorators; None if it is not a kernel."""
     for _ in range(MOST_DECORATORS):
         if value is None or isinstance(value, (ModuleType, type)) or is_kernel(value):
             break
@@ -207,12 +207,12 @@ def kernel_in(value: Any) -> Any:
 def _reduced(value: Any) -> Any:
     try:
         return value.__reduce_ex__(4)
-    except Exception:  # noqa: BLE001 - what cannot be pickled may raise anything
+    except Exception:  # noqa: BLE001 - objects that cannot be pickled may raise anything
         return None
 
 
 def _has_base(value: Any, *names: str) -> bool:
-    """Whether a class of such a name, of a package that need not be installed, is among a value's."""
+    """Return whether a value's type has a base of such a name, without importing the base's package."""
     return any(base.__name__ in names for base in type(value).__mro__)
 
 
@@ -225,11 +225,11 @@ def _real(value: Real, reader: Reader) -> Any:
     number = float(value)
     if not math.isfinite(number):
         return f"float {number}"
-    return number if number == value else f"<{type(value).__name__} {value!r}>"  # of more digits than a float has
+    return number if number == value else f"<{type(value).__name__} {value!r}>"  # more digits than a float
 
 
 def _decimal(value: Decimal) -> str:
-    """A Decimal as text, the same for equal ones."""
+    """Return a Decimal as text, equal for equal values."""
     sign, digits, exponent = value.as_tuple()
     if not isinstance(exponent, int):
         return str(value)
@@ -254,12 +254,12 @@ def _range(value: range) -> str:
 
 
 def _isoformat(value: Any) -> str:
-    return str(value.isoformat())  # the value's own: pandas' has nanoseconds
+    return str(value.isoformat())  # the method of the value's type: that of pandas has nanoseconds
 
 
 def _tensor(value: Any, reader: Reader) -> Any:
     if not len(value.shape) and type(value).__module__ == "numpy":  # a scalar
-        # A date or a duration, which item() makes an integer; or a number of more digits than Python's.
+        # item() turns a date or duration into an integer, and does not convert a longdouble.
         if value.dtype.kind in "mM":
             return f"<{value.dtype} {value}>"
         item = value.item()
@@ -270,7 +270,7 @@ def _tensor(value: Any, reader: Reader) -> Any:
     if (device := getattr(getattr(value, "device", None), "type", None)) is not None:
         described["device"] = device
     layout = str(getattr(value, "layout", "torch.strided"))
-    if layout != "torch.strided":  # sparse: there are no strides
+    if layout != "torch.strided":  # sparse: without strides
         described["layout"] = layout
     elif callable(stride := getattr(value, "stride", None)):
         strides = [int(step) for step in stride()]
@@ -300,7 +300,7 @@ def _dataclass(value: Any, reader: Reader) -> Any:
 
 def _kernel(value: Any, reader: Reader) -> str:
     kernel = kernel_in(value)
-    if kernel is not value:  # the autotuner or the heuristics above it
+    if kernel is not value:  # the kernel's autotuner or heuristics
         reader.vague.append(value)
     return f"<{type(value).__name__} {_name_of(kernel.fn)} {hash_of_kernel(kernel)}>"
 
@@ -320,24 +320,24 @@ def _compiled(value: Any, reader: Reader) -> Any:
     return {"<torch.compile>": reader.object(value._torchdynamo_orig_callable)}
 
 
-def _text(kind: str, text: Callable[[Any], Any]) -> Callable[[Any, Reader], str]:
-    return lambda value, reader: f"<{kind} {text(value)}>"
+def _text(name: str, text: Callable[[Any], Any]) -> Callable[[Any, Reader], str]:
+    return lambda value, reader: f"<{name} {text(value)}>"
 
 
-def _items(kind: str, items: Callable[[Any], Iterable[Any]]) -> Callable[[Any, Reader], Any]:
-    return lambda value, reader: {f"<{kind}>": reader.read_all(items(value))}
+def _items(name: str, items: Callable[[Any], Iterable[Any]]) -> Callable[[Any, Reader], Any]:
+    return lambda value, reader: {f"<{name}>": reader.read_all(items(value))}
 
 
 def _of(*types: type) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, types)
 
 
-def _number(kind: type) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, kind) and type(value).__name__ != "timedelta64"  # for NumPy, an integer
+def _number(base: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, base) and type(value).__name__ != "timedelta64"  # an Integral in NumPy
 
 
-#: How each kind of value is recognized, and what stands for it; the first that fits counts.
-_KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Any, Reader], Any]], ...] = (
+#: How values are recognized, and the function that represents them; the first match counts.
+_REPRESENTATIONS: tuple[tuple[Callable[[Any], bool], Callable[[Any, Reader], Any]], ...] = (
     (_of(Enum), _text("enum", lambda value: f"{_name_of(type(value))}.{value.name or value.value}")),
     (_of(str), lambda value, reader: f"<str {value}>" if _MISTAKABLE.fullmatch(value) else str(value)),
     (_number(Integral), _integer),

@@ -1,4 +1,4 @@
-"""`TuneResult`: what a tuning session returns, with every trial; and what is reported of configs that fail."""
+"""`TuneResult`: the result of tuning one key, with every trial; and the errors for configs that fail."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .plain_values import plain
 if TYPE_CHECKING:
     import pandas
 
-#: So many of the failures are listed in an error, and so many rows shown of a table.
-_MOST_SAID, _MOST_SHOWN = 20, 30
-#: A result may be a tuple with a future in it; of a long list the items are not looked at.
+#: Numbers of failures that an error lists and of rows that a printed table shows.
+_MOST_LISTED, _MOST_SHOWN = 20, 30
+#: Tuples and lists of at most this length are searched for futures; checking longer ones would take too long.
 _MOST_RESULTS = 16
-#: Methods of types whose work goes on after the call: futures of `concurrent`, `asyncio`, dask and torch, results of
-#: thread pools, torch's asynchronous collectives, subprocesses, threads, and dask's lazy collections.
+#: Methods that identify types whose work continues after the call: futures of `concurrent`, `asyncio`, dask and torch,
+#: results of thread pools, torch's asynchronous collectives, subprocesses, threads, and dask's lazy collections.
 _UNFINISHED = (
     ("result", "done"),
     ("wait", "done"),
@@ -40,7 +40,11 @@ _UNFINISHED = (
 
 @dataclass(frozen=True)
 class Trial:
-    """A config that was timed. `time_us`, the median of `samples` calls, is None unless the status is OK."""
+    """The measurement of one config.
+
+    `time_us`, the median of `samples` calls in microseconds, is None unless the status is OK. `metrics` are rates
+    computed from the time (see `Work.metrics`), by name.
+    """
 
     config: Mapping[str, Any]
     status: Status
@@ -51,7 +55,7 @@ class Trial:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def row(self) -> dict[str, Any]:
-        """Flat and plain, as tables and files have it."""
+        """Return the trial as one flat row: its knobs, status, time and metrics by column name."""
         knobs = [(name, plain(value, str)) for name, value in self.config.items()]
         return {
             **{
@@ -68,10 +72,22 @@ class Trial:
 
 @dataclass(frozen=True)
 class TuneResult:
-    """What a tuning session found for one key.
+    """The result of tuning one function or kernel for one key.
 
-    `trials` has every config that was tried or refused, in the space's order; `untried` counts those that a budget or a
-    model left out; `tuned_s` is how long it took, in seconds, 0.0 where all was known.
+    Printed with rich, it is a table of the trials, fastest first.
+
+    Attributes:
+        function: The name of the function or kernel.
+        key: The key of the call, as JSON text.
+        problem: The key as a `Problem`, if it has numbers.
+        device: The name of the GPU or CPU.
+        software: The versions of driver, torch, Triton and Python that measured.
+        best_config: The knobs of the fastest config.
+        best_time_us: Its time in microseconds; None if no measurement was needed.
+        trials: Every config that was measured or refused, in the order of the space.
+        untried: The number of configs that a budget or a model left out.
+        tuned_s: The duration of tuning in seconds; 0.0 if all times were known.
+        reason: Why these configs were measured.
 
     >>> trials = (Trial({"tile": 8}, Status.OK, 20.0, 0.0, 3), Trial({"tile": 16}, Status.OK, 10.0, 0.0, 3))
     >>> result = TuneResult("scale", "[64]", None, "cpu", {}, {"tile": 16}, 10.0, trials, 0, 1.5, "the whole space")
@@ -87,18 +103,19 @@ class TuneResult:
     device: str
     software: Mapping[str, str]
     best_config: Mapping[str, Any]
-    best_time_us: float | None  # None where nothing needed measuring
+    best_time_us: float | None
     trials: tuple[Trial, ...]
     untried: int
     tuned_s: float
-    reason: str  # which configs were tried, and why no more
+    reason: str
 
     @property
     def best(self) -> Trial | None:
-        """The fastest config's trial."""
+        """The trial of the fastest config."""
         return next((one for one in self.trials if dict(one.config) == dict(self.best_config)), None)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the result as a JSON object, with a row for each trial."""
         return {
             "function": self.function,
             "key": self.key,
@@ -114,7 +131,7 @@ class TuneResult:
         }
 
     def to_csv(self, path: Path | str | None = None) -> str:
-        """A row a trial, as a text, and in a file where a path is given: whole or not at all."""
+        """Return the trials as CSV text, one row each; with a path, also write that file atomically."""
         rows = [trial.row() for trial in self.trials]
         text = io.StringIO()
         writer = csv.DictWriter(text, _columns(rows), lineterminator="\n")
@@ -126,11 +143,13 @@ class TuneResult:
         return text.getvalue()
 
     def to_dataframe(self) -> pandas.DataFrame:
-        """A row a trial. Raises `ForetuneError` where pandas is not installed."""
+        """Return the trials as a data frame, one row each. Raises `ForetuneError` if pandas is not installed."""
         try:
             import pandas
         except ImportError:
-            raise ForetuneError("a DataFrame needs pandas, which is not installed; to_csv and to_json do not") from None
+            raise ForetuneError(
+                "to_dataframe needs pandas, which is not installed; to_csv and to_json do not"
+            ) from None
         rows = [trial.row() for trial in self.trials]
         frame: pandas.DataFrame = pandas.DataFrame(rows, columns=_columns(rows))
         return frame
@@ -146,23 +165,23 @@ class TuneResult:
 
 
 def all_failed(function: str, trials: Sequence[Trial]) -> TuningFailed:
-    """Return the error for a function of which no config works, with each one's reason and its `trials`."""
+    """Return the error for a function none of whose configs works; it lists the failures and has all `trials`."""
     lines = [f"  {Candidate(one.config, '')}: {one.status.value}: {one.error}" for one in trials]
-    more = [f"  and {len(lines) - _MOST_SAID} more"] * (len(lines) > _MOST_SAID)
+    more = [f"  and {len(lines) - _MOST_LISTED} more"] * (len(lines) > _MOST_LISTED)
     error = TuningFailed(
-        "\n".join([f"none of the {len(lines)} configs of {function} works:", *lines[:_MOST_SAID], *more])
+        "\n".join([f"none of the {len(lines)} configs of {function} works:", *lines[:_MOST_LISTED], *more])
     )
     error.trials = tuple(trials)
     return error
 
 
 def check_finished(function: str, result: Any) -> None:
-    """Raise `ForetuneError` for a result whose work is done after the call, which a timer of calls cannot see."""
+    """Raise `ForetuneError` for a result whose work continues after the call, as it cannot be timed."""
     several = result if isinstance(result, (tuple, list)) and len(result) <= _MOST_RESULTS else ()
     for one in (result, *several):
         if (what := _unfinished(one)) is not None:
             if inspect.iscoroutine(one):
-                one.close()  # nobody will await it
+                one.close()  # it will not be awaited
             raise ForetuneError(
                 f"{function} returned {what}, whose work is done after the call, so that its configs cannot be timed: "
                 "tune the function that does the work, or wait for the work before returning"
@@ -170,7 +189,10 @@ def check_finished(function: str, result: Any) -> None:
 
 
 def _unfinished(result: Any) -> str | None:
-    """What a result is, where its work is done after the call. Types count, since a mock has every attribute."""
+    """Describe a result whose work continues after the call; None for others.
+
+    The methods of its type are checked, not those of the object, since a mock has every attribute.
+    """
     for names in _UNFINISHED:
         if all(callable(getattr(type(result), name, None)) for name in names):
             return f"an object of type {type(result).__qualname__}"
@@ -187,7 +209,7 @@ def _unfinished(result: Any) -> str | None:
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Of all rows, knobs first: a failure has no metrics, and a config may lack a knob."""
+    """Return the columns of all rows, knobs first and the error last; rows may lack metrics or knobs."""
     names = dict.fromkeys(name for row in rows for name in row)
     last = ["error"] if "error" in names else []
     return [name for name in names if name != "error"] + last

@@ -1,4 +1,4 @@
-"""What runs in this thread to be timed, so that what it calls knows."""
+"""The state of tuning in this process and thread: what is being timed, and who may tune."""
 
 from __future__ import annotations
 
@@ -13,38 +13,43 @@ from ....datasets.forking import renew_in_children
 from .calls import Call
 from .config_space import Candidate
 
-#: How often a thread that waits for a tuning looks what the tuning thread is doing; how long that may wait for other
-#: threads, or stand at one instruction (a compile, a launch that takes long), before the waiting thread goes on.
+#: A thread that waits for a tuning checks the tuning thread every `_LOOK_EVERY_S` seconds. It gives up once that thread
+#: has waited for other threads for `_PATIENCE_S`, or has stayed at one instruction (a compile, a long launch) for
+#: `_LONG_PATIENCE_S`.
 _LOOK_EVERY_S, _PATIENCE_S, _LONG_PATIENCE_S = 1.0, 5.0, 60.0
-#: Where Python code waits for other threads.
+#: Top-level modules of Python's library whose code waits for other threads.
 _WAITING = ("threading", "queue", "concurrent", "multiprocessing")
 
 _here = threading.local()
 
 
 class Context(Protocol):
-    """A function that is tuned as a whole, with all that is tuned in it: it decides for that."""
+    """A contextual function that is being tuned: it chooses the configs of all tuned functions and kernels in it."""
 
     def run_function(self, function: Any, call: Call) -> Any:
-        """The result of a call of a `TunedFunction`, with the config that is its turn."""
+        """Run a call of a `TunedFunction` with the config that is its turn; return the result."""
 
 
 class TuningLock:
-    """A lock that a thread holds while it tunes. A tuning may run code in other threads, which may need the same lock
-    while the tuning waits for them: whoever waits here goes on without the lock once the holder has waited, too, for a
-    while. Nothing is tuned then, and nothing is remembered."""
+    """A lock for tuning that does not deadlock.
+
+    A tuning may run code in other threads and wait for them, while they need the same lock. A thread therefore stops
+    waiting once the holder itself has waited for a while (`_PATIENCE_S`); it continues without the lock, and neither
+    tunes nor remembers anything.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._holder = 0
-        self._is_stuck = False  # then nobody else waits for this holder
+        self._is_stuck = False  # then other threads do not wait for this holder
 
     @contextmanager
     def turn(self, is_waiting: bool | None = None) -> Iterator[bool]:
-        """Hold the lock in the block, and say whether it is held.
+        """Try to hold the lock during the block; yield whether it is held.
 
-        Not where another thread holds it and nothing is waited for, or its holder is stuck. A thread that is itself on
-        trial does not wait unless told to: it might wait for one that waits for it.
+        Args:
+            is_waiting: Whether to wait for another thread that holds the lock, unless that is stuck. By default a
+                thread waits unless it is timing a config, since the holder might be waiting for that thread.
         """
         waits = not is_on_trial() if is_waiting is None else is_waiting
         is_held = self._lock.acquire(blocking=False) or (waits and self._wait())
@@ -63,7 +68,7 @@ class TuningLock:
             if self._lock.acquire(timeout=_LOOK_EVERY_S):
                 return True
             holder = self._holder
-            now = sys._current_frames().get(holder)  # kept, so that no other frame has its identity
+            now = sys._current_frames().get(holder)  # a reference, so that its id is not reused
             looks = looks + 1 if now is not None and now is frame and now.f_lasti == at else 0
             frame, at = now, -1 if now is None else now.f_lasti
             patience_s = _PATIENCE_S if _is_waiting(now) else _LONG_PATIENCE_S
@@ -73,7 +78,7 @@ class TuningLock:
 
 
 def _is_waiting(frame: FrameType | None) -> bool:
-    """Whether a thread in this frame waits for others: in a lock of Python's library, or in an event loop."""
+    """Return whether a thread in this frame waits for others: in a lock of Python's library, or in an event loop."""
     if frame is None:
         return False
     own, caller = (str(one.f_globals.get("__name__")).partition(".")[0] for one in (frame, frame.f_back or frame))
@@ -81,7 +86,7 @@ def _is_waiting(frame: FrameType | None) -> bool:
 
 
 class _Contexts:
-    """`now` is the context that is being tuned, and by which thread; `taken` is held by that thread."""
+    """The context that is being tuned and its thread (`now`), and the lock that this thread holds (`taken`)."""
 
     now: tuple[int, Context] | None = None
 
@@ -89,7 +94,7 @@ class _Contexts:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """See `renew_in_children`: the thread whose turn it was is in a child only if it is the one that forked."""
+        """See `renew_in_children`: a forked child only has the thread that forked, so other holders are gone."""
         if self.now is None or self.now[0] != threading.get_ident():
             self.now, self.taken = None, TuningLock()
 
@@ -99,7 +104,7 @@ _contexts = _Contexts()
 
 @contextmanager
 def on_trial(function: Any, candidate: Candidate) -> Iterator[None]:
-    """A config of a function is timed in this thread while the block runs."""
+    """Record, during the block, that this thread is timing a config of a function."""
     stack = _stack()
     stack.append((function, candidate))
     try:
@@ -109,19 +114,21 @@ def on_trial(function: Any, candidate: Candidate) -> Iterator[None]:
 
 
 def is_on_trial() -> bool:
-    """Whether anything is timed in this thread now."""
+    """Return whether this thread is timing a config."""
     return bool(_stack()) or context_now() is not None
 
 
 def config_on_trial(function: Any) -> Candidate | None:
-    """The config of this function that is being timed in this thread."""
+    """Return the config of this function that this thread is timing; None if there is none."""
     return next((candidate for one, candidate in reversed(_stack()) if one is function), None)
 
 
 @contextmanager
 def in_context(context: Context) -> Iterator[None]:
-    """Has a context decide for this thread, which holds the `context_turn`, while the block runs, and for threads that
-    Python did not start: those of backward passes."""
+    """Let a context choose configs during the block, for this thread, which holds the `context_turn`.
+
+    The context also applies to threads that Python did not start, such as those of torch's backward passes.
+    """
     _contexts.now = (threading.get_ident(), context)
     try:
         yield
@@ -130,7 +137,7 @@ def in_context(context: Context) -> Iterator[None]:
 
 
 def context_now() -> Context | None:
-    """The context that decides in this thread."""
+    """Return the context that chooses configs in this thread; None if there is none."""
     found = _contexts.now
     if found is None:
         return None
@@ -139,8 +146,10 @@ def context_now() -> Context | None:
 
 
 def context_turn() -> AbstractContextManager[bool]:
-    """The turn to be the one context of this process. A thread on trial waits for it, too: contexts need no key's lock,
-    so that none waits for what is on trial."""
+    """Return the turn of being the only context of this process.
+
+    Threads that are timing a config wait for it too: contexts do not need the lock of a key, so there is no deadlock.
+    """
     return _contexts.taken.turn(is_waiting=True)
 
 

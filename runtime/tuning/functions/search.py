@@ -1,4 +1,4 @@
-"""`Search`: which of a call's configs are measured, in which order, and when it is enough."""
+"""`Search`: the choice and order of the configs that are measured, and when to stop."""
 
 from __future__ import annotations
 
@@ -14,26 +14,35 @@ from ..own_timings import Advice, Advisor, OwnTimings
 from ..session import TuningSession
 from .config_space import Candidate
 
-#: Longer than anybody tunes.
+#: Upper bound of `budget_s` in seconds (30 days), to catch mistakes.
 _LONGEST_S = 30 * 86_400.0
 
 
 class Search:
-    """How a function's space is searched: "exhaustive", or guided by an `Advisor` (see `tune`), which learns from every
-    key as it is tuned. At most `budget_s` seconds, and `max_trials` configs, for each key.
+    """A strategy for searching the configs of a function.
 
-    Raises `ForetuneError` for what is no search, and for budgets of nothing.
+    Args:
+        strategy: "exhaustive"; "guided": a model of the function's own timings, trained on every tuned key, selects
+            configs; or an `Advisor` of the user's that does so.
+        budget_s: Most seconds of tuning for each key, or None.
+        max_trials: Most configs measured for each key, or None.
+
+    Raises:
+        ForetuneError: The strategy is unknown, or a limit is not a positive number.
     """
 
-    def __init__(self, kind: str | Advisor, budget_s: float | None, max_trials: int | None) -> None:
-        if kind not in ("exhaustive", "guided") and not (hasattr(kind, "learn") and hasattr(kind, "advise")):
-            raise ForetuneError(f"search must be exhaustive, guided, or have learn and advise, but is {shown(kind)}")
+    def __init__(self, strategy: str | Advisor, budget_s: float | None, max_trials: int | None) -> None:
+        is_advisor = hasattr(strategy, "learn") and hasattr(strategy, "advise")
+        if strategy not in ("exhaustive", "guided") and not is_advisor:
+            raise ForetuneError(
+                f"search must be 'exhaustive', 'guided' or an object with learn and advise but is {shown(strategy)}"
+            )
         if budget_s is not None:
             check_between("budget_s", budget_s, 0.0, _LONGEST_S)
         self.budget_s = budget_s
         self.max_trials = None if max_trials is None else check_integer("max_trials", max_trials, 1, MOST)
-        self.is_guided = kind != "exhaustive"
-        self._advisor: Advisor | None = None if isinstance(kind, str) else kind
+        self.is_guided = strategy != "exhaustive"
+        self._advisor: Advisor | None = None if isinstance(strategy, str) else strategy
         self._learned: set[str] = set()
 
     def __str__(self) -> str:
@@ -48,20 +57,20 @@ class Search:
         candidates: Sequence[Candidate],
         exchange: Callable[[str, Any], list[Any]],
     ) -> str:
-        """Measure as many configs as are enough, and the others one by one where none of these works.
+        """Measure the selected configs; if none of them works, the others one by one until one does.
 
         Args:
-            session: What measures them.
-            problem: That of the key.
-            candidates: All configs, in the space's order.
-            exchange: Returns a value of all ranks, by rank (see `Ranks.exchange`).
+            session: Measures configs.
+            problem: The problem of the key.
+            candidates: All configs, in the order of the space.
+            exchange: Returns the values of all ranks (see `Ranks.exchange`).
 
         Returns:
-            What was measured, in words.
+            A text that says how many configs were measured and why.
         """
         advice = self._advise(problem, candidates)
         positions, reason = advice.positions, advice.reason
-        if self.is_guided:  # each rank has a model of its own
+        if self.is_guided:  # each rank has its own model: all use that of rank 0
             positions, reason = exchange("the configs that are advised", [positions, reason])[0]
         if over := session.measure([candidates[at] for at in positions]):
             reason = f"{reason}, ended by {over}"
@@ -74,15 +83,15 @@ class Search:
         return f"{session.n_timed} measured {reason}"
 
     def _advise(self, problem: Problem | None, candidates: Sequence[Candidate]) -> Advice:
-        """Return which configs to measure.
+        """Return which configs to measure, in order.
 
-        Where a budget may end it, the space's first config goes first, since somebody put it there, and the others are
-        shuffled, the same way each time: a corner of a space is no sample of it.
+        If a limit may end an exhaustive search, the first config of the space stays first, since the user put it
+        there, and the others are shuffled with a fixed seed, so that the measured ones sample the whole space.
         """
         if self.is_guided:
             try:
                 return self._advised(problem, candidates)
-            except Exception as error:  # noqa: BLE001 - a model's trouble costs time, not the tuning
+            except Exception as error:  # noqa: BLE001 - a failing model must not fail the tuning
                 warn_once(f"no advice on which configs to measure ({type(error).__name__}: {error})", ": all are")
         positions = list(range(len(candidates)))
         if self.budget_s is not None or self.max_trials is not None:
@@ -92,18 +101,20 @@ class Search:
         return Advice(tuple(positions), False, f"of {len(candidates)} configs")
 
     def learn(self, key: str, problem: Problem | None, times: Mapping[Candidate, float | None]) -> None:
-        """Tells the advisor of a key, once."""
+        """Train the advisor on the times of a key, once for each key."""
         if not self.is_guided or problem is None or key in self._learned:
             return
         self._learned.add(key)
         try:
             self._advisor_of(problem).learn(problem, {kernel_config(one): time_us for one, time_us in times.items()})
         except Exception as error:  # noqa: BLE001 - as in `_advise`
-            warn_once(f"nothing is learned from a key ({type(error).__name__}: {error})")
+            warn_once(f"nothing was learned from the times of a key ({type(error).__name__}: {error})")
 
     def _advisor_of(self, problem: Problem) -> Advisor:
         if self._advisor is None:
-            self._advisor = OwnTimings(cast(Any, SimpleNamespace(name=problem.family)))  # it asks for no more than that
+            self._advisor = OwnTimings(
+                cast(Any, SimpleNamespace(name=problem.family))
+            )  # `OwnTimings` reads only the name
         return self._advisor
 
     def _advised(self, problem: Problem | None, candidates: Sequence[Candidate]) -> Advice:
@@ -112,13 +123,18 @@ class Search:
         advice = self._advisor_of(problem).advise(problem, [kernel_config(one) for one in candidates], "auto")
         positions = tuple(dict.fromkeys(int(position) for position in advice.positions))
         if not positions or not all(0 <= position < len(candidates) for position in positions):
-            raise ForetuneError(f"the advice was {shown(advice.positions)}")
+            raise ForetuneError(
+                f"advise must return positions from 0 to {len(candidates) - 1} but returned {shown(advice.positions)}"
+            )
         return Advice(positions, True, f"{len(positions)} of {len(candidates)} configs advised: {advice.reason}")
 
 
 def kernel_config(candidate: Candidate) -> KernelConfig:
-    """A candidate as a `KernelConfig`: values that are no numbers or texts count by name. Raises `ForetuneError` for
-    launch options that no kernel takes."""
+    """Return a candidate as a `KernelConfig`; values other than numbers and strings are converted to strings.
+
+    Raises:
+        ForetuneError: A launch option has a value that no kernel takes.
+    """
     values: dict[str, Any] = {}
     for name, value in candidate.knobs.items():
         known = getattr(value, "all_kwargs", None)

@@ -1,5 +1,4 @@
-"""`SideEffects`: what undoes a function's changes while it is called again and again; and `Snapshot`: the contents of
-arguments, however deep, kept so that they can be put back in place."""
+"""`SideEffects` undoes a function's changes between repeated calls; `Snapshot` restores the contents of arguments."""
 
 from __future__ import annotations
 
@@ -26,31 +25,36 @@ from typing import Any
 from ....datasets import ForetuneError
 from ....datasets.errors import check_words, shown
 
-#: Containers that are looked into.
+#: Containers whose items are kept and searched.
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque, types.MappingProxyType)
-#: Methods of types whose objects are used up by being read: files, sockets, pipes and queues.
+#: Methods that identify types whose objects are consumed by reading: files, sockets, pipes and queues.
 _USED_UP = (("read", "readline"), ("recv", "close"), ("get", "put", "empty"))
-#: Values that a function cannot change, or that are no data: these stay as they are.
+#: Types of values that a function cannot change, or that are not data: they are not restored.
 _UNCHANGING = (
     *(type(None), bool, int, float, complex, str, bytes, range, slice, type(...), type(NotImplemented), type),
     *(types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, types.CodeType),
     *(datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, decimal.Decimal, fractions.Fraction),
     *(enum.Enum, PurePath, uuid.UUID, re.Pattern, weakref.ref, functools.partial),
 )
-#: Packages and modules whose objects, other than containers and arrays, stay as they are: scalars, dtypes, devices,
+#: Packages and modules whose objects, except containers and arrays, are not restored: scalars, dtypes, devices,
 #: streams, process groups, kernels with their binaries, locks, loggers.
 _UNCHANGING_PACKAGES = ("_thread", "logging", "triton", __name__.partition(".")[0])
 _UNCHANGING_MODULES = ("numpy", "numpy.dtypes", "pandas", "torch", "torch._C", "torch.cuda.streams")
-#: What undoes the changes of one value, and its parts by path, which are looked into next.
+#: A function that restores one value, and the value's parts with their paths, which are kept next.
 _Kept = tuple[Callable[[], object], Iterable[tuple[str, Any]]]
 
 
 @dataclass(frozen=True)
 class SideEffects:
-    """What undoes the changes that a run makes; not timed.
+    """Undoes the changes that runs of a function make to its arguments; this is not timed.
 
-    `reset` is called with the call's arguments before every run. `restore` names the arguments whose contents are kept
-    when tuning begins and put back before every run (see `Snapshot`), also the last, whose result the caller gets.
+    Attributes:
+        reset: Called with the call's arguments before every run.
+        restore: Names of arguments whose contents are kept when tuning begins and put back before every run (see
+            `Snapshot`), including the last run, whose result the caller receives.
+
+    Raises:
+        ForetuneError: `reset` is not a function, or `restore` not a sequence of names.
     """
 
     reset: Callable[..., Any] | None = None
@@ -64,10 +68,18 @@ class SideEffects:
     def undo(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], named: Mapping[str, Any]
     ) -> Callable[[], None] | None:
-        """Keep what `restore` names in a call; return what undoes a run, or None where there is nothing to do.
+        """Take a snapshot of a call's `restore` arguments; return a function that undoes a run.
+
+        Args:
+            args: Positional arguments of the call.
+            kwargs: Keyword arguments of the call.
+            named: All arguments by name.
+
+        Returns:
+            The function, or None if there is neither `reset` nor `restore`.
 
         Raises:
-            ForetuneError: An argument is not there, or cannot be put back.
+            ForetuneError: An argument does not exist or cannot be restored.
         """
         if self.reset is None and not self.restore:
             return None
@@ -84,17 +96,18 @@ class SideEffects:
         return undo
 
     def used_up(self, named: Mapping[str, Any]) -> str | None:
-        """Name an argument that the first run would use up, an iterator or an open file, alone or in a container.
+        """Describe an argument that the first run would consume, such as an iterator or open file, also in containers.
 
-        None where there is none. What is no iterator of Python's own, `reset` may bring back.
+        Return None if there is none. With `reset`, only iterators of Python itself count, since `reset` may rewind all
+        others.
         """
         left: list[tuple[str, Any]] = list(named.items())
         seen: set[int] = set()
         while left:
             name, value = left.pop()
-            kind = type(value)
-            if _is_used_up(kind) and (self.reset is None or kind.__module__ in ("builtins", "itertools")):
-                return f"argument {name} has a {kind.__qualname__}, which the first run uses up"
+            of_type = type(value)
+            if _is_used_up(of_type) and (self.reset is None or of_type.__module__ in ("builtins", "itertools")):
+                return f"argument {name} has a {of_type.__qualname__}, which the first run uses up"
             if isinstance(value, _CONTAINERS) and id(value) not in seen:
                 seen.add(id(value))
                 items = value.values() if isinstance(value, (dict, types.MappingProxyType)) else value
@@ -110,13 +123,18 @@ def _is_used_up(kind: type[Any]) -> bool:
 
 
 class Snapshot:
-    """The contents of arguments: tensors (with their gradients), arrays, data frames, containers, random generators,
-    objects with attributes, and what is in these. Everything is put back in place: the same tensors, containers and
-    objects have the same contents again, so that what refers to them, or is a view of them, sees that too.
+    """A deep copy of the contents of arguments, which can be restored in place.
 
-    Of a module: parameters, buffers, and attributes that are data; other objects in it, hooks say, stay as they are.
+    It covers tensors with their gradients, arrays, data frames, containers, random generators, objects with attributes,
+    and everything in these. The same tensors, containers and objects get their earlier contents, so that references to
+    them and views of them see these too. Of a torch module, it covers parameters, buffers, and attributes that are
+    data; other objects in it, such as hooks, are left alone.
 
-    Raises `ForetuneError` for what cannot be put back, which names the part and its type.
+    Args:
+        arguments: Arguments by name.
+
+    Raises:
+        ForetuneError: A value cannot be restored; the message names the part and its type.
 
     >>> layers = [[1.0], {"weights": bytearray(b"ab")}]
     >>> snapshot = Snapshot({"layers": layers})
@@ -127,14 +145,14 @@ class Snapshot:
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         self._undone: list[Callable[[], object]] = []
-        self._seen: dict[int, Any] = {}  # the values themselves, so that no other value gets their identity
+        self._seen: dict[int, Any] = {}  # references, so that ids are not reused
         for name, value in arguments.items():
             if value is not None and _is_unchanging(value):
                 raise _refusal(name, value)
             self._keep(name, value)
 
     def put_back(self) -> None:
-        """Undo all changes since this was made."""
+        """Undo all changes since the snapshot was taken."""
         for undo in self._undone:
             undo()
 
@@ -153,10 +171,10 @@ class Snapshot:
 
     def _kept(self, path: str, value: Any, in_module: bool) -> _Kept | None:
         try:
-            for is_such, keep in _KINDS:
+            for is_such, keep in _KEEPERS:
                 if is_such(value):
                     kept = keep(path, value)
-                    kept[0]()  # what cannot be written to is found now
+                    kept[0]()  # raises now if the value cannot be written
                     return kept
             if in_module and not _is_module(value):
                 return None
@@ -183,7 +201,7 @@ def _is_unchanging(value: Any) -> bool:
     if kind.__module__.startswith(_UNCHANGING_MODULES):
         is_index = (pandas := sys.modules.get("pandas")) is not None and isinstance(value, pandas.Index)
         is_own = kind.__module__ in _UNCHANGING_MODULES or kind.__module__.startswith(("torch._C.", "pandas._"))
-        return is_index or (is_own and not any(is_such(value) for is_such, _ in _KINDS))
+        return is_index or (is_own and not any(is_such(value) for is_such, _ in _KEEPERS))
     return False
 
 
@@ -196,7 +214,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _keep_tensor(path: str, value: Any) -> _Kept:
-    own, kept = value.detach(), value.detach().clone()  # `own` stays on the memory, whatever becomes of the tensor
+    own, kept = value.detach(), value.detach().clone()  # `own` keeps the memory, even if `value.data` is replaced
     has_grad = getattr(value, "is_leaf", False)
     grad = value.grad if has_grad else None
     memory = _memory_of(value)
@@ -205,7 +223,7 @@ def _keep_tensor(path: str, value: Any) -> _Kept:
     def put_back() -> None:
         if has_grad and value.grad is not grad:
             value.grad = grad
-        if writable is None:  # sparse: a detached one does not share what is replaced
+        if writable is None:  # sparse: a detached tensor would not share the new contents
             with sys.modules["torch"].no_grad():
                 value.copy_(kept)
             return
@@ -217,14 +235,14 @@ def _keep_tensor(path: str, value: Any) -> _Kept:
 
 
 def _memory_of(tensor: Any) -> tuple[Any, ...] | None:
-    """Where a tensor's elements are, and how; None for sparse layouts and the like."""
+    """Return a tensor's shape, strides and address; None for sparse and similar layouts."""
     if str(getattr(tensor, "layout", "torch.strided")) != "torch.strided" or not hasattr(tensor, "stride"):
         return None
     return tuple(tensor.shape), tuple(tensor.stride()), tensor.data_ptr()
 
 
 def _once_each(tensor: Any, like: Any = None) -> Any:
-    """A view with each element once, where a tensor was expanded: as `copy_` wants its target to be."""
+    """Return a view that has each element of an expanded tensor once, as the target of `copy_` requires."""
     for dim, (size, step) in enumerate(zip(tensor.shape, (tensor if like is None else like).stride(), strict=True)):
         if step == 0 and size > 1:
             tensor = tensor.narrow(dim, 0, 1)
@@ -239,7 +257,7 @@ def _keep_frame(path: str, value: Any) -> _Kept:
     kept, attrs = value.copy(), dict(value.attrs)
 
     def put_back() -> None:
-        value._update_inplace(kept.copy())  # pandas has no public way to do so
+        value._update_inplace(kept.copy())  # pandas has no public method for this
         value.attrs = dict(attrs)
 
     columns = [value] if value.ndim == 1 else [value.iloc[:, at] for at in range(value.shape[1])]
@@ -265,9 +283,9 @@ def _keep_array(path: str, value: Any) -> _Kept:
 
 
 def _keep_container(path: str, value: Any) -> _Kept:
-    """Keep what is in a container, and the attributes of a subclass."""
+    """Keep the items of a container, and the attributes of a subclass."""
     is_mapping = isinstance(value, (dict, types.MappingProxyType))
-    # Methods of the base class: subclasses may refuse to be written to.
+    # Call methods of the base class: those of a subclass may refuse changes.
     base: Any = next((one for one in (OrderedDict, dict, list, deque, set) if isinstance(value, one)), None)
     kept = list(dict.items(value) if isinstance(value, dict) else value.items() if is_mapping else value)
     attributes = _Attributes(value)
@@ -320,11 +338,11 @@ def _is_random(value: Any) -> bool:
 
 
 def _nothing() -> None:
-    """Put back what cannot have been changed."""
+    """Restore a value that cannot change: do nothing."""
 
 
 class _Attributes:
-    """The attributes of an object, with or without slots. They are written past its class, which may be frozen."""
+    """A copy of an object's attributes, in `__dict__` and slots; restoring bypasses the class, which may be frozen."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -335,17 +353,19 @@ class _Attributes:
 
     @classmethod
     def of(cls, value: Any) -> _Attributes | None:
-        """None for an object without attributes, and where some of what it is made of is no attribute: written in C."""
-        kind, pointer = type(value), tuple.__itemsize__
-        parts = len(list(_slots_of(kind))) + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
-        is_visible = kind.__itemsize__ == 0 and kind.__basicsize__ <= object.__basicsize__ + pointer * parts
-        has_some = hasattr(value, "__dict__") or any(_slots_of(kind))
+        """Return an object's attributes; None if it has none, or has state in C fields, which are not attributes."""
+        of_type, pointer = type(value), tuple.__itemsize__
+        parts = len(list(_slots_of(of_type))) + (of_type.__dictoffset__ > 0) + (of_type.__weakrefoffset__ > 0)
+        is_visible = of_type.__itemsize__ == 0 and of_type.__basicsize__ <= object.__basicsize__ + pointer * parts
+        has_some = hasattr(value, "__dict__") or any(_slots_of(of_type))
         return cls(value) if is_visible and has_some else None
 
     def parts(self, path: str) -> list[tuple[str, Any]]:
+        """Return the attributes' values, with their paths below `path`."""
         return [(f"{path}.{name}", one) for name, one in (self._in_dict | self._in_slots).items()]
 
     def put_back(self) -> None:
+        """Restore the attributes; delete those that are new."""
         for name in [name for name in self._dict if name not in self._in_dict]:
             del self._dict[name]
         self._dict.update(self._in_dict)
@@ -370,7 +390,8 @@ def _is_set(slot: Any, value: Any) -> bool:
     return True
 
 
-_KINDS: tuple[tuple[Callable[[Any], bool], Callable[[str, Any], _Kept]], ...] = (
+#: How values are recognized, and the function that keeps them; the first match counts.
+_KEEPERS: tuple[tuple[Callable[[Any], bool], Callable[[str, Any], _Kept]], ...] = (
     (_is_tensor, _keep_tensor),
     (_is_frame, _keep_frame),
     (_is_array, _keep_array),

@@ -1,7 +1,7 @@
-"""`Sites`: where something is tuned in a function: an autotuned kernel, or a tuned function, each with one key.
+"""`Sites`: the autotuned kernels and tuned functions that a contextual function calls, one site for each key.
 
-Triton's autotuners run the config that the context gives them (`forced`): nothing of a kernel is changed, and nothing
-stays.
+While a function is tuned, Triton's autotuners run the config that the context chooses (`forced`). Kernels are not
+modified permanently.
 """
 
 from __future__ import annotations
@@ -26,48 +26,59 @@ Run = Callable[..., Any]
 
 @dataclass
 class Site:
-    """Where something is tuned.
+    """A kernel or function and one key of it.
 
-    `now` is the config that it runs; `settle` has it run one from now on, outside of any context too.
+    Attributes:
+        name: The name of the kernel or function.
+        key: The key, as text.
+        label: Identifies the site in the cache.
+        candidates: All configs.
+        settle: Makes a config the permanent choice, also outside of contexts.
+        now: The config that runs next.
+        source: The source hash of a kernel: a changed source is tuned again. Ranks may have different ones.
+        broken: Exceptions of the configs that failed here, by text.
+        proven: Configs that worked here, by text.
+        is_tuned: Whether the choice is final.
+        is_met: Whether the last run of the function reached this site.
     """
 
     name: str
     key: str
-    label: str  # what a cache knows it by
+    label: str
     candidates: tuple[Candidate, ...]
     settle: Callable[[Candidate], Any]
     now: Candidate
-    source: str = ""  # of a kernel: another source is another question, though ranks may have others
-    broken: dict[str, Exception] = field(default_factory=dict)  # by a config's text: why it cannot run here
+    source: str = ""
+    broken: dict[str, Exception] = field(default_factory=dict)
     proven: dict[str, Candidate] = field(default_factory=dict)
     is_tuned: bool = False
-    is_met: bool = True  # in the last run
+    is_met: bool = True
 
     @property
-    def question(self) -> str:
-        """What is asked here, as a digest: ranks must have it in common. Their keys may differ, as shards do."""
+    def space_digest(self) -> str:
+        """A digest of name and configs, equal on all ranks; their keys may differ, as those of shards do."""
         return digest_of([self.name, *(one.text for one in self.candidates)])
 
     @property
     def done(self) -> str:
-        """What a choice is kept for."""
-        return f"{self.question} {self.source}".rstrip()
+        """A text that identifies the configs and the source for which a choice is valid."""
+        return f"{self.space_digest} {self.source}".rstrip()
 
     @property
     def terms(self) -> str:
-        """The same to be read."""
+        """The name and configs as readable text, which ranks compare."""
         return f"{self.name} with {listed([one.text for one in self.candidates])}"
 
     def check(self, candidate: Candidate) -> None:
-        """Raises why a config could not run here, if so."""
+        """Raise the exception of a config that failed here."""
         if candidate.text in self.broken:
             raise self.broken[candidate.text]
 
     def run(self, launch: Callable[[Candidate], Any]) -> Any:
-        """Launch with the config whose turn it is.
+        """Launch with the current config, `now`; return the result.
 
-        Where that fails another one runs, so that the function goes on: other ranks wait for its collectives. Raises
-        what the last one raised where none works.
+        If it fails, other configs are tried, so that the function completes: other ranks wait for its collectives. If
+        none works, raise the last exception.
         """
         self.is_met = True
         turns = {one.text: one for one in (self.now, *self.proven.values(), *self.candidates)}
@@ -78,7 +89,7 @@ class Site:
                 continue
             try:
                 result = launch(candidate)
-            except Exception as error:  # noqa: BLE001 - a config that fails is one config less
+            except Exception as error:  # noqa: BLE001 - a failing config is only excluded
                 self.broken[text] = tried = error
             else:
                 self.proven[text] = candidate
@@ -88,18 +99,21 @@ class Site:
 
 
 class Sites:
-    """The sites that a function ran into, in that order.
+    """The sites that a function reached, in order.
 
-    `known` has what was chosen before, and for which question, by label: such a site runs that, and is tuned.
+    Args:
+        known: Earlier choices by label, each a config's text and the `Site.done` for which it is valid. A site with a
+            valid choice runs it and counts as tuned.
     """
 
     def __init__(self, known: Mapping[str, tuple[str | None, str]]) -> None:
         self._known = known
         self._sites: dict[Any, Site] = {}
-        self._configs: dict[Any, dict[str, Any]] = {}  # of kernels: the autotuner's own objects, by text
+        self._configs: dict[Any, dict[str, Any]] = {}  # kernels' own config objects, by text
 
     @property
     def found(self) -> list[Site]:
+        """All sites, in the order of their first launches."""
         return list(self._sites.values())
 
     def run_function(self, function: Any, call: Call) -> Any:
@@ -117,7 +131,7 @@ class Sites:
         return site.run(lambda candidate: function.run(call, candidate))
 
     def run_kernel(self, kernel: Any, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a launch of a Triton autotuner; `run` is the autotuner's own."""
+        """Run a launch of a Triton autotuner; `run` is the autotuner's own method."""
         real = kernel.cache
 
         def launch(config_of: Callable[[Any], Any]) -> Any:
@@ -129,12 +143,12 @@ class Sites:
 
         try:
             return launch(_stop)
-        except _KeyFoundError as found:  # made by the autotuner itself; nothing was launched yet
+        except _KeyFoundError as found:  # the autotuner computed its key; nothing was launched
             key = found.key
         place = (id(kernel), key)
         site = self._sites.get(place)
         if site is None:
-            kernel.nargs = dict(zip(kernel.arg_names, args, strict=False))  # what `prune_configs` looks at
+            kernel.nargs = dict(zip(kernel.arg_names, args, strict=False))  # `prune_configs` reads them
             configs = {text_of(plain(config, str)): config for config in kernel.prune_configs(kwargs)}
             self._configs[place] = configs
             site = self._add(
@@ -157,7 +171,7 @@ class Sites:
         settle: Callable[[Candidate], Any],
         source: str = "",
     ) -> Site:
-        # Kernels that one function makes have one name: then it is the order of their first launches that counts.
+        # Kernels created by the same function have the same name: number them in the order of their first launches.
         alike = sum((one.name, one.key) == (name, key) for one in self.found)
         label = f"{name} {key}" + (f" #{alike + 1}" if alike else "")
         site = self._sites[place] = Site(name, key, label, candidates, settle, candidates[0], source)
@@ -168,7 +182,7 @@ class Sites:
 
 
 class _KeyFoundError(Exception):
-    """Ends a launch at the point where the autotuner has made its key."""
+    """Ends a launch once the autotuner has computed its key."""
 
     def __init__(self, key: Any) -> None:
         self.key = key
@@ -179,9 +193,9 @@ def _stop(key: Any) -> Any:
 
 
 class ForcedCache(dict[Any, Any]):
-    """Stands for an autotuner's cache in one launch: `config_of` gives the config of whatever key the autotuner makes.
+    """Replaces an autotuner's cache during one launch: `config_of` returns the config for any key.
 
-    So every version of Triton makes its own key, and launches as it does. Other threads see the real cache.
+    So keys are computed and kernels launched by the installed version of Triton. Other threads see the real cache.
     """
 
     def __init__(self, real: Any, config_of: Callable[[Any], Any]) -> None:
@@ -196,6 +210,7 @@ class ForcedCache(dict[Any, Any]):
         return self._config_of(key) if self._is_ours() else self._real[key]
 
     def get(self, key: Any, default: Any = None) -> Any:
+        """See `dict.get`."""
         return self._config_of(key) if self._is_ours() else self._real.get(key, default)
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -207,15 +222,15 @@ class ForcedCache(dict[Any, Any]):
 
 @contextmanager
 def forced() -> Iterator[None]:
-    """While the block runs, have every autotuner of this process ask the context of its thread, where there is one."""
+    """During the block, let the context of a thread, if there is one, choose the config of every autotuner's launch."""
     autotuner = sys.modules.get("triton.runtime.autotuner")
-    if autotuner is None:  # nobody has a kernel
+    if autotuner is None:  # no kernel was declared
         yield
         return
     replaced = {one: one.__dict__["run"] for one in _family_of(autotuner.Autotuner) if "run" in one.__dict__}
     replaced[Attachment] = Attachment.run
     for one, run in replaced.items():
-        one.run = _asking_attached(run) if one is Attachment else _asking(run)
+        one.run = _intercepting_attached(run) if one is Attachment else _intercepting(run)
     try:
         yield
     finally:
@@ -223,10 +238,10 @@ def forced() -> Iterator[None]:
             one.run = run
 
 
-def _asking_attached(run: Run) -> Run:
-    """As `_asking`, for the `run` of an attached autotuner, which the context bypasses: it decides what is timed."""
+def _intercepting_attached(run: Run) -> Run:
+    """Do as `_intercepting` for an attached autotuner: the context bypasses the attachment's own tuning."""
 
-    def ask(attachment: Attachment, /, *args: Any, **kwargs: Any) -> Any:
+    def intercept(attachment: Attachment, /, *args: Any, **kwargs: Any) -> Any:
         if context_now() is None:
             return run(attachment, *args, **kwargs)
 
@@ -234,20 +249,22 @@ def _asking_attached(run: Run) -> Run:
             return attachment.own_run(*args, **kwargs)
 
         with attachment.lock:
-            return _asking(own)(attachment.tuner, *args, **kwargs)
+            return _intercepting(own)(attachment.tuner, *args, **kwargs)
 
-    return ask
+    return intercept
 
 
-def _asking(run: Run) -> Run:
-    def ask(kernel: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _intercepting(run: Run) -> Run:
+    """Return a `run` of autotuners that lets the context of the thread, if any, choose the config."""
+
+    def intercept(kernel: Any, /, *args: Any, **kwargs: Any) -> Any:
         context: Any = context_now()
-        # A subclass's `run` calls that of its base, for a launch that has been asked about.
+        # A `ForcedCache` means that the `run` of a subclass was intercepted, and now calls that of its base class.
         if context is None or isinstance(kernel.cache, ForcedCache) or len(kernel.configs) < 2:
             return run(kernel, *args, **kwargs)
         return context.run_kernel(kernel, run, args, kwargs)
 
-    return ask
+    return intercept
 
 
 def _family_of(base: type[Any]) -> list[type[Any]]:

@@ -1,4 +1,4 @@
-"""`TunedFunction`: any Python function, run with the fastest of its configs."""
+"""`TunedFunction`: any Python function, called with its fastest config."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ from .work import Work
 
 
 class TunedFunction(FunctionTuner):
-    """A function with its configs; `foretune.tune`, which says what the options are, makes one. It is called as the
-    function is, without the knobs, which it fills in; a knob that a call gives all the same stays as given.
+    """A function and its configs, as `foretune.tune` creates it; the options are documented there.
+
+    Call it as the original function, without the knobs: it fills them in from the chosen config. A knob that a call
+    passes explicitly keeps that value. For type checkers, it takes the parameters of the original function (`P`) and
+    returns its result (`R`).
 
     >>> def scale(values, tile, unroll=1):
     ...     return [2 * value for value in values]
@@ -68,18 +71,31 @@ class TunedFunction(FunctionTuner):
 
     @property
     def configs(self) -> list[dict[str, Any]]:
-        """The whole space, as keyword arguments."""
+        """All configs of the space, as keyword arguments."""
         return [dict(candidate.knobs) for candidate in self._calls.space.candidates()]
 
     def __call__(
         self, *args: Any, autotune: bool = True, autotune_verbose: bool = False, autotune_pg: Any = None, **kwargs: Any
     ) -> Any:
-        """The function's result. A key that is new is tuned first, unless `autotune` is False: then the best known
-        config runs, or the first. Raises what the function raises; where no config works, the exception that all of
-        them raised if it is of one type, else `TuningFailed` with the first one as its cause. The next call tries
-        again."""
+        """Call the function with the fastest config; the first call with a new key tunes it.
+
+        Args:
+            args: Arguments of the function.
+            autotune: False measures nothing: a new key runs the best known config, or the first one.
+            autotune_verbose: Print the progress of tuning.
+            autotune_pg: A torch process group whose ranks tune together.
+            kwargs: Keyword arguments of the function; they may include knobs.
+
+        Returns:
+            The function's result.
+
+        Raises:
+            ForetuneError: An option is not valid, or the result's work is done after the call (futures, generators).
+            TuningFailed: No config works, and they failed with exceptions of different types; the first one is the
+                cause. If all exceptions have one type, the first exception itself is raised. The next call tries again.
+        """
         call, tunes = self._calls.read(args, kwargs, Ranks(autotune_pg).size), check_flag("autotune", autotune)
-        candidate = config_on_trial(self)  # as in recursion
+        candidate = config_on_trial(self)  # the function called itself while a config is timed
         if candidate is None:
             if (context := context_now()) is not None:
                 return context.run_function(self, call)
@@ -89,29 +105,44 @@ class TunedFunction(FunctionTuner):
     def tune(
         self, *args: Any, force: bool = False, autotune_verbose: bool = False, autotune_pg: Any = None, **kwargs: Any
     ) -> TuneResult:
-        """What is found out about the configs for a call with these arguments: what is known, and the rest measured
-        now; all of it with `force`. Raises as calling does."""
+        """Tune the function for a call with these arguments; return all measurements.
+
+        Args:
+            args: Arguments of the function.
+            force: Measure all configs again. Otherwise known times are reused and only the others are measured.
+            autotune_verbose: Print the progress of tuning.
+            autotune_pg: A torch process group whose ranks tune together.
+            kwargs: Keyword arguments of the function; they may include knobs.
+
+        Returns:
+            The result for the key of this call.
+
+        Raises:
+            ForetuneError: An argument is used up by the first run, or an outer call is tuning this key already; and
+                as for a call.
+            TuningFailed: As for a call.
+        """
         group = autotune_pg
         call = self._calls.read(args, kwargs, Ranks(group).size)
         self._bears_trials(call)
         with self._turn(call) as is_mine:
             if not is_mine:
-                raise ForetuneError(f"{self.name} is being tuned for {call.key}, by what calls it now")
+                raise ForetuneError(f"{self.name} is already being tuned for {call.key} by an outer call")
             candidate, result = self._tuned(call, check_flag("force", force), autotune_verbose, group)
             self.remember(call, candidate, group)
         return result
 
     def candidates(self, call: Call) -> tuple[Candidate, ...]:
-        """Those worth trying for a call. Raises as `CallReader.candidates` does."""
+        """Return the configs worth trying for a call. Raises as `CallReader.candidates` does."""
         return self._calls.candidates(call)[1]
 
     def run(self, call: Call, candidate: Candidate) -> Any:
-        """Calls the function with a config."""
+        """Call the function with a config."""
         knobs = {name: value for name, value in candidate.knobs.items() if name not in call.fixed}
         return self.function(*call.args, **call.kwargs, **knobs)
 
     def remember(self, call: Call, candidate: Candidate, group: Any = None) -> None:
-        """Has calls of this key run this config from now on, in this process."""
+        """Use this config for all further calls with this key in this process."""
         self._chosen[self._memory_key(call, group)] = candidate
 
     def _choice(self, call: Call, tunes: bool, verbose: bool, group: Any) -> Candidate:
@@ -137,7 +168,7 @@ class TunedFunction(FunctionTuner):
             return known
 
     def _untuned(self, call: Call) -> Candidate:
-        """What runs where nothing is to be measured: the best that is known, else the first."""
+        """Return the config that runs without tuning: the fastest known one, else the first."""
         left, record = self.candidates(call), self._record(call)
         return (None if record is None else record.fastest(left)) or left[0]
 
@@ -190,7 +221,7 @@ class TunedFunction(FunctionTuner):
             return self.run(call, candidate)
 
     def _learn_earlier(self, call: Call) -> None:
-        """Tells a model what other processes, and earlier ones, found out of other keys."""
+        """Train the search's model on the times of other keys, measured by other or earlier processes."""
         if not self._search.is_guided:
             return
         prefix = record_key(self.name, self._digest, call.place.name, "")
@@ -200,7 +231,7 @@ class TunedFunction(FunctionTuner):
                 self._search.learn(key, record.problem, record.times(self._calls.space.candidates()))
 
     def _record(self, call: Call) -> KeyRecord | None:
-        """What is known of a call's key, and may be used."""
+        """Return the usable cached record of a call's key, or None."""
         key = self._record_key(call)
         if resolve_reuse() is Reuse.ALWAYS and key not in self._tuned_here:
             return None

@@ -1,4 +1,7 @@
-"""`WrappedFunction`: an object in the place of a function, that is a function in every way that one notices."""
+"""`WrappedFunction`: an object that replaces a function and behaves like it; and the identity of a function.
+
+`CallKey` computes the key of a call, `identity_of` the digest of everything that a function's behaviour depends on.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +30,17 @@ from .plain_values import (
     type_name,
 )
 
-#: What a call may say to the tuner, which the function itself never sees.
+#: Keyword arguments of a call that the tuner consumes; the function never receives them.
 CALL_OPTIONS = ("autotune", "autotune_verbose", "autotune_pg")
-#: So many functions are followed to what they call in turn; of others, their own source counts.
+#: `_Identity` follows the calls of this many functions; of all further ones only the source counts. Limits the time.
 _MOST_FUNCTIONS = 200
 
 
 class WrappedFunction:
-    """Stands for a function: as a method, in copies (a function's copy is itself), and pickled by its name.
+    """An object that replaces a function, also as a method; copying returns itself, and pickling stores its name.
 
     Raises:
-        ForetuneError: It cannot be called, or does its work after it returns, as coroutines and generators do.
+        ForetuneError: The object is not a function, or its work is done after it returns (coroutines, generators).
     """
 
     cache: ConfigCache
@@ -50,22 +53,25 @@ class WrappedFunction:
 
     @cached_property
     def _digest(self) -> str:
-        """A text that differs from those of other functions of this name; made in the first call, when all that the
-        function calls is defined. Where it holds what another process cannot tell apart, nothing goes to the disk."""
+        """A text that distinguishes this function from others of the same name.
+
+        It is computed in the first call, when all functions that this one calls are defined. If the function holds an
+        object that another process cannot identify, nothing is written to disk.
+        """
         digest, vague = identity_of(self.function)
         if vague is None:
             return digest
         if self.cache.path is not None:
             warn_once(
-                f"{self.name} holds {vague}, which nothing tells from others of its type in the next process",
-                ": what is found out about the function is remembered in this process alone",
+                f"{self.name} holds an object of type {vague}, which another process cannot tell from others",
+                ": results of this function are kept in this process only",
             )
             self.cache = ConfigCache()
-        return f"{digest}-{self._token}"  # the cache may be one that somebody shares among functions
+        return f"{digest}-{self._token}"  # the user may share one cache between functions
 
     @cached_property
     def _code(self) -> str:
-        """Return a digest of the code alone, the same on all ranks of a job, which may hold other values."""
+        """A digest of the code without captured values, which may differ between the ranks of a job."""
         return digest_of(_Identity(with_values=False).add(self.function).texts)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -78,22 +84,24 @@ class WrappedFunction:
         return self
 
     def __reduce__(self) -> str:
-        return _qualname(self.function)  # as a function: its name, in its module
+        return _qualname(self.function)  # as for a plain function: its name in its module
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.name}>"
 
 
 class BoundFunction:
-    """A method: the function with its first argument."""
+    """A bound method: a wrapped function and the object that is its first argument."""
 
     def __init__(self, function: Any, instance: Any) -> None:
         self.__func__, self.__self__ = function, instance
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function with the object as its first argument."""
         return self.__func__(self.__self__, *args, **kwargs)
 
     def tune(self, *args: Any, **kwargs: Any) -> Any:
+        """Tune for a call of this method; see `TunedFunction.tune`."""
         return self.__func__.tune(self.__self__, *args, **kwargs)
 
     def __eq__(self, other: object) -> bool:
@@ -105,21 +113,29 @@ class BoundFunction:
         return hash((self.__func__, id(self.__self__)))
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # of a copy that is being made, and has nothing yet
+        if name.startswith("__"):  # asked while a copy is created, before it has attributes
             raise AttributeError(name)
         return getattr(self.__func__, name)
 
 
 class CallKey:
-    """Computes a call's key: what `key` returns for its arguments, or the values of the arguments that `key` names, or
-    of all arguments, with defaults filled in. `plain` makes it JSON, so nothing need be hashable."""
+    """Computes the key of a call, as JSON (see `plain`), so arguments need not be hashable.
+
+    Args:
+        function: The function that is called.
+        key: A function of the call's arguments; or the names of the arguments that form the key; or None: all
+            arguments, with defaults filled in.
+
+    Raises:
+        ForetuneError: `key` names an unknown parameter, or the function has a parameter named as a `CALL_OPTIONS`.
+    """
 
     def __init__(self, function: Callable[..., Any], key: Any) -> None:
         try:
             self._signature: inspect.Signature | None = inspect.signature(function)
         except (ValueError, TypeError):  # a builtin
             self._signature = None
-        self._fills_in = isinstance(function, WrappedFunction)  # arguments that its signature has, and a call has not
+        self._fills_in = isinstance(function, WrappedFunction)  # it fills in knobs: a call may lack required arguments
         self._key: Callable[..., Any] | None = key if callable(key) else None
         self._names = () if key is None or callable(key) else check_words("key", key)
         parameters = {} if self._signature is None else self._signature.parameters
@@ -127,11 +143,19 @@ class CallKey:
         if not takes_any and (unknown := [name for name in self._names if name not in parameters]):
             raise ForetuneError(f"key names {unknown[0]!r}, but the parameters are {', '.join(parameters) or 'none'}")
         if taken := [name for name in CALL_OPTIONS if name in parameters]:
-            raise ForetuneError(f"the function has a parameter {taken[0]!r}, which a call says to the tuner")
+            raise ForetuneError(f"the function must not have a parameter {taken[0]!r}: calls pass it to the tuner")
 
     def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], knobs: Mapping[str, Any]) -> dict[str, Any]:
-        """A call's arguments by name, defaults filled in. Raises `TypeError`, as the function would, for arguments that
-        it does not take; `knobs` fill what the tuner sets."""
+        """Return a call's arguments by name, with defaults filled in for all but the knobs.
+
+        Args:
+            args: Positional arguments of the call.
+            kwargs: Keyword arguments of the call.
+            knobs: Values for the parameters that the tuner sets, used only to check the call.
+
+        Raises:
+            TypeError: The function does not accept these arguments.
+        """
         if self._signature is None:
             return {f"{position}": value for position, value in enumerate(args)} | dict(kwargs)
         given = self._signature.bind_partial(*args, **kwargs).arguments
@@ -150,7 +174,7 @@ class CallKey:
         return named
 
     def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], named: Mapping[str, Any]) -> Any:
-        """The key of a call, as JSON. Raises what `key` raises, and `ForetuneError` where an argument is missing."""
+        """Return the key of a call, as JSON. Raises what `key` raises, or `ForetuneError` if an argument is missing."""
         if self._key is not None:
             return plain(self._key(*args, **kwargs), type_name)
         if missing := [name for name in self._names if name not in named]:
@@ -159,31 +183,31 @@ class CallKey:
 
 
 def identity_of(function: Callable[..., Any]) -> tuple[str, str | None]:
-    """Return a digest of all that a function does, and what the digest does not cover.
+    """Return a digest of everything that a function's behaviour depends on, and the type of a value it cannot cover.
 
-    The digest covers source or code (comments do not count), the values that the function captured, the arguments of a
-    `functools.partial`, the state of an object that is called, or whose method is, and the functions of the same
-    package and Triton kernels that are called by name, directly or not. Captured tensors count as in a key.
+    The digest covers source or code without comments; captured values; the arguments of a `functools.partial`; the
+    state of a callable object or of a method's object; and the functions of the same package and Triton kernels that
+    are called by name, directly or indirectly. Captured tensors count by shape and dtype, as in a key.
 
     Returns:
-        The digest, the same in every process; and the type of a value that the function holds of which only the type
-        is known, such as a model. None where there is no such value.
+        The digest, equal in every process; and the type of a captured value that is known only by its type, such as a
+        model, or None if there is no such value.
     """
     identity = _Identity().add(function)
     return digest_of(identity.texts), next(iter(identity.vague), None)
 
 
 class _Identity:
-    """Functions as texts that refer to each other by number and, with `with_values`, the values that they hold."""
+    """The texts that identify a function: sources, references between functions and, optionally, captured values."""
 
     def __init__(self, with_values: bool = True) -> None:
         self._with_values = with_values
         self.texts: list[str] = []
-        self.vague: list[str] = []  # types
-        self._places: dict[int, int] = {}  # by the id of a function
+        self.vague: list[str] = []  # types of values that only the type identifies
+        self._places: dict[int, int] = {}  # number of a function, by its id
 
     def add(self, function: Any) -> _Identity:
-        """Add what is called, whatever it is; return this identity."""
+        """Add any callable; return this identity."""
         if isinstance(function, functools.partial):
             self.add(function.func)
             self._hold("arguments", [function.args, function.keywords])
@@ -195,7 +219,7 @@ class _Identity:
         elif hasattr(function, "__wrapped__"):
             self.add(function.__wrapped__)
         elif inspect.isroutine(function):
-            self.texts.append("")  # in C: its name is known
+            self.texts.append("")  # written in C: its name identifies it
         else:
             self.add(type(function).__call__)
             self._hold_state(function)
@@ -235,9 +259,9 @@ class _Identity:
 
 
 def _is_named(function: Any) -> bool:
-    """Whether a function is what its module has under its name, perhaps below a decorator.
+    """Return whether a function's module has it under its name, perhaps inside decorators.
 
-    Then the name and the source say which one it is, and what a decorator holds is the same in every process.
+    Then its name and source identify it, and what decorators hold is the same in every process.
     """
     found = named_in_module(function)
     for _ in range(MOST_DECORATORS):
@@ -248,7 +272,7 @@ def _is_named(function: Any) -> bool:
 
 
 def _described(value: Any) -> tuple[str, list[str]]:
-    """Return what stands for a value, and the types of what may be another one all the same."""
+    """Return the text of a value, and the types of its parts that the text does not identify."""
     reader = Reader(type_name)
     try:
         text = text_of(reader.object(value))
@@ -258,19 +282,19 @@ def _described(value: Any) -> tuple[str, list[str]]:
 
 
 def _first_described(holder: Any, name: str, value: Any) -> tuple[str, list[str]]:
-    """What stood for a value when it was first asked for: a list may be one that the function itself appends to."""
+    """Return the text that a value had when it was first read: the function may itself append to a captured list."""
     first = _held.setdefault(holder, {})
     if name not in first:
         first[name] = _described(value)
     return first[name]
 
 
-#: By function and name.
+#: What `_described` returned first, by function and name of the value.
 _held: WeakKeyDictionary[Any, dict[str, tuple[str, list[str]]]] = WeakKeyDictionary()
 
 
 def _called_by(function: Any) -> Iterator[tuple[str, Any]]:
-    """The functions of its package, and the kernels, that a function names."""
+    """Yield the functions of the same package and the kernels that a function refers to by name."""
     names = sorted(_names_in(function.__code__))
     for name in names:
         value = function.__globals__.get(name)
@@ -287,12 +311,12 @@ def _is_followed(value: Any, holder: Any) -> bool:
 
 
 def _own_function(value: Any, holder: Any) -> Any:
-    """The Python function that a value is, or stands for, if it is of the package of the function that holds it."""
+    """Return the Python function in a value (unwrapped) if it belongs to the holder's package, else None."""
     if isinstance(value, (ModuleType, type)) or not callable(value):
         return None
     try:
         found = value if inspect.isfunction(value) else inspect.unwrap(value)
-    except ValueError:  # wrappers in a circle
+    except ValueError:  # wrappers that wrap each other
         return None
     is_own = inspect.isfunction(found) and _package(found.__module__) == _package(holder.__module__)
     return found if is_own else None
@@ -316,7 +340,7 @@ def _check_function(function: Any) -> None:
     if isinstance(function, (classmethod, staticmethod)):
         raise ForetuneError(f"put the tuner below @{type(function).__name__}, next to the function")
     if not callable(function) or isinstance(function, type):
-        raise ForetuneError(f"what is tuned must be a function but is {shown(function)}")
+        raise ForetuneError(f"the tuned object must be a function but is {shown(function)}")
     inner = function if inspect.isroutine(function) or isinstance(function, functools.partial) else function.__call__
     for test, what in (
         (inspect.iscoroutinefunction, "a coroutine"),
@@ -325,6 +349,6 @@ def _check_function(function: Any) -> None:
     ):
         if test(inner):
             raise ForetuneError(
-                f"{_qualname(function)} returns {what}, whose work is done after the call: tune the function that it "
-                "calls for the work"
+                f"{_qualname(function)} returns {what}, whose work is done after the call: tune the function that does "
+                "the work"
             )

@@ -175,7 +175,7 @@ def test_side_effects_are_undone_before_every_run(part, watch):
 
 def test_what_is_new_in_every_run_is_not_tuned_for_ever(part, watch):
     function = whole(watch, lambda x: part({2: 2, 1: 1})(x))
-    with pytest.warns(ForetuneWarning, match="what it runs is new in every run"):
+    with pytest.warns(ForetuneWarning, match="every run launches new kernels or keys"):
         function(3)
 
 
@@ -188,7 +188,7 @@ def test_without_autotune_each_part_tunes_itself_as_ever(part, watch):
 
 def test_a_function_with_nothing_in_it_runs_and_is_told(watch):
     function = whole(watch, lambda x: x)
-    with pytest.warns(ForetuneWarning, match="nothing in it is autotuned: it runs as it is"):
+    with pytest.warns(ForetuneWarning, match="nothing in it is autotuned: there is nothing to tune"):
         assert function(3) == 3
 
 

@@ -68,10 +68,10 @@ def test_triton_configs_become_keyword_arguments_and_stay_as_they_were():
 
 
 def test_a_launch_option_that_the_function_would_never_see_is_refused():
-    with pytest.raises(ForetuneError, match="no parameter num_stages, but a config says tile: 2"):
+    with pytest.raises(ForetuneError, match="no parameter num_stages, but a config sets it: tile: 2"):
         configs_of([triton.Config({"tile": 2}, num_stages=5)])
     hooked = triton.Config({"tile": 2}, pre_hook=lambda arguments: None)
-    with pytest.raises(ForetuneError, match=r"pre_hook must be handed over whole"):
+    with pytest.raises(ForetuneError, match=r"pre_hook must be the value of a knob"):
         configs_of([hooked])
 
 
@@ -85,7 +85,7 @@ def test_a_launch_option_that_the_function_would_never_see_is_refused():
         ({"tile": 3}, "a list of values for 'tile' but has 3"),
         ({"tile": "ab"}, "a list of values for 'tile' but has 'ab'"),
         ([3], "a dict or a triton.Config but one is 3"),
-        ([triton.Config({}), {"tile": 1}], "not both"),
+        ([triton.Config({}), {"tile": 1}], "only dicts or only triton.Configs"),
         (
             [{"tiles": 1}],
             "run has no keyword parameter 'tiles', which a config sets; it has x, tile, num_warps, config",
@@ -158,7 +158,9 @@ def test_a_value_that_is_given_twice_is_one_config():
     ids=["methods", "closures", "torch.compile", "tensors", "caches", "lists"],
 )
 def test_values_that_nothing_tells_apart_are_refused_where_they_are_declared(values, said):
-    with pytest.raises(ForetuneError, match=f"space has two values of 'tile' that nothing tells apart.*{said}"):
+    with pytest.raises(
+        ForetuneError, match=f"space has two values of 'tile' that another process cannot tell apart.*{said}"
+    ):
         foretune.tune({"tile": values}, cache=False)(run)
 
 
@@ -190,7 +192,7 @@ async def both(x, tile):
         (Callable, "must be a function but is <class"),
         (classmethod(run), "put the tuner below @classmethod"),
         (staticmethod(run), "put the tuner below @staticmethod"),
-        (lambda x, tile, autotune: x, "has a parameter 'autotune'"),
+        (lambda x, tile, autotune: x, "must not have a parameter 'autotune'"),
     ],
 )
 def test_what_cannot_be_timed_by_calling_it_is_refused(function, said):
@@ -209,7 +211,7 @@ def test_what_cannot_be_timed_by_calling_it_is_refused(function, said):
         ({"n_warmup": 0}, "n_warmup must be an integer"),
         ({"timer": 3}, r"timer must have sample\(call, samples, undo\) but is 3"),
         ({"n_repeat": 0}, "n_repeat must be an integer"),
-        ({"search": "anneal"}, "search must be exhaustive, guided"),
+        ({"search": "anneal"}, "search must be 'exhaustive', 'guided'"),
         ({"budget_s": -1}, "budget_s must be between"),
         ({"max_trials": 0}, "max_trials must be an integer"),
         ({"reset": 3}, "reset must be a function"),

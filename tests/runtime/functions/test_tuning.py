@@ -614,7 +614,7 @@ def test_a_family_refuses_what_it_does_not_support_and_knows_the_problem_and_its
     assert result.trials[0].metrics["tflops"] == pytest.approx(2 * 1000 * 256 * 64 / 284 / 1e6)
     assert tuned.tune(1001).tuned_s == 0.0  # rows are bucketed
     bare = foretune.tune(space, family=Family(), cache=False)(lambda rows, **knobs: 0)
-    with pytest.raises(ForetuneError, match="name one, as device='h200'"):
+    with pytest.raises(ForetuneError, match="pass one, as device='h200'"):
         bare(1000)
 
 

@@ -93,7 +93,7 @@ def test_a_tuning_that_was_asked_for_in_another_thread_is_refused(watch):
     def total(n, tile):
         return n and in_executor(lambda: total.tune(n - 1))
 
-    with pytest.raises(ForetuneError, match=r"is being tuned for .*, by what calls it now"):
+    with pytest.raises(ForetuneError, match=r"is already being tuned for .* by an outer call"):
         ended(lambda: total(1))
 
 
