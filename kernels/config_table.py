@@ -164,7 +164,7 @@ def config_columns(
 
 
 class TiledWork:
-    """How a call's tiles are distributed over a device.
+    """The distribution of a call's tiles over a device.
 
     Arrays are (n_combinations,), or (n_problems, n_combinations) for several problems.
 

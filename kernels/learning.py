@@ -1,8 +1,8 @@
-"""The public functions of `foretune` that collect data, train on them and evaluate what was learned.
+"""The public functions of `foretune` that collect data, train bundles on them and evaluate bundles.
 
-A family is also accepted by name, and data as a folder or by the name of a shipped dataset. What a function needs is
-imported by its call: importing this module imports neither torch, pandas nor NumPy. `collect_dataset` needs collect/,
-the floor above; nothing in kernels/ but the commands imports this module.
+They also accept a family by name, and data as a folder or by the name of a shipped dataset. Each function imports what
+it needs when it is called, so importing this module imports neither torch, pandas nor NumPy. `collect_dataset` uses
+collect/, the floor above, so in kernels/ only `api.py` and the commands may import this module.
 """
 
 from __future__ import annotations
@@ -128,17 +128,20 @@ def adapt(
     bundle: Bundle | Path | str | None = None,
     family: FamilyLike | Sequence[FamilyLike] | None = None,
 ) -> Bundle:
-    """Return a bundle that knows another card as well: `bundle` with more trees, which learn from a few measurements.
+    """Return a bundle adapted to another card: `bundle` with additional trees, trained on a few measurements.
 
     Five minutes of `foretune collect --plan adaptive` on the card are enough; the bundle's own data are not needed.
 
     Args:
         data: The measurements of the new card: a dataset, its folder, or the name of a shipped one.
-        bundle: The bundle to begin with, or its folder; the shipped one if None.
-        family: One family of `data` or several; all that the bundle knows if None.
+        bundle: The bundle to adapt, or its folder; the shipped one if None.
+        family: One family of `data` or several; all families that the bundle also has if None.
+
+    Returns:
+        A new bundle with all families of `bundle`. `save(folder)` writes it.
 
     Raises:
-        ForetuneError: The two have no family in common, or an argument is not one of these.
+        ForetuneError: `data` and the bundle have no family in common, or an argument is not one of these.
 
     >>> adapt("small").save("my-bundle")  # doctest: +SKIP
     """
@@ -164,13 +167,15 @@ def evaluate(
 ) -> dict[str, Evaluation]:
     """Return the regret of shortlists for each family in the data, as `foretune evaluate` prints it.
 
+    The regret at k is how much slower the best of the first k configs is than the best config.
+
     Args:
-        data: The measurements to judge on: a dataset, its folder, or the name of a shipped one; or several of these.
-        bundle: A bundle to judge as it is, or its folder. If None, rankers are trained and judged by cross-validation.
+        data: The measurements to evaluate on: a dataset, its folder, or the name of a shipped one; or several of these.
+        bundle: A bundle to evaluate, or its folder. If None, rankers are trained and cross-validated.
         family: One family of the data or several; all registered families in the data if None.
         split: What cross-validation holds out: model families, each device, or the largest sizes.
         baselines: What to compare with: "fast", "all", or names such as "random", "static" and "nearest".
-        jobs: Folds that are trained and judged in parallel.
+        jobs: The number of folds that are trained and evaluated in parallel.
 
     Returns:
         An evaluation for each family, by name.
@@ -209,8 +214,8 @@ def report(
     """Return an HTML report on how good the shortlists are, as `foretune report` writes it.
 
     Args:
-        data: The measurements to judge on: a dataset, its folder, or the name of a shipped one; or several of these.
-        bundle: A bundle to judge as it is, or its folder. If None, rankers are trained and judged by cross-validation.
+        data: The measurements to evaluate on: a dataset, its folder, or the name of a shipped one; or several of these.
+        bundle: A bundle to evaluate, or its folder. If None, rankers are trained and cross-validated.
         family: One family of the data or several; all registered families in the data if None.
         quick: Leave out the learning curve, which needs more training.
 

@@ -108,9 +108,9 @@ class Op:
     def call_of(self, arguments: tuple[Any, ...]) -> Call[Any]:
         """Return the `Call` for these arguments, computed at the first similar call."""
         key = key_of(arguments[: self._tensors], arguments[self._tensors :], self._first)
-        return self.calls.found(key) or self._found_out(key, arguments)
+        return self.calls.found(key) or self._compute_call(key, arguments)
 
-    def _found_out(self, key: tuple[Any, ...], arguments: tuple[Any, ...]) -> Call[Any]:
+    def _compute_call(self, key: tuple[Any, ...], arguments: tuple[Any, ...]) -> Call[Any]:
         assert self._find is not None
         call = self._find(key[0], *arguments)
         call.is_differentiable = any(one is not None and one.requires_grad for one in arguments[: self._tensors])
@@ -160,7 +160,7 @@ def _call_function(op: Op) -> Callable[..., Any]:
         if needs_operator(tensors):
             made = op.operator(*[encode(one) if i in op._configs else one for i, one in enumerate(arguments)])
             return made[0] if intermediate else made
-        known = op.calls.found(key := key_of(tensors, arguments[count:], first)) or op._found_out(key, arguments)
+        known = op.calls.found(key := key_of(tensors, arguments[count:], first)) or op._compute_call(key, arguments)
         if known.is_differentiable and apply is not None and torch.is_grad_enabled():
             return apply(*tensors, arguments, known)
         if has_steps and no_needs not in known.compiled:

@@ -252,8 +252,8 @@ def check_tensor(name: str, tensor: Any) -> None:
     if tensor.is_nested:
         raise ForetuneError(f"{name} must be a dense tensor but is a nested one: call {name}.to_padded_tensor(0.0)")
     if tensor.is_quantized:
-        kind = tensor.dtype
-        raise ForetuneError(f"{name} must be a dense tensor but is a quantized one, {kind}: call {name}.dequantize()")
+        dtype = tensor.dtype
+        raise ForetuneError(f"{name} must be a dense tensor but is a quantized one, {dtype}: call {name}.dequantize()")
     if tensor.layout is not torch.strided:
         layout = str(tensor.layout).removeprefix("torch.").removeprefix("_")
         raise ForetuneError(f"{name} must be a dense tensor but is a {layout} one: call {name}.to_dense()")

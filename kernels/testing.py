@@ -144,7 +144,7 @@ class FamilyContract:
     def test_a_config_with_a_wrong_knob_is_refused_by_its_name(self) -> None:
         """`supports` refuses unknown and missing knobs, and its reasons name the knob."""
         for config, problem, knob, value in self.mutations():
-            reason = self.asked(config, problem)
+            reason = self.reason_against(config, problem)
             if knob == NO_KNOB or knob not in config.to_json():
                 assert reason is not None, f"supports must refuse a config with {knob} {value}: ask what knobs it has"
             if reason is not None:
@@ -162,7 +162,10 @@ class FamilyContract:
         made = set()
         with use_stub_driver(self.device):
             for config, problem in pairs:
-                if self.asked(config, problem) is not None or (key := family.binary_key(config, problem)) in made:
+                if (
+                    self.reason_against(config, problem) is not None
+                    or (key := family.binary_key(config, problem)) in made
+                ):
                     continue
                 made.add(key)
                 try:
@@ -178,14 +181,14 @@ class FamilyContract:
     def test_features_are_finite_float32_a_row_for_each_config(self) -> None:
         """Features are finite float32 values of shape (n_configs, n_features)."""
         for problem, configs in self.supported():
-            for told in (problem, problem.without_sizes()):
-                table = self.family.features(told, self.device, configs)
+            for known in (problem, problem.without_sizes()):
+                table = self.family.features(known, self.device, configs)
                 assert table.shape == (len(configs), len(self.family.feature_names)), (
                     "features: (n_configs, n_features)"
                 )
                 assert table.dtype == np.float32, f"features must be float32 but are {table.dtype}"
                 bad = {self.family.feature_names[column] for column in np.argwhere(~np.isfinite(table))[:, 1]}
-                assert not bad, f"features must be finite, but {', '.join(sorted(bad))} is not for {told}"
+                assert not bad, f"features must be finite, but {', '.join(sorted(bad))} is not for {known}"
 
     def test_a_configs_features_do_not_depend_on_the_others(self) -> None:
         """A config has the same features alone as among others."""
@@ -257,8 +260,8 @@ class FamilyContract:
             pytest.skip("override `call` to return the arguments of a launch")
         for problem, call in calls:
             if call is not None:
-                said = self.family.problem_from_call({**call, "grid": (1,), "warmup": False})
-                assert said == problem.without_sizes(), f"a launch of {problem} was taken for one of {said}"
+                found = self.family.problem_from_call({**call, "grid": (1,), "warmup": False})
+                assert found == problem.without_sizes(), f"a launch of {problem} was taken for one of {found}"
 
     # Collecting.
 
@@ -360,7 +363,7 @@ class FamilyContract:
                     with suppress(ForetuneError):
                         yield KernelConfig.of(**knobs | {knob: value}), problem, knob, value
 
-    def asked(self, config: KernelConfig, problem: Problem) -> str | None:
+    def reason_against(self, config: KernelConfig, problem: Problem) -> str | None:
         """Return what `supports` answers, and fail if it raises."""
         try:
             reason: str | None = self.family.supports(config, problem, self.device)

@@ -104,9 +104,9 @@ def experts_forward(
 def _weights(experts: Any, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return one projection's weights (experts, N, K), in the dtype to multiply in, and its bias or None."""
     w: torch.Tensor = getattr(experts, name)
-    kind = w.device.type
-    if torch.is_autocast_enabled(kind):
-        w = w.to(torch.get_autocast_dtype(kind))
+    device_type = w.device.type
+    if torch.is_autocast_enabled(device_type):
+        w = w.to(torch.get_autocast_dtype(device_type))
     if experts.is_transposed:
         w = w.transpose(-2, -1)
     return stored_as_n_k(w, type(experts).__name__), getattr(experts, f"{name}_bias") if experts.has_bias else None

@@ -67,7 +67,7 @@ def install(k: int = DEFAULT_K, bundle: Bundle | Path | str | None = None) -> Ca
 
 @dataclass(frozen=True)
 class Limits:
-    """How many choices of an op are kept, and the bundle that ranks them."""
+    """The number of choices kept per op, and the bundle that ranks them."""
 
     k: int
     bundle: Bundle | None = None

@@ -56,7 +56,8 @@ def test_a_bundle_is_evaluated_as_it_is(bundle, softmax):
     judged = foretune.evaluate(DATA, bundle=bundle, family=softmax, jobs=1)
     regret = judged["row_softmax"].to_json()["regret"]
     assert list(judged) == ["row_softmax"]
-    assert 1 <= regret["8"]["geomean"] <= regret["1"]["geomean"] < 1.1
+    # Not necessarily smaller for a larger k: the best is chosen by one timing pass and judged by another.
+    assert all(1 <= regret[k]["geomean"] < 1.05 for k in ("1", "8"))
 
 
 def test_a_report_is_one_page(bundle, softmax, tmp_path):
@@ -67,7 +68,7 @@ def test_a_report_is_one_page(bundle, softmax, tmp_path):
 
 @pytest.mark.parametrize("function", [foretune.train, foretune.evaluate, foretune.report])
 def test_families_that_are_not_registered_must_be_given(function):
-    with pytest.raises(ForetuneError, match="--family package.module:Class"):
+    with pytest.raises(ForetuneError, match=r"--family package\.module:Class"):
         function(DATA)
 
 

@@ -179,7 +179,7 @@ def test_vmap(op):
 
 def test_vmap_over_nothing_is_refused():
     b = randn(16, 8)
-    with pytest.raises(ValueError, match="cannot be mapped over no examples"):
+    with pytest.raises(ValueError, match="cannot be mapped over zero examples"):
         vmap(lambda a: foretune.matmul(a, b))(torch.zeros(0, 8, 16))
 
 
