@@ -1,1 +1,1 @@
-"""What is known of kernels from one process to the next: remembered, carried, frozen, and logged to learn from."""
+"""Keep times and choices across processes: store them, carry them to other machines, and freeze them as code."""

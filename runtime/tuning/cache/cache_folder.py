@@ -1,6 +1,6 @@
-"""What is remembered of kernels and tuned functions: listed, cleared, and carried from one machine to another.
+"""List, clear, export and import the cached choices of kernels and tuned functions.
 
-Only files that say that they are the cache's are removed or replaced.
+Only files that declare a format of the cache are removed or replaced.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from ....datasets.files import check_file, check_replaceable, open_regular, read
 from ..functions.config_cache import functions_folder
 from .document import merge_choices
 from .kernel_cache import choices_folder, shared_file
-from .known import KnownFunction, KnownKernel, known_functions, known_kernels, nothing_of
+from .known import KnownFunction, KnownKernel, known_functions, known_kernels, unknown_name_error
 from .shared_file import MOST_BYTES, from_json
 
 T = TypeVar("T")
-#: What a file of several kernels' choices says it is.
+#: The value of an exported file's "format".
 _EXPORTED = "foretune exported choices 1"
-#: An exported file is read as a whole: a few hundred kernels, all files full.
+#: The largest exported file that is read, in bytes: enough for a few hundred kernels with full files.
 _MOST_EXPORTED_BYTES = 1 << 28
-#: What the files of each of the cache's folders begin with, and an exported file. `{` and `"format"` may be apart.
+#: The beginnings of the files in each of the cache's folders, and of an exported file. There may be white space between
+#: `{` and `"format"`.
 _OUR_CHOICES, _OUR_FUNCTIONS, _OUR_EXPORT = (
     re.compile(rb'\s*\{\s*"format"\s*:\s*"foretune ' + what + b" ")
     for what in (b"choices", b"functions", b"exported choices")
 )
-#: How a file is named that the cache has written: of such a one nothing is lost where it is empty.
+#: The names of files that the cache has written: an empty one of them can be removed without loss.
 _OUR_NAME = re.compile(r".*-[0-9a-f]{12}\.json(\.unreadable)?", re.DOTALL)
-#: More than stands before the format's name, and than an empty document has.
+#: Bytes to read of a file: more than precede the format's name, and than an empty document has.
 _HEAD_BYTES = 256
 
 
 @dataclass(frozen=True)
 class CacheContents:
-    """What `foretune cache show` prints: a row for each kernel on a device and each function, or for each problem or
-    key of one of them."""
+    """The output of `foretune cache show`: a row per kernel and function, or per problem or key of one of them."""
 
     folder: Path | None
     kernels: tuple[KnownKernel, ...]
@@ -51,6 +51,7 @@ class CacheContents:
     of_one: bool = False
 
     def to_json(self) -> dict[str, Any]:
+        """Return the content as a dict for JSON."""
         return {
             "folder": None if self.folder is None else str(self.folder),
             "kernels": [one.counted() | ({"by_problem": one.listed()} if self.of_one else {}) for one in self.kernels],
@@ -61,12 +62,13 @@ class CacheContents:
         from rich.console import Group
 
         if not self.kernels and not self.functions:
-            return table("Choices", ("kernel", "device"), [], below=[f"Nothing is remembered in {self.folder}"])
+            return table("Choices", ("kernel", "device"), [], below=[f"There are no choices in {self.folder}"])
         return Group(
             *([self._of_kernels()] if self.kernels else []), *([self._of_functions()] if self.functions else [])
         )
 
     def _of_kernels(self) -> Any:
+        """Return the table of kernels."""
         below = [f"In {self.folder}"]
         if not self.of_one:
             return _table("Choices", [one.counted() for one in self.kernels], below=below)
@@ -75,6 +77,7 @@ class CacheContents:
         return _table(self.kernels[0].kernel, rows, columns, below=below, once=("device", "triton", "source"))
 
     def _of_functions(self) -> Any:
+        """Return the table of functions."""
         below = [f"In {functions_folder()}"]
         if not self.of_one:
             return _table("Functions", [one.counted() for one in self.functions], below=below)
@@ -86,8 +89,11 @@ class CacheContents:
 
 @dataclass(frozen=True)
 class Counted:
-    """How many files of kernels and functions, problems (of functions: keys) and times were exported, imported or
-    forgotten; and a line for what was left: files that are not the cache's, records without room."""
+    """How much was exported, imported or cleared: numbers of files, problems (keys for functions) and times.
+
+    `left` has a line for each thing that was left alone or left out: foreign files, malformed records, records without
+    room.
+    """
 
     what: str
     kernels: int
@@ -104,12 +110,14 @@ class Counted:
         functions: Sequence[KnownFunction] = (),
         left: Sequence[str] = (),
     ) -> Counted:
+        """Count kernels and functions. `what` names the action, such as "Exported"."""
         problems = [problem for kernel in kernels for problem in kernel.problems]
         times = [len(one.times_us) for one in problems] + [one.times for one in functions]
         n_problems = len(problems) + sum(len(one.entries) for one in functions)
         return cls(what, len(kernels), len(functions), n_problems, sum(times), tuple(left))
 
     def to_json(self) -> dict[str, Any]:
+        """Return the numbers as a dict for JSON."""
         counts = {"kernels": self.kernels, "functions": self.functions}
         counts |= {"problems": self.problems, "times": self.times}
         return {**counts, "left": list(self.left)} if self.left else counts
@@ -123,23 +131,29 @@ class Counted:
 
 
 def cache_contents(kernel: str | None = None) -> CacheContents:
-    """Return what is remembered, of all kernels and functions or of one.
+    """Return the cached choices of all kernels and functions, or of one.
+
+    Args:
+        kernel: The name of a kernel or function; None for all.
 
     Raises:
-        ForetuneError: There is none of that name; the message lists those that there are.
+        ForetuneError: There is nothing of that name; the message lists the known names.
     """
     kernels, functions = _all(kernel)
     return CacheContents(choices_folder(), tuple(kernels), tuple(functions), of_one=kernel is not None)
 
 
 def clear_cache(kernel: str | None = None) -> Counted:
-    """Forget all, or one kernel or function.
+    """Delete the cached choices of all kernels and functions, or of one.
 
-    Only regular files that say that they are the cache's are removed, and nothing behind a symbolic link: the result
-    names what was left.
+    Only regular files that declare a format of the cache are removed, and nothing behind a symbolic link: the result
+    lists what was left.
+
+    Args:
+        kernel: The name of a kernel or function; None for all.
 
     Raises:
-        ForetuneError: As `cache_contents` does.
+        ForetuneError: There is nothing of that name.
         OSError: A file cannot be removed.
     """
     kernels, functions = _all(kernel)
@@ -153,20 +167,24 @@ def clear_cache(kernel: str | None = None) -> Counted:
             removed |= gone
             left += kept
     gone_kernels = [one for one in kernels if one.path in removed]
-    return Counted.of("Forgotten", gone_kernels, [one for one in functions if one.path in removed], left)
+    return Counted.of("Cleared", gone_kernels, [one for one in functions if one.path in removed], left)
 
 
 def export_choices(out: Path | str, kernel: str | None = None) -> Counted:
-    """Write what is remembered, of all kernels and functions or of one, to a file that `import_choices` reads.
+    """Write the cached choices of all kernels and functions, or of one, to a file for `import_choices`.
+
+    Args:
+        out: The file.
+        kernel: The name of a kernel or function; None for all.
 
     Raises:
-        ForetuneError: There is nothing, or the file cannot be written, or it is there and no exported file.
+        ForetuneError: There is nothing to export, the file cannot be written, or it exists and is not an exported file.
     """
     check_file(out)
     check_replaceable(out, lambda content: _OUR_EXPORT.match(content) is not None, "an export of the cache")
     kernels, functions = _all(kernel)
     if not kernels and not functions:
-        raise ForetuneError(f"nothing is remembered in {choices_folder()}: there is nothing to export")
+        raise ForetuneError(f"there are no choices in {choices_folder()}: there is nothing to export")
     value = {
         "format": _EXPORTED,
         "files": [one.document for one in kernels],
@@ -179,14 +197,17 @@ def export_choices(out: Path | str, kernel: str | None = None) -> Counted:
 
 
 def import_choices(path: Path | str) -> Counted:
-    """Add what an exported file has to what is remembered here, and count what of it is known here then.
+    """Add the choices of an exported file to the cache, and count those that the cache has then.
 
-    Of a time or a choice that both have, the one here stays. Malformed records are left out, and so is what a cache's
-    file has no room for, the oldest first; the result says how many.
+    If both have a time or a choice, the cache's is kept. Malformed records are left out, and so is what a cache file
+    has no room for, oldest first; the result says how many.
+
+    Args:
+        path: The exported file.
 
     Raises:
-        ForetuneError: It is no such file, or nothing in it is well-formed, before anything is added; or nothing can be
-            kept.
+        ForetuneError: The file is not an exported one, or nothing in it is well-formed (then nothing is added); or the
+            cache cannot be written.
     """
     path = check_path("the file", path)
     kernels, functions, malformed = _exported(path)
@@ -196,11 +217,11 @@ def import_choices(path: Path | str) -> Counted:
         file, kept = shared_file(folder, one.kernel, one.device), list[int]()
         file.update(lambda here, there=one.document, kept=kept: merge_choices(here, there, kept))  # type: ignore[misc]
         if not file.is_on_disk:
-            raise ForetuneError(f"{folder}: what is imported cannot be kept there")
+            raise ForetuneError(f"{folder}: imported choices cannot be stored there")
         kept_kernels.append(replace(one, problems=tuple(one.problems[at] for at in kept)))
     for function in functions:
         if (known := function.keep()) is None:
-            raise ForetuneError(f"{functions_folder()}: what is imported cannot be kept there")
+            raise ForetuneError(f"{functions_folder()}: imported choices cannot be stored there")
         kept_functions.append(known)
     given, counted = Counted.of("", kernels, functions), Counted.of("Imported", kept_kernels, kept_functions)
     left = [f"{malformed} malformed records are left out"] if malformed else []
@@ -213,19 +234,19 @@ def import_choices(path: Path | str) -> Counted:
 
 
 def _exported(path: Path) -> tuple[list[KnownKernel], list[KnownFunction], int]:
-    """Return the kernels and functions in a file, and how many records in it are malformed."""
+    """Return the kernels and functions of a file, and the number of malformed records in it."""
     try:
         value = from_json(read_regular(path, _MOST_EXPORTED_BYTES, follow=True))
         if not isinstance(value, dict) or value.get("format") != _EXPORTED or not isinstance(value.get("files"), list):
-            raise ForetuneError(f"it is no file of {_EXPORTED!r}")
-        functions = value.get("functions", [])  # before there were any, none were written
+            raise ForetuneError(f"it is not a file of format {_EXPORTED!r}")
+        functions = value.get("functions", [])  # older files do not have it
         if not isinstance(functions, list):
             raise ForetuneError(f"functions must be a list but are {shown(functions)}")
-        found = [_tried(KnownKernel.read, one) for one in value["files"]]
-        found_functions = [_tried(KnownFunction.from_json, one) for one in functions]
+        found = [_read_or_error(KnownKernel.read, one) for one in value["files"]]
+        found_functions = [_read_or_error(KnownFunction.from_json, one) for one in functions]
     except OSError as error:
         raise ForetuneError(f"{abridged(str(path))}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # a ForetuneError among them
+    except (ValueError, RecursionError) as error:  # including ForetuneError
         raise _not_exported(path, error) from None
     left_out = [wrong for _, wrong in (*found, *found_functions)]
     errors = [wrong for wrong in left_out if isinstance(wrong, ForetuneError)]
@@ -236,7 +257,8 @@ def _exported(path: Path) -> tuple[list[KnownKernel], list[KnownFunction], int]:
     return kernels, known, len(errors) + sum(wrong for wrong in left_out if isinstance(wrong, int))
 
 
-def _tried(read: Callable[[Any], tuple[T, int]], value: Any) -> tuple[T, int] | tuple[None, ForetuneError]:
+def _read_or_error(read: Callable[[Any], tuple[T, int]], value: Any) -> tuple[T, int] | tuple[None, ForetuneError]:
+    """Return what `read` makes of a value and its number of malformed records; None and the error if it raises."""
     try:
         return read(value)
     except ForetuneError as error:
@@ -244,26 +266,27 @@ def _tried(read: Callable[[Any], tuple[T, int]], value: Any) -> tuple[T, int] | 
 
 
 def _not_exported(path: Path, error: Exception) -> ForetuneError:
+    """Return the error for a file that is not an exported one."""
     return ForetuneError(f"{abridged(str(path))}: not exported choices: {abridged(str(error))}")
 
 
 def _all(name: str | None) -> tuple[list[KnownKernel], list[KnownFunction]]:
-    """Return what can be read, of all kernels and functions or of those of one name."""
+    """Return all readable kernels and functions, or those of one name."""
     kernels, functions = known_kernels(None), known_functions()
     if name is None:
         return kernels, functions
     found = [one for one in kernels if one.kernel == name], [one for one in functions if one.name == name]
     if not any(found):
-        raise nothing_of(name, {one.kernel for one in kernels} | {one.name for one in functions})
+        raise unknown_name_error(name, {one.kernel for one in kernels} | {one.name for one in functions})
     return found
 
 
 def _remove_own(folder: Path, begins: re.Pattern[bytes], names: Collection[str] | None) -> tuple[set[Path], list[str]]:
-    """Remove a folder's files (of these names) that are ours; return them, and a line for each that is left and why."""
+    """Remove the cache's own files (of these names) from a folder; return them, and a line per file left."""
     if names is not None and not names:
         return set(), []
     if folder.is_symlink():
-        return set(), [f"{folder} is a symbolic link: what lies there is left as it is"]
+        return set(), [f"{folder} is a symbolic link: nothing in it was removed"]
     try:
         at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -271,12 +294,12 @@ def _remove_own(folder: Path, begins: re.Pattern[bytes], names: Collection[str] 
     removed, left = set(), []
     try:
         for name in sorted(os.listdir(at) if names is None else names):
-            if name.startswith("."):  # the locks and temporaries of those who write now
+            if name.startswith("."):  # locks and temporary files of processes that are writing
                 continue
             if (why := _why_not_ours(at, name, begins)) is not None:
-                left.append(f"{folder / name} is left as it is: {why}")
+                left.append(f"{folder / name} was not removed: {why}")
                 continue
-            with suppress(FileNotFoundError):  # somebody else was faster
+            with suppress(FileNotFoundError):  # another process removed it
                 os.unlink(name, dir_fd=at)
             removed.add(folder / name)
     finally:
@@ -285,7 +308,7 @@ def _remove_own(folder: Path, begins: re.Pattern[bytes], names: Collection[str] 
 
 
 def _why_not_ours(folder: int, name: str, begins: re.Pattern[bytes]) -> str | None:
-    """Why a file is not to be removed: what it is instead of ours; None for ours, and for one that is gone."""
+    """Return why a file must not be removed; None for a file of the cache, or one that is gone."""
     try:
         with os.fdopen(open_regular(name, dir_fd=folder), "rb") as file:
             head = file.read(_HEAD_BYTES)
@@ -303,6 +326,6 @@ def _why_not_ours(folder: int, name: str, begins: re.Pattern[bytes]) -> str | No
 
 
 def _table(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = (), **more: Any) -> Any:
-    """Return a table of these columns; of all that the rows have if left out."""
+    """Return a table of these columns; of all columns of the rows if left out."""
     columns = columns or list(rows[0])
     return table(title, columns, [[row[column] for column in columns] for row in rows], **more)

@@ -1,4 +1,4 @@
-"""`learn_rules`: configs that were chosen for problems, as a short list of rules over dimensions, dtypes and device."""
+"""Learn a short list of rules over dimensions, dtypes and devices from chosen configs: `learn_rules`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-#: What a config counts as where nobody knows its time, and where it failed or cannot run: slowdowns.
+#: Slowdowns that stand for an unknown time, and for a config that failed or cannot run.
 UNKNOWN, FAILED = 2.0, 100.0
-#: A rule that makes the choices no better than this, in the mean over all examples, is not worth its line.
+#: The least gain of a rule, in mean log slowdown over all examples, that justifies a line.
 _LEAST_GAIN = 5e-4
 
 
 @dataclass(frozen=True)
 class Example:
-    """What is known of one problem on one device: each config's time over the best one's, infinite where it failed."""
+    """The known times of one problem on one device, each over the best one's; infinite for a failed config."""
 
     problem: Problem
     device: str
@@ -31,17 +31,17 @@ class Example:
 
 @dataclass(frozen=True)
 class Rule:
-    """A config, and what must hold for it; the first rule that does counts, and the last one always does."""
+    """A config and its conditions; the first rule whose conditions hold applies, and the last one has none."""
 
-    conditions: tuple[str, ...]  # Python source, of `dims`, `dtype`, `flags` and `device`
+    conditions: tuple[str, ...]  # Python source in terms of `dims`, `dtype`, `flags`, `device`
     config: KernelConfig
 
 
 def learn_rules(examples: Sequence[Example], most: int = 32) -> tuple[Rule, ...]:
-    """At most so many rules that choose nearly as well as was known of the examples, the last without a condition.
+    """Return at most `most` rules that choose nearly as well as the examples, the last without a condition.
 
-    A tree, grown where it gains most, by the mean logarithm of the slowdown; written as a list, in which the other
-    branch of a condition needs no word. The same examples give the same rules.
+    A decision tree is grown where it gains most, measured by the mean logarithm of the slowdown, and written as a list,
+    in which the other branch of a condition needs no condition. The same examples give the same rules.
 
     >>> slow, fast = KernelConfig.of(BLOCK=16), KernelConfig.of(BLOCK=64)
     >>> of = lambda rows, best: Example(Problem.of("f", rows=rows), "d", {slow: 1.0, fast: 1.0, best: 0.5})
@@ -59,7 +59,7 @@ def learn_rules(examples: Sequence[Example], most: int = 32) -> tuple[Rule, ...]
     leaves = [root]
     least = _LEAST_GAIN * len(examples)
     while len(leaves) < most:
-        widest = max(leaves, key=lambda leaf: leaf.gain)  # of equal ones the first
+        widest = max(leaves, key=lambda leaf: leaf.gain)  # the first of equal ones
         if widest.gain < max(least, 1e-9):
             break
         leaves.remove(widest)
@@ -68,6 +68,7 @@ def learn_rules(examples: Sequence[Example], most: int = 32) -> tuple[Rule, ...]
 
 
 def _cost(example: Example, config: KernelConfig) -> float:
+    """Return the log slowdown of a config on an example."""
     slowdown = example.slowdowns.get(config)
     if slowdown is None:
         return math.log(UNKNOWN)
@@ -75,13 +76,14 @@ def _cost(example: Example, config: KernelConfig) -> float:
 
 
 class _Column(NamedTuple):
-    """Something to compare: numbers with thresholds, or whether a word is there."""
+    """A feature to split on: numbers with thresholds, or the presence of a word (dtype, flag or device)."""
 
     values: NDArray[np.float64]  # (n_examples,)
-    left: str  # of a comparison with a number; of a word, the whole condition
-    factor: str | None = None  # what the number is multiplied by, if not by 1
+    left: str  # the left side of a comparison; for a word, the whole condition
+    factor: str | None = None  # source that multiplies the threshold; None for a word
 
     def at_most(self, threshold: float) -> str:
+        """Return the Python source of the condition that the feature is at most a threshold."""
         if self.factor is None:
             return self.left
         number = f"{threshold:.0f}" if threshold == int(threshold) else f"{threshold:.6g}"
@@ -89,7 +91,7 @@ class _Column(NamedTuple):
 
 
 def _columns(examples: Sequence[Example]) -> list[_Column]:
-    """Words first, then dimensions, then their quotients (rows a segment, say, which no dimension is)."""
+    """Return the features: words first, then dimensions, then ratios of dimensions (such as rows per segment)."""
     import numpy as np
 
     found = []
@@ -98,7 +100,7 @@ def _columns(examples: Sequence[Example]) -> list[_Column]:
         ("dtype == {!r}", [{example.problem.dtype_name} for example in examples]),
         ("{!r} in flags", [set(example.problem.flags) for example in examples]),
     ):
-        # An example with the word has 0, which is at most one half.
+        # An example with the word has 0, so the condition is that the column is at most one half.
         found += [
             _Column(np.array([0.0 if word in one else 1.0 for one in words]), test.format(word))
             for word in sorted(set().union(*words))
@@ -115,7 +117,7 @@ def _columns(examples: Sequence[Example]) -> list[_Column]:
 
 
 class _Leaf:
-    """Examples that share a config, until it is split in two."""
+    """Examples that share a config, until they are split in two."""
 
     def __init__(
         self,
@@ -140,16 +142,17 @@ class _Leaf:
             at = int(np.argmax(gains))
             if gains[at] > self.gain + 1e-9:
                 threshold = _between(*values[order[ends[at] : ends[at] + 2]])
-                self.gain, self.condition = float(gains[at]), (number, threshold)  # that a column is at most so much
+                self.gain, self.condition = float(gains[at]), (number, threshold)  # column <= threshold
                 self._parts = members[values <= threshold], members[values > threshold]
 
     def split(self) -> tuple[_Leaf, ...]:
+        """Split the leaf at its best condition and return the branches."""
         self.branches = tuple(_Leaf(part, self._costs, self.columns) for part in self._parts)
         return self.branches
 
 
 def _between(low: float, high: float) -> float:
-    """A number to compare with, low <= it < high: the middle, by ratio where there is one, in few digits."""
+    """Return a threshold t, low <= t < high, with few digits: near the geometric mean if possible."""
     middle = math.sqrt(low * high) if low > 0 else (low + high) / 2
     for digits in range(1, 17):
         rounded = float(f"{middle:.{digits}g}")
@@ -159,6 +162,7 @@ def _between(low: float, high: float) -> float:
 
 
 def _rules(tree: _Leaf, configs: Sequence[KernelConfig], given: tuple[tuple[int, float], ...] = ()) -> Iterator[Rule]:
+    """Yield the rules of a tree; `given` are the conditions that hold there."""
     if not tree.branches:
         tightest = {number: min(most for one, most in given if one == number) for number, _ in given}
         conditions = (tree.columns[number].at_most(threshold) for number, threshold in tightest.items())

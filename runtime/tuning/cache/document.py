@@ -1,4 +1,4 @@
-"""The document in the file of a `ChoiceCache`: what is valid, what goes first when full, and merging."""
+"""Define the document of a `ChoiceCache` file: what is valid, what is dropped when it is full, and how to merge."""
 
 from __future__ import annotations
 
@@ -15,68 +15,70 @@ from ....datasets.measurement import LONGEST_US, SHORTEST_US
 from ..launch_arguments import are_kept_arguments
 from .shared_file import MOST_BYTES, Document, size_of
 
-#: What a file says it is; a file that says otherwise is begun anew.
+#: The value of a file's "format"; a file with another value is replaced by a new one.
 FORMAT = "foretune choices 1"
 _KEYS = {"format", "kernel", "device", "configs", "entries"}
 _ENTRY_KEYS = {"source", "software", "problem", "times", "chosen", "launches"}
-#: When the oldest failure in an entry was recorded, in seconds since the epoch; there is none in older files.
+#: The name of an entry's field for the time of its oldest failure, in seconds since the epoch; older files lack it.
 FAILED_AT = "failed_at"
 _LATEST_S = 1 << 53
-#: Launches that are kept of a problem: many may fall into one bucket.
+#: The maximum number of launches that are stored per problem: many may share one bucket.
 _MOST_LAUNCHES = 32
-#: The share of a full file's entries that goes at once, so that a full one is not made room in for every config.
+#: The share of a full file's entries that is dropped at once, so that not every new config has to make room.
 _FORGOTTEN = 0.25
-#: Of a full file, one problem's times are shortened first where they are more than this share, and more than this many.
+#: In a full file, a problem's times are shortened first if they exceed this share of all times, and this number.
 _LARGE_SHARE, _FEW = 0.25, 64
 _SOFTWARE = {"driver", "torch", "triton"}
 
 
 class Places:
-    """Where each config stands in a document's list, to which new ones are added."""
+    """The positions of configs in a document's list, to which new configs are added."""
 
     def __init__(self, configs: list[Document]) -> None:
         self._configs = configs
         self._known = {_hashable(config): place for place, config in enumerate(configs)}
 
     def of(self, config: Document) -> int:
-        """Return where a config, as JSON, stands; add it if it is new."""
+        """Return the position of a config (as JSON), which is added if it is new."""
         place = self._known.setdefault(_hashable(config), len(self._configs))
         if place == len(self._configs):
             self._configs.append(config)
         return place
 
     def cut(self, length: int) -> None:
-        """Take back the configs that were added since there were so many."""
+        """Remove the configs after the first `length`."""
         for config in self._configs[length:]:
             del self._known[_hashable(config)]
         del self._configs[length:]
 
 
 def _hashable(config: Mapping[str, Any]) -> tuple[tuple[str, str, Any], ...]:
+    """Return a hashable value that identifies a config."""
     return tuple(sorted((name, type(value).__name__, value) for name, value in config.items()))
 
 
 def new_document(kernel: str, device: DeviceSpec) -> Document:
+    """Return the document of a kernel and device without entries."""
     return {"format": FORMAT, "kernel": kernel, "device": device.to_json(), "configs": [], "entries": []}
 
 
 def times_of(document: Document, entry: Document) -> dict[KernelConfig, float | None]:
-    """An entry's times by config."""
+    """Return an entry's times in microseconds, by config."""
     configs = document["configs"]
     return {KernelConfig.from_json(configs[int(place)]): time_us for place, time_us in entry["times"].items()}
 
 
 def check_choices(document: Any) -> int:
-    """Remove malformed configs, malformed entries and entries that name such a config from a document.
+    """Remove malformed configs, malformed entries, and entries that refer to such a config, from a document.
 
     Returns:
-        The number of records that were removed.
+        The number of removed records.
 
     Raises:
-        ForetuneError: It is not a file of choices, or none of its entries is well-formed.
+        ForetuneError: The document is not one of a choices file, or none of its entries is well-formed.
     """
     if not isinstance(document, dict) or document.get("format") != FORMAT or set(document) != _KEYS:
-        raise ForetuneError(f"it is no file of {FORMAT!r}")
+        raise ForetuneError(f"it is not a file of format {FORMAT!r}")
     check_word("kernel", document["kernel"], 4 * LONGEST_WORD)
     DeviceSpec.from_json(document["device"])
     for name in ("configs", "entries"):
@@ -96,7 +98,7 @@ def check_choices(document: Any) -> int:
 
 
 def _wrong(check: Callable[[Any], object], value: Any) -> ForetuneError | None:
-    """Return why a value does not pass a check; None for one that does."""
+    """Return the error of a value that does not pass a check; None if it passes."""
     try:
         check(value)
     except ForetuneError as error:
@@ -105,6 +107,7 @@ def _wrong(check: Callable[[Any], object], value: Any) -> ForetuneError | None:
 
 
 def _check_entry(entry: Any, places: Collection[int]) -> None:
+    """Raise `ForetuneError` for a malformed entry; `places` are the positions of valid configs."""
     if not isinstance(entry, dict) or set(entry) - {FAILED_AT} != _ENTRY_KEYS:
         raise ForetuneError(f"an entry must have {', '.join(sorted(_ENTRY_KEYS))} but one is {shown(entry)}")
     check_word("source", entry["source"])
@@ -114,23 +117,27 @@ def _check_entry(entry: Any, places: Collection[int]) -> None:
             raise ForetuneError(f"{name} must be an object but is {shown(entry[name])}")
     software = entry["software"]
     if set(software) != _SOFTWARE or not all(isinstance(v, str) for v in software.values()):
-        raise ForetuneError(f"software must have texts for driver, torch and triton but is {shown(software)}")
+        raise ForetuneError(
+            f"software must have a string for each of driver, torch and triton but is {shown(software)}"
+        )
     for place, time_us in entry["times"].items():
         if not re.fullmatch("0|[1-9][0-9]{0,6}", place) or int(place) not in places:
-            raise ForetuneError(f"a time must be one of a config but is of {shown(place)}")
+            raise ForetuneError(f"a time must be that of a config in the file but is that of {shown(place)}")
         if time_us is not None and not (type(time_us) in (int, float) and SHORTEST_US <= time_us <= LONGEST_US):
             raise ForetuneError(f"a time must be {SHORTEST_US} to {LONGEST_US} us, or null, but is {shown(time_us)}")
     check_integer(FAILED_AT, entry.get(FAILED_AT, 0), 0, _LATEST_S)
     launches = entry["launches"]
     if not isinstance(launches, list) or len(launches) > _MOST_LAUNCHES or not all(map(is_launch, launches)):
-        raise ForetuneError(f"launches must be at most {_MOST_LAUNCHES}, of names and a key, but are {shown(launches)}")
+        raise ForetuneError(
+            f"launches must be at most {_MOST_LAUNCHES}, each with names and a key, but are {shown(launches)}"
+        )
     for place in entry["chosen"].values():
         if type(place) is not int or place not in places:
-            raise ForetuneError(f"a choice must be one of the configs but is {shown(place)}")
+            raise ForetuneError(f"a choice must be the position of a config but is {shown(place)}")
 
 
 def merge_launches(older: Sequence[Document], newer: Sequence[Document]) -> list[Document]:
-    """Return launches of one problem from two places, each once with its newer config, as many as are kept."""
+    """Return the launches of one problem from two documents, each once with its newer config."""
 
     def without_config(launch: Document) -> Document:
         return {name: value for name, value in launch.items() if name != "config"}
@@ -140,7 +147,7 @@ def merge_launches(older: Sequence[Document], newer: Sequence[Document]) -> list
 
 
 def is_launch(launch: Any) -> bool:
-    """Whether it is what `saw_launch` keeps, in values that JSON gives back as they are."""
+    """Return whether a value is a launch as `saw_launch` stores it, which JSON does not alter."""
     return (
         isinstance(launch, dict)
         and {"names", "key"} <= set(launch) <= {"names", "key", "arguments", "config"}
@@ -155,8 +162,11 @@ def is_launch(launch: Any) -> bool:
 
 
 def forget_oldest(document: Document) -> bool:
-    """Drop the slower half of the times of one problem with a large share of all times; else the entries that were
-    touched longest ago, but never the newest, which is being written. Configs that no entry names go, too."""
+    """Drop records from a full document; return False if nothing can be dropped.
+
+    If one problem has a large share of all times, the slower half of its times is dropped. Otherwise the least recently
+    used entries are, but never the newest, which is being written. Configs that no entry refers to are dropped, too.
+    """
     entries = document.get("entries", [])
     largest: Document = max(entries, key=lambda entry: len(entry["times"]), default={"times": {}})
     times, total = largest["times"], sum(len(entry["times"]) for entry in entries)
@@ -175,21 +185,21 @@ def forget_oldest(document: Document) -> bool:
 
 
 def _keep_used_configs(document: Document) -> None:
-    """Drop the configs that no entry names, and number the others anew."""
-    used = sorted({place for entry in document["entries"] for place in _named(entry)})
+    """Drop the configs that no entry refers to, and renumber the others."""
+    used = sorted({place for entry in document["entries"] for place in _used_places(entry)})
     moved = {old: new for new, old in enumerate(used)}
     document["configs"] = [document["configs"][old] for old in used]
     for entry in document["entries"]:
         entry |= _renumbered(entry, moved)
 
 
-def _named(entry: Document) -> list[int]:
-    """Return the places of the configs that an entry names, in order."""
+def _used_places(entry: Document) -> list[int]:
+    """Return the positions of the configs that an entry refers to, in order."""
     return list(dict.fromkeys([*map(int, entry["times"]), *entry["chosen"].values()]))
 
 
 def _renumbered(entry: Document, places: Mapping[int, int]) -> Document:
-    """Return an entry's times and choices for another list of configs."""
+    """Return an entry's times and choices with new positions of its configs."""
     return {
         "times": {str(places[int(old)]): time_us for old, time_us in entry["times"].items()},
         "chosen": {bundle: places[old] for bundle, old in entry["chosen"].items()},
@@ -197,25 +207,25 @@ def _renumbered(entry: Document, places: Mapping[int, int]) -> Document:
 
 
 def merge_choices(here: Document, there: Document, kept: list[int]) -> None:
-    """Add what another machine knows to a document as far as there is room, the newest first; what is here stays.
+    """Add another machine's entries to a document, newest first, as far as there is room.
 
-    What is new becomes the oldest, so that it is the first to be forgotten.
+    Existing records are kept. New entries become the oldest, so that they are dropped first.
 
     Args:
-        here: The document, {} for a new file.
-        there: What is added to it, of the same kernel and device.
-        kept: Gets the places of those entries of `there` that are in the file then.
+        here: The document; {} for a new file.
+        there: The document to add, of the same kernel and device.
+        kept: Receives the positions of those entries of `there` that are in the result.
     """
     if not here:
         here |= new_document(there["kernel"], DeviceSpec.from_json(there["device"]))
     configs, places = here["configs"], Places(here["configs"])
     known = {_identity(entry): entry for entry in here["entries"]}
     new: list[Document] = []
-    kept.clear()  # an update may be tried twice
+    kept.clear()  # an update may run twice
     room = MOST_BYTES - size_of(here)
     for number, entry in reversed(list(enumerate(there["entries"]))):
         n_configs, mine = len(configs), known.get(_identity(entry))
-        theirs = entry | _renumbered(entry, {at: places.of(there["configs"][at]) for at in _named(entry)})
+        theirs = entry | _renumbered(entry, {at: places.of(there["configs"][at]) for at in _used_places(entry)})
         merged = theirs
         if mine is not None:
             merged = mine | {part: theirs[part] | mine[part] for part in ("times", "chosen")}
@@ -236,4 +246,5 @@ def merge_choices(here: Document, there: Document, kept: list[int]) -> None:
 
 
 def _identity(entry: Document) -> str:
+    """Return a text that is equal for entries of the same source, software and problem."""
     return json.dumps([entry["source"], entry["software"], entry["problem"]], sort_keys=True)

@@ -1,4 +1,4 @@
-"""What the cache knows, for programs without it: one plain Python file, or the tables that FLA's autotuner reads."""
+"""Export cached choices for programs without Foretune: a plain Python file, or tables for FLA's autotuner."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ from .known import KnownKernel, known_kernels
 if TYPE_CHECKING:
     from ....model import Bundle
 
-#: More rules than anybody reads, and than any gain would need.
+#: The upper limit of the number of rules: far more than are readable or useful.
 MOST_RULES = 1000
-#: A line that every frozen file has.
+#: A line that identifies a frozen file.
 _MARK = "#: Meta-parameters and launch options of each config."
-#: What our tables for FLA begin with: FLA's own files have another indentation.
+#: The beginning of our tables for FLA; FLA's own files have another indentation.
 FLA_MARK = b'{\n "kernel_name": "'
-#: The mean and the worst slowdown, over so many problems.
+#: The geometric mean slowdown, the worst slowdown, and the number of problems.
 Loss: TypeAlias = "tuple[float, float, int]"
 Slowdowns: TypeAlias = "Mapping[KernelConfig, float]"
 
 
 @dataclass(frozen=True)
 class Frozen:
-    """Choices as source code, and what they lose over the best config of each problem, measured or predicted; None
-    where nothing was."""
+    """Choices as source code, and what they lose compared with the best config of each problem.
+
+    `measured` and `predicted` are the losses over the best measured and the best predicted config; None if unknown.
+    """
 
     kernel: str
     source: str
@@ -48,16 +50,17 @@ class Frozen:
     predicted: Loss | None
 
     def save(self, path: Path | str) -> None:
-        """Write the file, whole or not at all.
+        """Write the file atomically.
 
         Raises:
-            ForetuneError: It cannot be written, or there is a file that is no frozen one.
+            ForetuneError: The file cannot be written, or it exists and was not written by `foretune cache freeze`.
         """
         check_frozen_file(path)
         with replacing(path) as temporary:
             temporary.write_text(self.source, encoding="utf-8")
 
     def to_json(self) -> dict[str, Any]:
+        """Return the summary as a dict for JSON, without the source."""
         return {
             "kernel": self.kernel,
             "rules": self.rules,
@@ -70,12 +73,12 @@ class Frozen:
     def __rich__(self) -> Any:
         from rich.text import Text
 
-        loss = "; next to ".join(_loss_lines(self.measured, self.predicted))
-        return Text(printable(f"{self.kernel}: {self.rules} rules for {self.problems} problems; next to {loss}."))
+        loss = "; compared with ".join(_loss_lines(self.measured, self.predicted))
+        return Text(printable(f"{self.kernel}: {self.rules} rules for {self.problems} problems; compared with {loss}."))
 
 
 def check_frozen_file(path: Path | str) -> None:
-    """Raise `ForetuneError` where `Frozen.save` would."""
+    """Raise `ForetuneError` if `Frozen.save` would."""
     check_file(path)
     check_replaceable(path, lambda content: _MARK.encode() in content, "a file that foretune cache freeze wrote")
 
@@ -87,16 +90,19 @@ def freeze_choices(
     bundle: Bundle | Path | str | None = None,
     most_rules: int = 32,
 ) -> Frozen:
-    """Freeze what the cache knows of a kernel on all its devices, with the newest source and software of each.
+    """Turn the cached choices of a kernel, on all devices, into source code.
+
+    For each device it uses the results with the newest source and software.
 
     Args:
-        kernel: Its name, as `foretune cache show` has it.
-        family: The kernel's family: then the loss against the bundle is reported too, where that knows the device.
+        kernel: The kernel's name in `foretune cache show`.
+        family: The kernel's family; with it, the loss against the bundle's predictions is reported too, for devices
+            that the bundle knows.
         bundle: The bundle for that; the shipped one if left out.
-        most_rules: Write at most so many rules.
+        most_rules: The maximum number of rules.
 
     Raises:
-        ForetuneError: The cache knows nothing of that kernel.
+        ForetuneError: The cache has nothing on that kernel.
 
     >>> freeze_choices("module.kernel").save("heuristic.py")  # doctest: +SKIP
     """
@@ -104,7 +110,7 @@ def freeze_choices(
     known = [one.latest() for one in known_kernels(kernel)]
     examples = [example for one in known for example in _examples(one)]
     if not examples:
-        raise ForetuneError(f"no time and no choice of {kernel} is remembered: there is nothing to freeze")
+        raise ForetuneError(f"the cache has no times or choices of {kernel}: there is nothing to freeze")
     origins = [
         f"{one.device.name}: source {one.problems[-1].source}, "
         + ", ".join(f"{name} {value}" for name, value in vars(one.problems[-1].software).items() if value)
@@ -116,7 +122,7 @@ def freeze_choices(
         specs, given = {one.device.name: one.device for one in known}, bundle_of(bundle)
         predicted = [_predicted(family, one.problem, specs[one.device], given) or {} for one in examples]
     measured = [example.slowdowns for example in examples]
-    return _frozen(kernel, "remembered from tuning", examples, origins, most_rules, measured, predicted)
+    return _frozen(kernel, "tuned", examples, origins, most_rules, measured, predicted)
 
 
 def freeze_predictions(
@@ -127,10 +133,17 @@ def freeze_predictions(
     cases: Sequence[Problem] | None = None,
     most_rules: int = 32,
 ) -> Frozen:
-    """Freeze what a bundle predicts for a family on a device, over the family's own workload or `cases`.
+    """Turn a bundle's predictions for a family on a device into source code.
+
+    Args:
+        family: The family.
+        device: The device.
+        bundle: The bundle; the shipped one if left out.
+        cases: The problems; the family's own workload if left out.
+        most_rules: The maximum number of rules.
 
     Raises:
-        ForetuneError: The family has no workload, or the bundle predicts nothing for that device.
+        ForetuneError: The family has no workload, or the bundle has no prediction for that device.
 
     >>> freeze_predictions(family, "h200").save("heuristic.py")  # doctest: +SKIP
     """
@@ -144,16 +157,16 @@ def freeze_predictions(
     given = bundle_of(bundle)
     used = given or load_bundle()
     known = {one.arch for one in used.trained_on(family.name)}
-    if spec.arch not in known:  # what is tried there is many configs, and a file has one
+    if spec.arch not in known:  # many configs would be tried there, but a frozen file has one
         raise ForetuneError(
-            f"the bundle learned {family.name} on {', '.join(sorted(known))} and predicts nothing sure for "
-            f"{spec.name}, {spec.arch}: train one that does"
+            f"the bundle learned {family.name} on {', '.join(sorted(known))} and has no sure prediction for "
+            f"{spec.name}, {spec.arch}: train one with data of that architecture"
         )
-    examples, never = [], dict.fromkeys(family.space(spec), math.inf)  # what is not predicted cannot run
+    examples, never = [], dict.fromkeys(family.space(spec), math.inf)  # configs without a prediction cannot run
     for problem in dict.fromkeys(map(family.at_call_time, problems)):
         slowdowns = _predicted(family, problem, spec, given)
         if slowdowns is None:
-            raise ForetuneError(f"the bundle predicts nothing for {family.name} on {spec.name}: train one that does")
+            raise ForetuneError(f"the bundle has no prediction for {family.name} on {spec.name}: train one that has")
         examples.append(Example(problem, spec.name, {**never, **slowdowns}))
     if not examples:
         raise ForetuneError(f"the workload of {family.name} is empty: there is nothing to freeze")
@@ -163,6 +176,7 @@ def freeze_predictions(
 
 
 def _examples(known: KnownKernel) -> list[Example]:
+    """Return the examples for `learn_rules` in the cached results of a kernel."""
     found = []
     for one in known.problems:
         times = {config: time_us for config, time_us in one.times_us.items() if time_us is not None}
@@ -178,7 +192,7 @@ def _examples(known: KnownKernel) -> list[Example]:
 
 
 def _predicted(family: Family, problem: Problem, device: DeviceSpec, bundle: Bundle | None) -> Slowdowns | None:
-    """Return the predicted slowdowns of all configs that can run a problem; None where nothing is predicted."""
+    """Return the predicted slowdowns of all configs that support a problem; None without a prediction."""
     chooser = chooser_of(family, device, bundle=bundle)
     answer = chooser.choose(problem, HowMany(len(chooser.configs)))
     return dict(zip(answer.configs, answer.predicted_slowdown, strict=True)) if answer.predicted else None
@@ -190,11 +204,12 @@ def _frozen(
     examples: Sequence[Example],
     origins: Sequence[str],
     most_rules: int,
-    measured_slowdowns: Sequence[Slowdowns],  # of each example; empty where nothing was measured
+    measured_slowdowns: Sequence[Slowdowns],  # one for each example; empty if nothing was measured
     predicted_slowdowns: Sequence[Slowdowns],
 ) -> Frozen:
+    """Learn rules from the examples, write them as source, and compute what they lose."""
     rules = learn_rules(examples, most_rules)
-    chosen = _run(_source(kernel, [], rules), examples)  # what the very file answers, not what we think that it would
+    chosen = _run(_source(kernel, [], rules), examples)  # runs the generated source itself
     measured, predicted = _loss(measured_slowdowns, chosen), _loss(predicted_slowdowns, chosen)
     devices = tuple(dict.fromkeys(example.device for example in examples))
     lines = [
@@ -202,15 +217,16 @@ def _frozen(
         "",
         *origins,
         "",
-        *(f"Next to {line}." for line in _loss_lines(measured, predicted)),
+        *(f"Compared with {line}." for line in _loss_lines(measured, predicted)),
         "",
-        "That is for the problems it was made of; a config is good for shapes near those. Whether the kernel can run",
-        "it for another one is not asked: check the kernel's own conditions (divisible dimensions, say) yourself.",
+        "These losses are for the problems that the rules were made from; configs suit shapes near those. The",
+        "rules do not check whether the kernel can run a config: check its conditions (such as divisible dimensions).",
     ]
     return Frozen(kernel, _source(kernel, lines, rules), len(rules), len(examples), devices, measured, predicted)
 
 
 def _source(kernel: str, lines: Sequence[str], rules: Sequence[Rule]) -> str:
+    """Return the Python source of rules, with these lines as its docstring."""
     configs = list(dict.fromkeys(rule.config for rule in rules))
     body = []
     for rule in rules:
@@ -229,8 +245,11 @@ def _source(kernel: str, lines: Sequence[str], rules: Sequence[Rule]) -> str:
             "",
             "",
             'def choose(dims, dtype="bf16", flags=(), device=""):',
-            '    """The config for a problem: `dims` has its dimensions by name; `dtype` is one name for all operands,',
-            '    or "w=int4,x=bf16"; `flags` are the layout flags that are set; `device` names the card."""',
+            '    """Return the config for a problem, as a dict of meta-parameters and launch options.',
+            "",
+            "    `dims` are the problem's dimensions by name. `dtype` is that of all operands, or a text such as",
+            '    "w=int4,x=bf16". `flags` are the layout flags that are set. `device` is the name of the GPU.',
+            '    """',
             *body,
             "",
         )
@@ -238,6 +257,7 @@ def _source(kernel: str, lines: Sequence[str], rules: Sequence[Rule]) -> str:
 
 
 def _run(source: str, examples: Sequence[Example]) -> list[KernelConfig]:
+    """Return the config that a frozen file's `choose` returns for each example."""
     names: dict[str, Any] = {}
     exec(compile(source, "<frozen choices>", "exec"), names)
     return [
@@ -251,13 +271,14 @@ def _run(source: str, examples: Sequence[Example]) -> list[KernelConfig]:
 
 
 def _loss(slowdowns: Sequence[Slowdowns], chosen: Sequence[KernelConfig]) -> Loss | None:
-    """Return what the chosen configs lose, over the problems where that is known; None where it never is."""
+    """Return the loss of the chosen configs over the problems with a known slowdown; None if there are none."""
     known = [of_problem.get(config, math.inf) for of_problem, config in zip(slowdowns, chosen, strict=False)]
     known = [slowdown for slowdown in known if math.isfinite(slowdown)]
     return (math.exp(fmean(map(math.log, known))), max(known), len(known)) if known else None
 
 
 def _loss_to_json(loss: Loss | None) -> dict[str, Any] | None:
+    """Return a loss as a dict for JSON."""
     if loss is None:
         return None
     mean, worst, problems = loss
@@ -265,23 +286,25 @@ def _loss_to_json(loss: Loss | None) -> dict[str, Any] | None:
 
 
 def _loss_lines(measured: Loss | None, predicted: Loss | None) -> list[str]:
-    losses = (("the best config that was measured", measured), ("the best that the bundle predicts", predicted))
+    """Return a line of text for each known loss."""
+    losses = (("the best measured config", measured), ("the best predicted config", predicted))
     lines = [
         f"{what}: {percent(loss[0])} % slower (geometric mean of {loss[2]} problems), {percent(loss[1])} % at worst"
         for what, loss in losses
         if loss is not None
     ]
-    return lines or ["what would be best, which nothing tells: not known"]
+    return lines or ["the best config: unknown, because nothing was measured or predicted"]
 
 
 @dataclass(frozen=True)
 class ExportedTables:
-    """The files that were written, and for how many launches they have a config of its own."""
+    """The files that were written, and the number of launches that have a config of their own in them."""
 
     files: tuple[str, ...]
     launches: int
 
     def to_json(self) -> dict[str, Any]:
+        """Return the fields as a dict for JSON."""
         return {"format": "fla", "files": list(self.files), "launches": self.launches}
 
     def __rich__(self) -> Any:
@@ -291,13 +314,17 @@ class ExportedTables:
 
 
 def export_fla_tables(out: Path | str, kernel: str | None = None) -> ExportedTables:
-    """Write what the cache knows, of all kernels or of one, into a folder for FLA.
+    """Write the cached choices of all kernels, or of one, into a folder as tables for FLA.
 
-    Of each kernel and device it is what was measured with the source and the software of the newest entry. Files are
-    named by words of the devices and kernels and lie in the folder, whatever these are called.
+    For each kernel and device, the results with the newest source and software are used. File names are made from the
+    names of devices and kernels, and never lead out of the folder.
+
+    Args:
+        out: The folder.
+        kernel: The kernel's name; None for all.
 
     Raises:
-        ForetuneError: The folder cannot be written, a file in it is something else, or nothing is known.
+        ForetuneError: The folder cannot be written, a file in it is not such a table, or there are no choices.
 
     >>> export_fla_tables("tables").files  # doctest: +SKIP
     ('tables/NVIDIA_H200/softmax_kernel.json',)
@@ -307,7 +334,7 @@ def export_fla_tables(out: Path | str, kernel: str | None = None) -> ExportedTab
         one for one in map(KnownKernel.latest, known_kernels(kernel)) if any(problem.best for problem in one.problems)
     ]
     if not kernels:
-        raise ForetuneError("nothing that could be exported is remembered: no time and no choice")
+        raise ForetuneError("there is nothing to export: the cache has no times and no choices")
     files = {inside(out, name): text for name, text in _tables(kernels).items()}
     for path in files:
         check_folder(path.parent)
@@ -322,9 +349,9 @@ def export_fla_tables(out: Path | str, kernel: str | None = None) -> ExportedTab
 
 
 def _tables(kernels: Sequence[KnownKernel]) -> dict[str, str]:
-    """Return files by name: a folder for each device, and in it a file for each kernel, by its bare name.
+    """Return the files' contents by name: a folder per device, and in it a file per kernel, by its unqualified name.
 
-    A file has an entry for each launch, by the MD5 of Triton's key as compact JSON, and a config for all others.
+    A file has an entry for each launch, under the MD5 of Triton's key as compact JSON, and a default config.
     """
     files: dict[str, str] = {}
     for one in kernels:
@@ -340,14 +367,14 @@ def _tables(kernels: Sequence[KnownKernel]) -> dict[str, str]:
             "default_config": _config(_best_for_all(one)),
         }
         stem = f"{file_word(one.device.name)}/{file_word(_short(one.kernel), '0-9A-Za-z_-')}"
-        if (name := f"{stem}.json") in files:  # another device or kernel is written alike
+        if (name := f"{stem}.json") in files:  # another device or kernel has the same file name
             name = f"{stem}-{hashlib.sha256(f'{one.device.name} {one.kernel}'.encode()).hexdigest()[:12]}.json"
         files[name] = json.dumps(content, indent=1) + "\n"
     return files
 
 
 def _launches(known: KnownKernel) -> list[tuple[KernelConfig, Mapping[str, Any]]]:
-    """Each launch and its config: its own where the kernel prunes its configs itself, else its problem's best."""
+    """Return each launch with its config: its own if the kernel prunes its configs, else its problem's best."""
     return [
         (KernelConfig.from_json(launch["config"]) if "config" in launch else problem.best, launch)
         for problem in known.problems
@@ -357,19 +384,19 @@ def _launches(known: KnownKernel) -> list[tuple[KernelConfig, Mapping[str, Any]]
 
 
 def _best_for_all(known: KnownKernel) -> KernelConfig:
-    """Return the config with the least geometric mean slowdown over all problems; none that failed on one."""
+    """Return the config with the least geometric mean slowdown over all problems."""
     examples = _examples(known)
     configs = dict.fromkeys(config for example in examples for config in example.slowdowns)
     return min(configs, key=lambda config: sum(math.log(one.slowdowns.get(config, UNKNOWN)) for one in examples))
 
 
 def _config(config: KernelConfig | None) -> dict[str, Any]:
-    """Every option is there, also those that are unset: FLA reads all of them."""
+    """Return a config for FLA, with all options, because FLA reads even those that are unset."""
     assert config is not None
     options = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
     return {"kwargs": dict(config.meta)} | {name: getattr(config, name) for name in options}
 
 
 def _short(kernel: str) -> str:
-    """What the kernel's function is called."""
+    """Return the unqualified name of a kernel's function."""
     return kernel.rpartition(".")[2] or kernel

@@ -1,7 +1,7 @@
-"""`ChoiceCache`: what is known of one kernel on one device, from one process to the next.
+"""Store what is known of one kernel on one device across processes: `ChoiceCache`.
 
-It is a file for each kernel and device, in `FORETUNE_CACHE_DIR/choices`, else `~/.cache/foretune/choices`. Each
-config's time is a record of its own, so that another list of configs, or another pruner, measures only what is new.
+There is one file per kernel and device, in `FORETUNE_CACHE_DIR/choices` or else `~/.cache/foretune/choices`. Each
+config's time is a record of its own, so that another list of configs, or another pruner, measures only new configs.
 """
 
 from __future__ import annotations
@@ -38,26 +38,28 @@ from .document import (
 from .shared_file import Document, SharedFile
 
 VARIABLE = "FORETUNE_CACHE_DIR"
-#: A failed config is tried again after a day: what refused it may have been the machine, not the compiler.
+#: Seconds after which a failed config is tried again: the machine may have been the reason, not the compiler.
 FAILURES_LAST_S = 86_400
-#: So many times of a problem are written one by one, and so large a share of all of them together after that.
+#: The number of times of a problem that are written one by one; after that, new times are written once they are this
+#: share of all of the problem's times.
 _AT_ONCE, _WAITING_SHARE = 64, 0.125
 _caches: weakref.WeakSet[ChoiceCache] = weakref.WeakSet()
 
 
 @atexit.register
 def _flush_all() -> None:
+    """Write the waiting times of all caches when the process ends."""
     for cache in list(_caches):
         cache.flush()
 
 
 class ChoiceCache:
-    """Times and choices of one kernel, of this source, on this device, under this driver, torch and Triton.
+    """Times and choices of one kernel with one source, on one device, under one driver, torch and Triton.
 
-    Times of another source or version stay in the file, and are not returned. The caller passes the problem that stands
-    for a launch at call time (`Family.at_call_time`), and checks that a choice is among the configs at hand, because a
-    file may say anything. Never raises for a bad disk or file: then what is measured stays in memory, with one warning.
-    A file has at most half a MiB (some 40,000 times); the problems that were touched longest ago go first.
+    Times of other sources or versions stay in the file, but are not returned. The caller passes the problem that
+    represents a launch at call time (`Family.at_call_time`), and must check that a choice is among its configs, because
+    a file may contain anything. Methods never raise for a broken disk or file: then times stay in memory, with one
+    warning. A file has at most half a MiB (some 40,000 times); the least recently used problems are dropped first.
 
     >>> import tempfile; os.environ["FORETUNE_CACHE_DIR"] = tempfile.mkdtemp()
     >>> cache = ChoiceCache.of("package.module.kernel", "a1b2", DeviceSpec.named("h200"))
@@ -76,15 +78,20 @@ class ChoiceCache:
         self.file, self.kernel, self.source_hash, self.device = file, kernel, source_hash, device
         self._software = Software.here()
         self._recorded: Counter[Problem] = Counter()
-        self._waiting: dict[Problem, dict[KernelConfig, float | None]] = {}  # recorded, but not written yet
+        self._waiting: dict[Problem, dict[KernelConfig, float | None]] = {}  # recorded but not written yet
         _caches.add(self)
 
     @classmethod
     def of(cls, kernel: str, source_hash: str, device: DeviceSpec) -> ChoiceCache:
-        """Return the cache of a kernel of that name, "module.qualname" or a family's.
+        """Return the cache of a kernel.
+
+        Args:
+            kernel: The kernel's name, "module.qualname", or a family's name.
+            source_hash: The hash of the kernel's source.
+            device: The device.
 
         Raises:
-            ForetuneError: An argument is no name, hash or device.
+            ForetuneError: An argument is not a valid name, hash or device.
         """
         kernel = check_word("a kernel's name", kernel, 4 * LONGEST_WORD)
         check_word("a kernel's source hash", source_hash)
@@ -94,7 +101,10 @@ class ChoiceCache:
         return cls(shared_file(folder, kernel, device), kernel, source_hash, device)
 
     def times(self, problem: Problem) -> Mapping[KernelConfig, float | None]:
-        """Return a problem's times, in microseconds by config; None for a config that failed less than a day ago."""
+        """Return a problem's times, in microseconds by config.
+
+        None for a config that failed; failures that are older than a day are not returned.
+        """
         self.flush()
         document = self.file.read()
         entry = self._entry(document, problem)
@@ -104,15 +114,20 @@ class ChoiceCache:
         return {config: time_us for config, time_us in times.items() if fails or time_us is not None}
 
     def problems(self) -> Sequence[Problem]:
-        """Return the problems that have times, the one that was touched longest ago first."""
+        """Return the problems that have times, the least recently used first."""
         self.flush()
         return [Problem.from_json(entry["problem"]) for entry in self._entries(self.file.read()) if entry["times"]]
 
     def record(self, problem: Problem, config: KernelConfig, time_us: float | None) -> None:
-        """Keep the time of a config, or that it failed: None, or a time that no clock gives, such as Triton's inf.
+        """Store a config's time.
 
-        The first `_AT_ONCE` times of a problem are on the disk when this returns. After that an eighth is written at a
+        The first `_AT_ONCE` times of a problem are on disk when this returns. Later ones are written an eighth at a
         time, because the file is written as a whole; the last ones with the choice or when the process ends.
+
+        Args:
+            problem: The problem.
+            config: The config.
+            time_us: Microseconds. None for a failure, as is any value outside the valid range, such as Triton's inf.
         """
         waiting = self._waiting.setdefault(problem, {})
         waiting[config] = time_us
@@ -121,12 +136,12 @@ class ChoiceCache:
             self.flush()
 
     def flush(self) -> None:
-        """Write the times that are not on the disk yet."""
+        """Write the times that are not on disk yet."""
         while self._waiting:
             self.record_all(*self._waiting.popitem())
 
     def record_all(self, problem: Problem, times: Mapping[KernelConfig, float | None]) -> None:
-        """Keep several times; the file is written once."""
+        """Store several times with a single write."""
         kept = {config: _time(time_us) for config, time_us in times.items()}
 
         def change(document: Document) -> None:
@@ -140,14 +155,14 @@ class ChoiceCache:
         self.file.update(change)
 
     def choice(self, problem: Problem, bundle: str) -> KernelConfig | None:
-        """Return what was chosen for a problem with the bundle of that digest ("" for none), or None."""
+        """Return the choice for a problem with a bundle, given by its digest ("" for none); None if there is none."""
         document = self.file.read()
         entry = self._entry(document, problem)
         place = None if entry is None else entry["chosen"].get(bundle)
         return None if place is None else KernelConfig.from_json(document["configs"][place])
 
     def choose(self, problem: Problem, bundle: str, config: KernelConfig) -> None:
-        """Keep a choice; it is on the disk when this returns."""
+        """Store a choice; it is on disk when this returns."""
         self.flush()
 
         def change(document: Document) -> None:
@@ -164,15 +179,15 @@ class ChoiceCache:
         arguments: Mapping[str, Any] | None = None,
         config: KernelConfig | None = None,
     ) -> None:
-        """Keep a launch of a problem, for a warm-up and for tables that have Triton's own keys.
+        """Store a launch of a problem, for a warm-up and for exported tables with Triton's own keys.
 
         Args:
             problem: The problem.
-            names: The arguments that begin the key.
-            key: As `Autotuner.cache` has it: the values of these arguments, then the dtypes of its tensors. A launch
-                with a key that JSON cannot express is left out.
+            names: The names of the arguments that the key begins with.
+            key: The launch's key in `Autotuner.cache`: the values of these arguments, then the dtypes of its tensors. A
+                launch whose key JSON cannot express is skipped.
             arguments: As `kept_arguments` returns them.
-            config: What the launch runs, where that need not be the problem's best.
+            config: The config that the launch runs, if that need not be the problem's best.
         """
         launch: Document = {"names": list(names), "key": list(key)}
         if arguments is not None:
@@ -192,15 +207,17 @@ class ChoiceCache:
         self.file.update(change)
 
     def _entries(self, document: Document) -> list[Document]:
+        """Return the entries of this source and software."""
         mine = self.source_hash, asdict(self._software)
         return [one for one in document.get("entries", []) if (one["source"], one["software"]) == mine]
 
     def _entry(self, document: Document, problem: Problem) -> Document | None:
+        """Return the problem's entry; None if there is none."""
         wanted = problem.to_json()
         return next((entry for entry in self._entries(document) if entry["problem"] == wanted), None)
 
     def _touched(self, document: Document, problem: Problem) -> Document:
-        """Return the problem's entry, made if need be, and moved to the end, as the newest."""
+        """Return the problem's entry, created if necessary and moved to the end as the newest."""
         if not document:
             document |= new_document(self.kernel, self.device)
         entry = self._entry(document, problem)
@@ -214,39 +231,41 @@ class ChoiceCache:
 
 
 def choices_folder() -> Path | None:
-    """Return where the files of choices are, or would be; None where there is no home folder."""
+    """Return the folder of the choice files, which need not exist; None without a home folder."""
     try:
         cache = os.environ.get(VARIABLE) or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "foretune")
         return Path(cache).expanduser().absolute() / "choices"
-    except (RuntimeError, OSError, ValueError):  # no home; a working directory that is gone
+    except (RuntimeError, OSError, ValueError):  # no home, or the working directory was deleted
         return None
 
 
 def shared_file(folder: Path | None, kernel: str, device: DeviceSpec) -> SharedFile:
-    """Return the one file of a kernel and a device in a folder, by both names and a digest of them."""
+    """Return the file of a kernel and a device; its name has both names and a digest of them."""
     names = (kernel, f"{device.name} {device.arch} {device.sm_count}")
     digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:12]
     words = [re.sub(r"[^A-Za-z0-9.]+", "_", name)[-80:].strip("._") for name in (kernel, device.name)]
     return _shared(folder, f"{words[0]}-{words[1]}-{digest}.json")
 
 
-# One for each file, so that what lives in memory lives on; a process meets as many as it has kernels.
+# One object per file, so that documents held in memory persist; a process uses at most one file per kernel.
 @lru_cache(maxsize=4096)
 def _shared(folder: Path | None, name: str) -> SharedFile:
     if folder is None:
-        warn_once("no home folder was found", f": choices are kept in this process alone; {VARIABLE} names another")
+        warn_once(
+            "no home folder was found", f": choices are kept in this process only; set {VARIABLE} to a folder for them"
+        )
     path = None if folder is None else near_copy(folder / name, writes=True)
     return SharedFile(path, check=check_choices, forget=forget_oldest)
 
 
 def _failures_last(entry: Document) -> bool:
-    """Return whether the failures in an entry still count. (A clock may have been set back since.)"""
+    """Return whether an entry's failures still count: they are less than a day old, and not in the future."""
     age_s = time.time() - float(entry.get(FAILED_AT, -FAILURES_LAST_S))
     return 0 <= age_s < FAILURES_LAST_S
 
 
 def _time(time_us: float | None) -> float | None:
-    """Return a time as it is kept: rounded to 6 digits, far below any noise; None for one that no kernel takes."""
+    """Return a time as it is stored: rounded to 6 digits, far below the noise; None if it is out of range."""
     if time_us is None or not SHORTEST_US <= time_us <= LONGEST_US:
         return None
     return float(f"{time_us:.6g}")

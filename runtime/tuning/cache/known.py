@@ -1,4 +1,4 @@
-"""What the files of kernels and of tuned functions have, read as a whole: to be listed, exported and imported."""
+"""Read the cache files of kernels and tuned functions as a whole, to list, export and import them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class KnownProblem:
-    """What is known of one problem, under one source and software."""
+    """The stored results of one problem, for one source and software."""
 
     problem: Problem
     source: str
     software: Software
-    times_us: Mapping[KernelConfig, float | None]  # None: it failed
+    times_us: Mapping[KernelConfig, float | None]  # None for a failed config
     chosen: Mapping[str, KernelConfig]  # by the digest of the bundle, "" for none
     launches: Sequence[Mapping[str, Any]]  # see ChoiceCache.saw_launch
 
     @property
     def best(self) -> KernelConfig | None:
-        """The fastest config that was measured; else the one that was chosen last; else None."""
+        """The fastest measured config; else the last chosen one; else None."""
         timed = {config: time_us for config, time_us in self.times_us.items() if time_us is not None}
         if timed:
             return min(timed, key=timed.__getitem__)
@@ -41,22 +41,25 @@ class KnownProblem:
 
     @property
     def failed(self) -> int:
-        """How many configs failed."""
+        """The number of configs that failed."""
         return sum(time_us is None for time_us in self.times_us.values())
 
 
 @dataclass(frozen=True)
 class KnownKernel:
-    """What a file has: a kernel on a device."""
+    """The content of a file: a kernel on a device."""
 
     kernel: str
     device: DeviceSpec
     problems: tuple[KnownProblem, ...]  # the newest last
     path: Path | None = field(default=None, compare=False)
-    document: Document = field(default_factory=dict, compare=False, repr=False)  # what it was read from
+    document: Document = field(default_factory=dict, compare=False, repr=False)  # the JSON that it was read from
 
     def latest(self) -> KnownKernel:
-        """Return the problems with the source and the software of the newest one: others are times of other kernels."""
+        """Return only the problems with the same source and software as the newest one.
+
+        The others are times of other versions of the kernel.
+        """
         if not self.problems:
             return self
         newest = self.problems[-1]
@@ -64,7 +67,7 @@ class KnownKernel:
         return replace(self, problems=tuple(kept))
 
     def counted(self) -> dict[str, Any]:
-        """Return the row of `foretune cache show`."""
+        """Return the kernel's row in `foretune cache show`."""
         failed = sum(one.failed for one in self.problems)
         return {
             "kernel": self.kernel,
@@ -93,10 +96,10 @@ class KnownKernel:
 
     @classmethod
     def read(cls, document: Any, path: Path | None = None) -> tuple[KnownKernel, int]:
-        """Return what a document has, and how many malformed records are removed from it.
+        """Return a document's content, and the number of malformed records that are removed from it.
 
         Raises:
-            ForetuneError: As `check_choices` does.
+            ForetuneError: As `check_choices` raises it.
         """
         left_out = check_choices(document)
         configs = [KernelConfig.from_json(config) for config in document["configs"]]
@@ -116,21 +119,23 @@ class KnownKernel:
 
 @dataclass(frozen=True)
 class KnownFunction:
-    """What a file has: a function, or several that share a cache under the first one's name."""
+    """The content of a file: a tuned function, or several that share a cache under the first one's name."""
 
     path: Path
     entries: Mapping[str, Mapping[str, Any]]  # by `record_key`, the newest last; see `ConfigCache`
 
     @property
     def name(self) -> str:
+        """The function's name."""
         return next(map(function_of, self.entries), self.path.stem)
 
     @property
     def times(self) -> int:
+        """The number of times."""
         return sum(counts["times"] for counts in self.listed())
 
     def counted(self) -> dict[str, Any]:
-        """Return the row of `foretune cache show`."""
+        """Return the function's row in `foretune cache show`."""
         listed = self.listed()
         return {
             "function": self.name,
@@ -141,7 +146,7 @@ class KnownFunction:
         }
 
     def listed(self) -> list[dict[str, Any]]:
-        """Return a row for each key, and in a contextual function for each kernel in it."""
+        """Return a row for each key; in a contextual function, a row for each kernel of a key."""
         return [
             {
                 "key": key.partition("#")[2],
@@ -157,14 +162,14 @@ class KnownFunction:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Return what an exported file has."""
+        """Return the function's part of an exported file."""
         return {"function": self.name, "entries": dict(self.entries)}
 
     def keep(self) -> KnownFunction | None:
-        """Add this to what is remembered here, as far as there is room; what is known here stays.
+        """Add this to the cache of this machine, as far as there is room; existing records are kept.
 
         Returns:
-            What of it is known here now; None where that is in memory alone.
+            The part of it that the cache has then; None if it could only be kept in memory.
         """
         cache = ConfigCache.of(self.name)
         if not cache.add(self.entries):
@@ -173,30 +178,30 @@ class KnownFunction:
 
     @classmethod
     def from_json(cls, value: Any) -> tuple[KnownFunction, int]:
-        """Return what `to_json` wrote, and how many malformed records in it are left out.
+        """Return what `to_json` wrote, and the number of malformed records that are left out.
 
         Raises:
-            ForetuneError: It is something else.
+            ForetuneError: The value is something else.
         """
         if not isinstance(value, dict) or set(value) != {"function", "entries"}:
-            raise ForetuneError(f"a function must have a name and entries but is {shown(value)}")
+            raise ForetuneError(f"a function must be an object with function and entries but is {shown(value)}")
         name = check_word("function", value["function"], 4 * LONGEST_WORD)
         known, left_out = cls.read({"format": FORMAT, "entries": value["entries"]}, Path(name))
         if known.entries and known.name != name:
-            raise ForetuneError(f"{shown(name)}: its entries are of {shown(known.name)}")
+            raise ForetuneError(f"{shown(name)}: its entries are those of {shown(known.name)}")
         return known, left_out
 
     @classmethod
     def read(cls, document: Any, path: Path) -> tuple[KnownFunction, int]:
-        """Return what a document has, and how many malformed records are left out.
+        """Return a document's content, and the number of malformed records that are left out.
 
         Raises:
-            ForetuneError: It is no file of a function, or nothing in it is well-formed.
+            ForetuneError: The document is not one of a function, or nothing in it is well-formed.
         """
-        if document == {}:  # everything in it was forgotten
+        if document == {}:  # all of its records were dropped
             return cls(path, {}), 0
         if not isinstance(document, dict):
-            raise ForetuneError(f"it is no file of {FORMAT!r}")
+            raise ForetuneError(f"it is not a file of format {FORMAT!r}")
         left_out, entries = check_document(document), document["entries"]
         kept = {key: entry for key, entry in entries.items() if _is_well_formed(entry)}
         if entries and not kept:
@@ -205,10 +210,10 @@ class KnownFunction:
 
 
 def known_kernels(kernel: str | None) -> list[KnownKernel]:
-    """Return one kernel's files, each a device; for None all kernels'. Warn about files that cannot be read.
+    """Return the files of one kernel, one per device; of all kernels for None. Warn about files that cannot be read.
 
     Raises:
-        ForetuneError: There is no such kernel; the message lists those that there are.
+        ForetuneError: There is no such kernel; the message lists the known ones.
     """
     found = _in_folder(choices_folder(), KnownKernel.read)
     if kernel is None:
@@ -217,32 +222,31 @@ def known_kernels(kernel: str | None) -> list[KnownKernel]:
     if kernel not in names:
         if kernel in (one.name for one in known_functions()):
             raise ForetuneError(
-                f"{abridged(kernel, 100)} is a tuned function: only a kernel's choices can be written so"
+                f"{abridged(kernel, 100)} is a tuned function: only choices of kernels can be written in this format"
             )
-        raise nothing_of(kernel, names)
+        raise unknown_name_error(kernel, names)
     return [known for known in found if known.kernel == kernel]
 
 
 def known_functions() -> list[KnownFunction]:
-    """Return what is remembered of each function, by file. Warn about files that cannot be read."""
+    """Return the known results of each function, by file. Warn about files that cannot be read."""
     return _in_folder(functions_folder(), KnownFunction.read)
 
 
-def nothing_of(name: str, names: set[str]) -> ForetuneError:
-    """Return the error for a name that is none of these."""
+def unknown_name_error(name: str, names: set[str]) -> ForetuneError:
+    """Return the error for a name that is none of `names`."""
     folder = choices_folder()
-    known = abridged(", ".join(sorted(names)), 1000) or "no kernel"
-    return ForetuneError(
-        f"nothing is remembered of {abridged(name, 100)!r} in {folder and folder.parent}; there are choices of {known}"
-    )
+    known = f", only of {abridged(', '.join(sorted(names)), 1000)}" if names else ""
+    return ForetuneError(f"the cache {folder and folder.parent} has no choices of {abridged(name, 100)!r}{known}")
 
 
 def _in_folder(folder: Path | None, read: Callable[[Any, Path], tuple[T, int]]) -> list[T]:
+    """Read all files of a folder; skip files that cannot be read, with a warning."""
     found = []
     for path in sorted(folder.glob("*.json")) if folder is not None else ():
         try:
             known, left_out = read(from_json(read_regular(path, MOST_BYTES)), path)
-        except FileNotFoundError:  # cleared meanwhile
+        except FileNotFoundError:  # deleted meanwhile
             continue
         except (OSError, ValueError, RecursionError) as error:
             warn(f"{path} is left out: {abridged(str(error))}")
@@ -254,7 +258,7 @@ def _in_folder(folder: Path | None, read: Callable[[Any, Path], tuple[T, int]]) 
 
 
 def _is_well_formed(entry: Mapping[str, Any]) -> bool:
-    """Whether the records of keys in an entry are; anything else in it belongs to the caller of `ConfigCache`."""
+    """Return whether an entry's key records are valid; its other fields belong to the user of `ConfigCache`."""
     sites = entry.get("sites")
     records = sites.values() if isinstance(sites, dict) else [entry]
     claimed = [one for one in records if isinstance(one, dict) and "outcomes" in one]
@@ -262,6 +266,6 @@ def _is_well_formed(entry: Mapping[str, Any]) -> bool:
 
 
 def _best_us(record: KeyRecord) -> float | str:
-    """Return the time of the chosen config to six digits, as a kernel's times are kept; "" where it was not timed."""
+    """Return the chosen config's time to six digits, as for kernels; "" if it was not timed."""
     time_us = record.measured[record.chosen].time_us if record.chosen in record.measured else None
     return "" if time_us is None else float(f"{time_us:.6g}")

@@ -1,4 +1,4 @@
-"""`SharedFile`: a small JSON document on the disk that many processes update, and that never stops one of them."""
+"""Share a small JSON document on disk between processes, without ever stopping one of them: `SharedFile`."""
 
 from __future__ import annotations
 
@@ -17,33 +17,34 @@ from ...arguments import warn_once
 
 Document: TypeAlias = dict[str, Any]
 
-#: A file is read as a whole and written as a whole: of half a MiB both together take some 30 ms.
+#: The maximum size of a file. It is read and written as a whole: half a MiB takes some 30 ms for both together.
 MOST_BYTES = 1 << 19
-#: An update takes milliseconds: after so long, a process was stopped while it held the lock.
+#: Seconds to wait for the lock. An update takes milliseconds: after this time, the process that holds the lock must
+#: have been stopped.
 _WAIT_S = 5.0
-#: What stands in the place of a document that is not there.
+#: The text of a document that does not exist yet.
 _EMPTY = b"{}"
-_IN_MEMORY = ": what is found out is remembered in this process alone"
+_IN_MEMORY = ": results are kept in this process only"
 
 
 class SharedFile:
-    """A JSON object in a file that many threads, processes and machines read and update: none loses what another wrote.
+    """A JSON object in a file that many threads, processes and machines read and update without losing updates.
 
-    It never raises for the disk, or for what lies there. Where nothing can be written or locked, the document lives on
-    in this process's memory; a file that is truncated or foreign is moved aside (the last one stays, as
-    `NAME.unreadable`) and begun anew. Each is one `ForetuneWarning`. The file is its owner's alone (0600, in folders
-    that are made as 0700) and is replaced as a whole.
+    It never raises for trouble with the disk or the file's content. If the file cannot be written or locked, the
+    document lives on in this process's memory. A truncated or foreign file is moved to `NAME.unreadable` (replacing an
+    earlier one), and a new one is started. Each of these is one `ForetuneWarning`. Only the file's owner can access it
+    (0600, in folders created as 0700), and each write replaces it atomically.
 
     Args:
-        path: The file; None for memory alone.
-        check: Removes malformed records from a document and returns their number, if any; raises for an object that is
-            no such document.
-        forget: Drops what is oldest in a document; returns False where there is nothing to drop: then the update is
-            left out, with a warning.
-        most_bytes: How large the file may be.
+        path: The file; None to use memory only.
+        check: Removes malformed records from a document and returns their number, if any; raises if the object is not a
+            valid document.
+        forget: Drops the oldest records of a document that is too large; returns False if nothing can be dropped. Then
+            the update is discarded with a warning.
+        most_bytes: The maximum size of the file.
 
     Attributes:
-        is_on_disk: Whether another process will find what is written here.
+        is_on_disk: Whether other processes see what is written here.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "counts.json"
@@ -69,23 +70,23 @@ class SharedFile:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """See `renew_in_children`."""
+        """Create the lock; see `renew_in_children`."""
         self._guard = Lock()
 
     def read(self) -> Document:
-        """Return the document as it is now, {} where there is none. Only `update` may change it."""
+        """Return the current document, {} if there is none. Only `update` may change it."""
         with self._guard:
             if self.is_on_disk:
                 try:
                     self._load()
                 except OSError as error:
                     self._leave_the_disk(error)
-                except Exception as error:  # noqa: BLE001 - whatever lies there; the next update moves it aside
+                except Exception as error:  # noqa: BLE001 - any content; the next update moves it aside
                     self._begin_anew(error)
             return self._document
 
     def update(self, change: Callable[[Document], object]) -> None:
-        """Have `change` alter the document, as it is now, in place; it is on the disk when this returns."""
+        """Have `change` modify the current document in place, and write it before returning."""
         with self._guard:
             is_changed = False
             if self.is_on_disk and self.path is not None:
@@ -103,25 +104,26 @@ class SharedFile:
                 self._apply(change)
 
     def _apply(self, change: Callable[[Document], object]) -> None:
-        """Change a copy, so that a reader meanwhile, and a change that fails, meet a whole document."""
+        """Change a copy, so that concurrent readers and a `change` that raises leave a complete document."""
         document: Document = json.loads(self._text)
         change(document)
         text = _as_json(document)
         while len(text) > self.most_bytes:
-            if not self._forget(document):  # a file that is too large could not be read again
+            if not self._forget(document):  # a larger file would not be read again
                 warn_once(
-                    f"{self.path or 'memory'}: {self.most_bytes} bytes do not hold a new value", ": it is not kept"
+                    f"{self.path or 'memory'}: a new value does not fit into {self.most_bytes} bytes",
+                    ": it is not stored",
                 )
                 return
             text = _as_json(document)
         self._hold(text, document)
 
     def _hold(self, text: bytes, document: Document, on_disk: bytes | None = None) -> None:
-        """Keep a document, its text, and the bytes that the file has for it where those are others."""
+        """Keep a document, its text, and the file's bytes if they differ from the text."""
         self._text, self._document, self._bytes = text, document, text if on_disk is None else on_disk
 
     def _take_over(self) -> None:
-        """Load what lies there now; move aside what cannot be read. Others wait for the lock meanwhile."""
+        """Load the current file under the lock, or move it aside if it cannot be read."""
         assert self.path is not None
         if not self._tidied:
             remove_leftovers(self.path.parent, of=f"{self.path.name}.")
@@ -135,7 +137,7 @@ class SharedFile:
             self._begin_anew(error)
 
     def _load(self) -> None:
-        """Raise `OSError` for trouble with the disk, and anything else for what is no such document."""
+        """Load the file if it changed; raise `OSError` for the disk, other exceptions for an invalid document."""
         assert self.path is not None
         try:
             text = read_regular(self.path, self.most_bytes)
@@ -144,36 +146,40 @@ class SharedFile:
         if text != self._bytes:
             document = from_json(text)
             if not isinstance(document, dict):
-                raise ValueError(f"it is no object but {type(document).__name__}")
+                raise ValueError(f"it must be a JSON object but is {type(document).__name__}")
             left_out = self._check(document) if text != _EMPTY else 0
             if left_out:
                 warn_once(f"{self.path}: {left_out} malformed records", " are left out")
             self._hold(_as_json(document) if left_out else text, document, text)
 
     def _leave_the_disk(self, error: OSError) -> None:
+        """Use memory only from now on, with a warning."""
         self.is_on_disk = False
-        # By folder: a disk that is full is one matter, however many kernels there are.
+        # One warning per folder: a full disk is one problem, however many kernels there are.
         folder = "" if self.path is None else abridged(str(self.path.parent))
         warn_once(f"{folder}: {error.strerror or error}", _IN_MEMORY)
 
     def _begin_anew(self, error: Exception) -> None:
+        """Start with an empty document, with a warning."""
         self._hold(_EMPTY, {})
         why = abridged(f"{error}" or type(error).__name__, 200)
-        warn_once(f"{self.path} cannot be read as it is and is begun anew", f" ({why})")
+        warn_once(f"{self.path} cannot be read and is replaced by a new file", f" ({why})")
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder and its missing parents, for their owner alone."""
+    """Create a folder and its missing parents with access for their owner only."""
     if not folder.is_dir():
         make_private_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def from_json(text: bytes) -> Any:
-    """Return the value of a JSON text; an integer of more digits than Python reads becomes NaN, which no record has.
+    """Return the value of a JSON text.
+
+    An integer with more digits than Python reads becomes NaN, which is not valid in any record.
 
     Raises:
-        ValueError: It is no JSON.
+        ValueError: The text is not JSON.
         RecursionError: It is nested too deeply.
     """
     try:
@@ -185,7 +191,7 @@ def from_json(text: bytes) -> Any:
 
 
 def size_of(value: Any) -> int:
-    """Return how many bytes a value takes in a file."""
+    """Return the size of a value in a file, in bytes."""
     return len(_as_json(value))
 
 

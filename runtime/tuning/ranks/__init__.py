@@ -1,1 +1,1 @@
-"""One choice on all ranks of a job, and files that a node reads once."""
+"""Choose the same config on all ranks of a job."""

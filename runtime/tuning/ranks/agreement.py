@@ -1,7 +1,8 @@
-"""`agree`: where the ranks of a job may tune, and that all of them then run the same config.
+"""Let the ranks of a job tune together and run the same config: `agree`.
 
-Without it nothing is timed in a job of several ranks: one that tunes keeps the others waiting in their next collective.
-They run the prediction then, which is the same on every rank by construction. `rendezvous.py` has the protocol.
+Without it, nothing is timed in a job of several ranks, because a rank that tunes keeps the others waiting in their next
+collective. They run the prediction instead, which is the same on every rank by construction. `rendezvous.py` has the
+protocol.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from .rendezvous import RankMismatchError, Rendezvous, Times, longest_of_ranks
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-#: Ranks that start together compile and time a shortlist within seconds of each other; one that reads a checkpoint
-#: first is later. Short of the ten minutes after which NCCL gives a collective up.
+#: How long ranks wait by default, in seconds. Ranks that start together compile and time a shortlist within seconds of
+#: each other; one that first reads a checkpoint is later. NCCL aborts a collective after ten minutes.
 PATIENCE_S = 60.0
 _LONGEST_PATIENCE_S = 86_400.0
 
 
 class Agreement:
-    """What `agree` gives: in force from then on, or until the end of its block."""
+    """The result of `agree`: in force from its creation, and in a `with` statement until the end of the block."""
 
     def __init__(self, group: ProcessGroup | None, timeout_s: float) -> None:
         self.group, self.timeout_s = group, timeout_s
@@ -47,17 +48,23 @@ class Agreement:
             _epoch += 1
 
     def times(self, kernel: str, question: str, times_us: Callable[[], Times]) -> list[float | None] | None:
-        """Return the longest times of all ranks, the same list on each; None, with a warning, for the prediction.
+        """Return the longest times of all ranks, the same list on each rank; None, with a warning, if there is none.
 
-        None where the ranks have no common answer; and once the store cannot be reached, always.
+        There is none if the ranks do not agree, and always once the store could not be reached. The prediction runs
+        then.
+
+        Args:
+            kernel: The kernel's name, for warnings.
+            question: The same text on each rank for the same kernel, problem and configs.
+            times_us: Measures this rank's times; called only if needed.
         """
         if not self._is_lost and (group := _group(self)) is not None:
             try:
                 times: list[float | None] = self._with(group).meet(question, lambda: list(times_us()), longest_of_ranks)
                 return times
             except RankMismatchError as error:
-                warn_once(f"{kernel}: the ranks do not agree on a config", f" ({error}): each runs its first")
-            except Exception as error:  # noqa: BLE001 - whatever a store raises
+                warn_once(f"{kernel}: the ranks do not agree on a config", f" ({error}): each runs its first config")
+            except Exception as error:  # noqa: BLE001 - stores raise many types
                 self._is_lost = True
                 warn_once(
                     f"the ranks cannot agree on times, because their store cannot be reached "
@@ -67,14 +74,16 @@ class Agreement:
         return None
 
     def _with(self, group: ProcessGroup) -> Rendezvous:
+        """Return the rendezvous of a group."""
         if group not in self._rendezvous:
             self._rendezvous[group] = rendezvous_of(group, "agree", self.timeout_s)
         return self._rendezvous[group]
 
 
-# For the process, not for a thread: backward passes run in threads of their own. The last one in force counts.
+# For the process, not for a thread, because backward passes run in threads of their own. The last one in the list
+# counts.
 _in_force: list[Agreement] = []
-#: The one that was entered last, whether or not it has ended: what was agreed on in it stays.
+#: The agreement that was created last, even if it has ended: its choices stay valid.
 _last: Agreement | None = None
 _epoch = 0
 _numbers: WeakKeyDictionary[ProcessGroup, int] = WeakKeyDictionary()
@@ -85,20 +94,24 @@ def agree(group: ProcessGroup | None = None, timeout_s: float = PATIENCE_S) -> A
     """Let the ranks of a group tune, and have all of them run the config that is fastest on the slowest of them.
 
     It is in force from the call on, or for a `with` block. Each rank times the shortlist of a problem that it meets for
-    the first time; each config counts as slow as on its slowest rank, and the fastest one runs on every rank, as long
-    as the process lives. If a rank does not come, because it met other shapes or has died, the prediction runs on every
-    rank, also on those that come late, with a warning that names the ranks and the difference.
+    the first time. Each config counts as slow as on its slowest rank, and the fastest one runs on every rank for the
+    rest of the process. If a rank does not take part, because it has other shapes or has died, the prediction runs on
+    every rank, including those that come late, with a warning that names the ranks and the difference.
 
     Use it around a few steps in which all ranks of the group see the same shapes: warm-up steps, or a group of ranks
-    that share a batch. Outside of it, a job of several ranks times nothing and runs what was agreed on, or predicted.
-    It uses the group's key-value store, never collectives. A process without `torch.distributed` tunes as usual.
+    that share a batch. Outside of it, a job of several ranks times nothing and runs what was agreed on, or else the
+    prediction. It uses the group's key-value store, never collectives. A process without `torch.distributed` tunes as
+    usual.
 
     Args:
         group: The ranks; all ranks if left out.
         timeout_s: How long a rank waits for the others, in seconds. Each wait in vain halves the next.
 
+    Returns:
+        A context manager that ends the agreement.
+
     Raises:
-        ForetuneError: This process is in no such group, or the timeout is not between 0 and a day.
+        ForetuneError: This process is not in the group, or the timeout is not between 0 and a day.
 
     >>> with agree(timeout_s=30):
     ...     pass  # a step or two
@@ -114,7 +127,7 @@ def agree(group: ProcessGroup | None = None, timeout_s: float = PATIENCE_S) -> A
 
 
 def may_tune() -> bool:
-    """Whether anything may be timed now: in a process without other ranks, and where `agree` is in force.
+    """Return whether configs may be timed now: in a process without other ranks, or while `agree` is in force.
 
     >>> may_tune()
     True
@@ -123,10 +136,10 @@ def may_tune() -> bool:
 
 
 def choose_together() -> bool:
-    """Whether `agree` is in force, and there are other ranks to choose with.
+    """Return whether `agree` is in force and there are other ranks.
 
     >>> with agree():
-    ...     choose_together()  # a process of its own
+    ...     choose_together()  # a process without other ranks
     False
     """
     return bool(_in_force) and scope() > 0
@@ -138,16 +151,17 @@ def agreed_choice(
     configs: Sequence[KernelConfig | Mapping[str, Any]],
     times_us: Callable[[], Times],
 ) -> int:
-    """Return the position of the config to run: the fastest, agreed on as `agree` says.
+    """Return the position of the config to run: the fastest, agreed on with the other ranks while `agree` is in force.
 
-    It is the first, which must be the best predicted one, where nothing may be timed, nothing is agreed on, or none
-    could be timed. A choice may be remembered for this `scope()`; one from elsewhere may differ from the other ranks'.
+    It is 0 if nothing may be timed, nothing is agreed on, or no config could be timed; so the first config must be the
+    best predicted one. A caller may remember the choice for this `scope()` only; in another scope it may differ from
+    that of the other ranks.
 
     Args:
-        kernel: Its name.
+        kernel: The kernel's name.
         problem: The problem, or a text for it.
-        configs: The same on each rank, in the same order.
-        times_us: Returns the times of all configs (microseconds, None for one that fails). Called only if needed.
+        configs: The configs, the same on each rank and in the same order.
+        times_us: Returns the times of all configs in microseconds, None for a config that fails. Called only if needed.
 
     >>> configs = [{"BLOCK": 64}, {"BLOCK": 128}, {"BLOCK": 256}]
     >>> agreed_choice("softmax", "rows=8", configs, lambda: [3.0, 2.0, None])
@@ -166,15 +180,16 @@ def agreed(
     problem: Problem | str,
     configs: Sequence[KernelConfig | Mapping[str, Any]],
 ) -> list[float | None]:
-    """Return the times of all ranks where `agree` is in force: of each config the longest, the same list on each rank.
+    """Return each config's longest time on all ranks while `agree` is in force, the same list on each rank.
 
-    All None where there is no agreement: then the first config must run.
+    All times are None if the ranks do not agree; then the first config must run. Without other ranks, these are this
+    process's own times.
 
     Args:
-        times_us: The times that this rank has measured, or a function that measures them if that is needed.
-        kernel: Its name.
+        times_us: This rank's times in microseconds, or a function that measures them if needed.
+        kernel: The kernel's name.
         problem: The problem, or a text for it.
-        configs: The same on each rank, in the same order.
+        configs: The configs, the same on each rank and in the same order.
 
     >>> agreed([3.0, float("inf")], "softmax", "rows=8", [{"BLOCK": 64}, {"BLOCK": 128}])
     [3.0, None]
@@ -187,8 +202,10 @@ def agreed(
             if len(times) != len(configs):
                 raise ForetuneError(f"{len(times)} times for {len(configs)} configs")
             return times
-        except Exception as error:  # noqa: BLE001 - the other ranks wait for what becomes of it, and the launch goes on
-            warn_once(f"{kernel}: its configs could not be timed ({type(error).__name__}: {error})", ": the first runs")
+        except Exception as error:  # noqa: BLE001 - the other ranks wait for this result, and the launch must go on
+            warn_once(
+                f"{kernel}: its configs could not be timed ({type(error).__name__}: {error})", ": the first config runs"
+            )
             return [None] * len(configs)
 
     agreement = _in_force[-1] if _in_force else None
@@ -198,9 +215,9 @@ def agreed(
 
 
 def scope() -> int:
-    """Return a number for the ranks that choices are made with: 0 for a process alone, else one for each group.
+    """Return a number for the ranks that choices are made with: 0 for a process alone, else one per group.
 
-    Choices in memory are kept by it, so that none made alone runs among others.
+    Choices in memory are stored by it, so that a choice made alone does not run in a job of several ranks.
 
     >>> scope()
     0
@@ -209,15 +226,15 @@ def scope() -> int:
 
 
 def number_of(group: ProcessGroup | None) -> int:
-    """Return a number that no other process group of this process has had, or will have; 0 for None.
+    """Return a number that identifies a process group for the life of this process; 0 for None.
 
-    Its `id` is no such number: a group that is destroyed leaves it to the next one.
+    Its `id` would not, because Python reuses the `id` of a destroyed group.
     """
     return 0 if group is None else _numbers.setdefault(group, next(_next_number))
 
 
 def rendezvous_of(group: ProcessGroup, purpose: str, patience_s: float, is_patient: bool = False) -> Rendezvous:
-    """Return where the ranks of a group meet for one purpose, in the group's own store."""
+    """Return the rendezvous of a group's ranks for one purpose, in the group's own store."""
     distributed = distributed_in_use()
     return Rendezvous(
         distributed.PrefixStore(f"foretune/{group.group_name}/{purpose}", group.get_group_store()),
@@ -230,7 +247,9 @@ def rendezvous_of(group: ProcessGroup, purpose: str, patience_s: float, is_patie
 
 
 def epoch() -> int:
-    """Return a number that changes when `agree` comes in force or ends: choices of another epoch must be made again.
+    """Return a number that changes whenever `agree` comes into force or ends.
+
+    Choices of another epoch must be made again.
 
     >>> before = epoch()
     >>> with agree():
@@ -241,7 +260,7 @@ def epoch() -> int:
 
 
 def _question(kernel: str, problem: Problem | str, configs: Sequence[KernelConfig | Mapping[str, Any]]) -> str:
-    """Return the same text in every process for the same question, and another one for another; to be read, too."""
+    """Return a readable text that is the same in every process for the same kernel, problem and configs."""
     values = [config.to_json() if isinstance(config, KernelConfig) else config for config in configs]
     about = problem.to_json() if isinstance(problem, Problem) else problem
     digest = hashlib.sha256(json.dumps([kernel, about, values], sort_keys=True).encode()).hexdigest()[:16]
@@ -250,18 +269,19 @@ def _question(kernel: str, problem: Problem | str, configs: Sequence[KernelConfi
 
 
 def _group(agreement: Agreement | None) -> ProcessGroup | None:
-    """Return the group of an agreement; None for a process without other ranks."""
+    """Return the group of an agreement, all ranks by default; None for a process without other ranks."""
     distributed = distributed_in_use()
     if distributed is None:
         return None
     group: ProcessGroup | None = agreement.group if agreement else None
-    if group is None or not _is_ours(group):  # the latter where it was destroyed since
+    if group is None or not _is_ours(group):  # it may have been destroyed meanwhile
         group = distributed.group.WORLD
     return group if distributed.get_world_size(group) > 1 else None
 
 
 def _is_ours(group: Any) -> bool:
+    """Return whether a value is a process group that this process is in."""
     try:
         return bool(distributed_in_use().get_rank(group) >= 0)
-    except Exception:  # noqa: BLE001 - torch says in many ways that something is no group
+    except Exception:  # noqa: BLE001 - torch raises many types for a value that is not a group
         return False

@@ -1,15 +1,16 @@
-"""`Rendezvous`: ranks that ask the same question get one answer, also when some of them are late, or never come.
+"""Give all ranks that ask the same question the same answer, even if some are late or never come: `Rendezvous`.
 
-No collective takes part: one hangs when a rank does not come, and pairs with the caller's when the ranks are at
-different places. Everything goes through a key-value store that every rank reaches (`torch.distributed`'s). An answer
-is one compare-and-set there: the rank that sets it first has set it for all, also for those that ask later. It is:
+No collective takes part: a collective hangs if a rank does not come, and pairs with one of the caller's if the ranks
+are at different places. Everything goes through a key-value store that every rank reaches (that of
+`torch.distributed`). An answer is set by one compare-and-set in the store; the first rank to set it decides for all,
+including those that ask later. It is one of:
 
-- what every rank posted, combined. The rank that posts last sets it.
-- the reason why there is no such answer, which names the ranks that differ. A rank whose patience ends sets it, or one
-  that sees that all ranks wait for different answers, or one that leaves (`leave`). Every rank then raises
+- The combination of the values that every rank posted. The rank that posts last sets it.
+- The reason why there is no such answer, which names the ranks that differ. It is set by a rank whose patience ends, by
+  one that sees that all ranks wait for different answers, or by one that leaves (`leave`). Every rank then raises
   `RankMismatchError` with this reason.
 
-So an answer contains what every rank posted, and no two ranks get different answers.
+So an answer contains the values of all ranks, and no two ranks get different answers.
 """
 
 from __future__ import annotations
@@ -23,32 +24,49 @@ from typing import Any, Protocol, TypeAlias
 from ....datasets import ForetuneError
 from ....datasets.errors import reason_of
 
-#: Microseconds of each config, or None for one that failed.
+#: The time of each config in microseconds; None for one that failed.
 Times: TypeAlias = Sequence[float | None]
-#: Pauses between two looks at the store: from what no one notices to what a store takes from thousands of ranks.
+#: The shortest and the longest pause between two reads of the store, in seconds: too short to be noticed, and long
+#: enough for a store that serves thousands of ranks.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.25
 
 
 class RankMismatchError(ForetuneError):
-    """The ranks of a group have no common answer. The message names the difference and is the same on each rank."""
+    """The ranks have no common answer; the message names the difference and is the same on each rank."""
 
 
 class Store(Protocol):
-    """What is needed of a `torch.distributed.Store`; each of these is one step."""
+    """The methods of a `torch.distributed.Store` that a rendezvous needs; each is atomic."""
 
-    def check(self, keys: list[str], /) -> bool: ...
-    def get(self, key: str, /) -> bytes: ...
-    def set(self, key: str, value: str, /) -> None: ...
-    def add(self, key: str, amount: int, /) -> int: ...
-    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
+    def check(self, keys: list[str], /) -> bool:
+        """Return whether all keys exist."""
+
+    def get(self, key: str, /) -> bytes:
+        """Return a key's value."""
+
+    def set(self, key: str, value: str, /) -> None:
+        """Set a key's value."""
+
+    def add(self, key: str, amount: int, /) -> int:
+        """Add to a counter and return its new value."""
+
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
+        """Set a value if the current one is as expected ("" for none); return the resulting value."""
 
 
 class Rendezvous:
-    """One rank's side of it. A store that fails raises what it raises.
+    """One rank's side of the protocol. Exceptions of the store are passed on.
 
-    `patience_s` is how long others are waited for. Each time that it was not enough halves it, unless `is_patient`:
-    ranks that keep apart lose twice that time in all, however many answers they look for. `names` are the ranks as
-    messages should name them, for a group whose ranks have other numbers in the job.
+    Args:
+        store: The key-value store.
+        rank: This process's rank in the group.
+        size: The number of ranks.
+        patience_s: How long to wait for other ranks, in seconds. Each wait in vain halves it, so that ranks that have
+            diverged lose at most twice this time in total.
+        is_patient: Whether waits in vain leave `patience_s` unchanged.
+        names: The ranks' numbers for messages, if those in the job differ from those in the group.
+        now: Returns the time in seconds.
+        sleep: Waits for some seconds.
 
     >>> from torch.distributed import HashStore
     >>> store = HashStore()
@@ -88,15 +106,15 @@ class Rendezvous:
         about: str = "",
         aside: str = "",
     ) -> Any:
-        """Return what `combine` makes of the values of all ranks, by rank; the same on each rank.
+        """Return what `combine` makes of the values of all ranks, in the order of ranks; the same on each rank.
 
         Args:
-            question: Everything that the answer depends on, the same text on each rank.
-            mine: Gives this rank's value, as JSON has it. Called only where there is no answer yet. Others are waited
-                for when it is done.
-            combine: Called by one of the ranks.
-            about: What an error calls the question, if not by its text.
-            aside: What an error should add if this rank waits in vain.
+            question: A text with everything that the answer depends on, the same on each rank.
+            mine: Returns this rank's value, which must be valid JSON. Called only if there is no answer yet, and before
+                waiting for the others.
+            combine: Combines the values; one of the ranks calls it.
+            about: The name of the question in errors, if not its text.
+            aside: A text to add to the error if this rank waits in vain.
 
         Raises:
             RankMismatchError: There is no such answer, on any rank.
@@ -104,7 +122,7 @@ class Rendezvous:
         if (answer := self._answer(question)) is None:
             try:
                 posted = json.dumps(mine())
-            except BaseException as error:  # Ctrl-C, say
+            except BaseException as error:  # including KeyboardInterrupt
                 self.leave(question, f"{self.named([self.rank])} left {about or question}: {reason_of(error)}")
                 raise
             answer = self._post(question, posted, combine) or self._wait(question, about or question, aside)
@@ -114,15 +132,15 @@ class Rendezvous:
         return value
 
     def leave(self, question: str, reason: str) -> None:
-        """Have all ranks that ask this question, now or later, raise this reason, unless they have an answer."""
+        """Make all ranks that ask this question, now or later, raise this reason, unless it has an answer."""
         self._settle(question, None, reason)
 
     def is_over(self, question: str) -> bool:
-        """Whether a question has an answer, or this rank's value from before it was started again."""
+        """Return whether a question has an answer, or a value that this rank posted before it was restarted."""
         return self.store.check([f"{question}/answer"]) or self.store.check([f"{question}/posts of {self.rank}"])
 
     def by_value(self, values: Sequence[object]) -> str:
-        """Say which ranks have which value, given each rank's.
+        """Return a text that lists which ranks have which value, given each rank's value.
 
         >>> Rendezvous(None, 0, 3, patience_s=0).by_value(["a", "b", "a"])
         'ranks 0, 2: a; rank 1: b'
@@ -133,21 +151,22 @@ class Rendezvous:
         return "; ".join(f"{self.named(ranks)}: {value}" for value, ranks in having.items())
 
     def named(self, ranks: Sequence[int]) -> str:
-        """Name ranks of the group, by their numbers in the job."""
+        """Return a text that names ranks of the group by their numbers in the job."""
         return f"rank{'s' * (len(ranks) > 1)} {', '.join(str(self.names[rank]) for rank in ranks)}"
 
     def _answer(self, question: str) -> bytes | None:
+        """Return the answer as stored; None if there is none yet."""
         key = f"{question}/answer"
         return self.store.get(key) if self.store.check([key]) else None
 
     def _settle(self, question: str, value: Any, reason: str = "") -> bytes:
-        """Sets the answer unless there is one; gives the one that there is then."""
+        """Set the answer unless there is one, and return the one that there is then."""
         return self.store.compare_set(f"{question}/answer", "", json.dumps([value, reason]))
 
     def _post(self, question: str, mine: str, combine: Callable[[list[Any]], Any]) -> bytes | None:
-        """Posts this rank's value, and gives the answer where it was the last."""
+        """Post this rank's value; return the answer if this rank was the last to post."""
         if self.store.add(f"{question}/posts of {self.rank}", 1) > 1:
-            return None  # another thread has posted, or this rank before it was started again
+            return None  # another thread has posted, or this rank before it was restarted
         self.store.set(f"{question}/value of {self.rank}", mine)
         if self.store.add(f"{question}/posts", 1) < self.size:
             return None
@@ -155,10 +174,11 @@ class Rendezvous:
         return self._settle(question, combine(everyones))
 
     def _wait(self, question: str, about: str, aside: str) -> bytes:
+        """Wait for the answer; when the patience ends, settle on the reason why there is none."""
         patience_s, pause_s = self.patience_s, FIRST_PAUSE_S
         until = self.now() + patience_s
         self.store.set(f"waits of {self.rank}", question)
-        # Those who wait are at most so many: one who has its answer may not have noticed.
+        # The counter may be too high: a rank whose answer has arrived may not have noticed it yet.
         if self.store.add("waiting", 1) >= self.size:
             self._release_all()
         try:
@@ -175,14 +195,16 @@ class Rendezvous:
             self.store.add("waiting", -1)
 
     def _missing(self, question: str) -> str:
+        """Return a text that names the ranks that have not posted a value."""
         missing = [rank for rank in range(self.size) if not self.store.check([f"{question}/value of {rank}"])]
         return f"{self.named(missing)} did not reach" if missing else "a rank ended before it had answered"
 
     def _release_all(self) -> None:
-        """Where every rank waits for an answer, none can come to where the others are: each gets the reason.
+        """If all ranks wait for different answers, settle each of these on that reason.
 
-        They all did wait at one moment: each had said what for before its answer was looked for, here, in vain. (One
-        of several threads may have waited while another could have gone on. Then they are released too soon.)
+        All of them did wait at one moment: each had stored its question before this method looked for an answer to it,
+        in vain. (With several threads per rank, one may have waited while another could have gone on; then the ranks
+        are released too early.)
         """
         keys = [f"waits of {rank}" for rank in range(self.size)]
         if not self.store.check(keys):
@@ -203,7 +225,7 @@ def longest_of_ranks(times_us: Sequence[Times]) -> list[float | None]:
 
 
 def longest(times_us: Times) -> float | None:
-    """The longest of a config's times on all ranks; None where one of them failed.
+    """Return the longest of a config's times on all ranks; None if it failed on one of them.
 
     >>> longest([3.0, 5.0]), longest([3.0, None])
     (5.0, None)

@@ -180,7 +180,7 @@ def test_a_foreign_file_is_begun_anew_with_one_warning(make, tmp_path):
     for text in ("[]", '{"format": "another"}', "{", json.dumps({"format": config_cache.FORMAT, "entries": {"a": 3}})):
         path.write_text(text)
         tuned, _ = make(cache=path)
-        with pytest.warns(ForetuneWarning, match="cannot be read as it is and is begun anew"):
+        with pytest.warns(ForetuneWarning, match="cannot be read and is replaced by a new file"):
             assert tuned(1) == 2
         assert make(cache=path)[0].tune(1).tuned_s == 0.0
         foretune.runtime.arguments._said.clear()
@@ -189,7 +189,7 @@ def test_a_foreign_file_is_begun_anew_with_one_warning(make, tmp_path):
 def test_a_disk_that_cannot_be_written_stops_nothing(make, tmp_path):
     (tmp_path / "file").write_text("")
     tuned, _ = make(cache=tmp_path / "file" / "mine.json")
-    with pytest.warns(ForetuneWarning, match="remembered in this process alone"):
+    with pytest.warns(ForetuneWarning, match="kept in this process only"):
         assert tuned(1) == 2
     assert tuned.tune(1).tuned_s == 0.0
 
@@ -276,7 +276,7 @@ def test_the_kernels_of_a_contextual_function_are_shortened_too(tmp_path):
 def test_a_value_that_has_no_room_at_all_is_not_kept_and_costs_no_other_key(tmp_path):
     cache = ConfigCache(tmp_path / "c.json")
     cache.set("key", {"x": 1})
-    with pytest.warns(ForetuneWarning, match="do not hold a new value: it is not kept"):
+    with pytest.warns(ForetuneWarning, match="a new value does not fit into 524288 bytes: it is not stored"):
         cache.set("large", {"text": "x" * 600_000})
     assert cache.keys() == ConfigCache(tmp_path / "c.json").keys() == ["key"]
 

@@ -28,7 +28,7 @@ from remembered import CONFIGS, H100, H200, KERNEL, problem, remember
 
 def test_nothing_is_shown_where_nothing_is(folder: Path) -> None:
     assert cache_contents().to_json() == {"folder": str(folder), "kernels": [], "functions": []}
-    assert "Nothing is remembered in" in call("cache show").stdout
+    assert "There are no choices in" in call("cache show").stdout
 
 
 def test_each_kernel_and_device_is_shown(folder: Path) -> None:
@@ -117,8 +117,8 @@ def test_clearing_leaves_what_is_not_the_caches_and_says_so(which: str, folder: 
     left = {path.name for path in (*folder.iterdir(), *folder.with_name("functions").iterdir())}
     assert left == {path.name for path in texts if path.parent != tmp_path} | {"link.json", "folder.json", "pipe.json"}
     assert len(counted["left"]) == 8
-    assert any("package.json is left as it is: it is not a file of the cache" in one for one in counted["left"])
-    assert any("link.json is left as it is: it is a symbolic link" in one for one in counted["left"])
+    assert any("package.json was not removed: it is not a file of the cache" in one for one in counted["left"])
+    assert any("link.json was not removed: it is a symbolic link" in one for one in counted["left"])
 
 
 def test_nothing_is_cleared_through_a_link_in_the_folders_place(folder: Path, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_nothing_is_cleared_through_a_link_in_the_folders_place(folder: Path, tm
             counted = clear_cache(kernel)
         assert (counted.kernels, counted.left) == (
             0,
-            (f"{folder} is a symbolic link: what lies there is left as it is",),
+            (f"{folder} is a symbolic link: nothing in it was removed",),
         )
         assert sorted((tmp_path / "real").iterdir()) == before
 
@@ -276,9 +276,12 @@ def test_only_a_regular_file_is_imported(kind: str, tmp_path: Path) -> None:
     [
         (b"", "not exported choices: "),
         (b"[" * 100_000, "not exported choices: "),
-        (b'{"format": "foretune exported choices 1"}', "not exported choices: it is no file of"),
-        (b'{"format": "foretune choices 1", "files": []}', "not exported choices: it is no file of"),
-        (b'{"format": "foretune exported choices 1", "files": [3]}', "not exported choices: it is no file of"),
+        (b'{"format": "foretune exported choices 1"}', "not exported choices: it is not a file of format"),
+        (b'{"format": "foretune choices 1", "files": []}', "not exported choices: it is not a file of format"),
+        (
+            b'{"format": "foretune exported choices 1", "files": [3]}',
+            "not exported choices: it is not a file of format",
+        ),
         (
             b'{"format": "foretune exported choices 1", "files": [{"a": ' + b"9" * 5000 + b"}]}",
             "not exported choices: ",
@@ -314,7 +317,7 @@ def test_where_nothing_can_be_kept_importing_is_an_error(tmp_path: Path, monkeyp
     remember()
     export_choices(tmp_path / "choices.json")
     monkeypatch.setenv(kernel_cache.VARIABLE, "/dev/null/nowhere")
-    with pytest.warns(ForetuneWarning, match="File exists"), pytest.raises(ForetuneError, match="cannot be kept"):
+    with pytest.warns(ForetuneWarning, match="File exists"), pytest.raises(ForetuneError, match="cannot be stored"):
         import_choices(tmp_path / "choices.json")
 
 
@@ -351,7 +354,7 @@ def test_functions_are_shown_beside_kernels(tuned: TunedFunction) -> None:
     assert [(one["key"][-3:], one["times"], one["failed"]) for one in listed] == [(": 1", 2, 1), (": 2", 2, 1)]
     assert all(one["chosen"] in call(f"cache show {FUNCTION}").stdout for one in listed)
     assert all(one["best_us"] == float(f"{one['best_us']:.6g}") > 0 for one in listed)  # as of a kernel
-    with pytest.raises(ForetuneError, match=r"nothing is remembered of 'no\.such'.*choices of .*scale"):
+    with pytest.raises(ForetuneError, match=r"has no choices of 'no\.such', only of .*scale"):
         cache_contents("no.such")
 
 
@@ -361,7 +364,7 @@ def test_a_function_is_neither_frozen_nor_written_for_other_projects(
 ) -> None:
     result = call(f"cache {command} {FUNCTION} --out", tmp_path / "out")
     assert result.exit_code == 1
-    assert "is a tuned function: only a kernel's choices can be written so" in words(result.stderr)
+    assert "is a tuned function: only choices of kernels can be written in this format" in words(result.stderr)
 
 
 def test_a_function_is_forgotten_by_its_name_and_with_all(tuned: TunedFunction, folder: Path) -> None:

@@ -90,10 +90,10 @@ def test_the_command_writes_them(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ForetuneError, match="nothing that could be exported"):
+    with pytest.raises(ForetuneError, match="there is nothing to export"):
         export_fla_tables(tmp_path)
     ChoiceCache.of(KERNEL, "s1", H200).record(problem(8), CONFIGS[0], None)
-    with pytest.raises(ForetuneError, match="nothing that could be exported"):
+    with pytest.raises(ForetuneError, match="there is nothing to export"):
         export_fla_tables(tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(ForetuneError, match="is a file"):

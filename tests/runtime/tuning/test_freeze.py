@@ -57,7 +57,7 @@ def test_a_bare_interpreter_chooses_what_was_the_best_on_each_device(tmp_path: P
         times = {one: time_us(rows, one, device) or math.inf for one in CONFIGS}
         assert config == min(times, key=times.__getitem__)
     text = (tmp_path / "heuristic.py").read_text()
-    assert "Next to the best config that was measured: 0.0 % slower (geometric mean of 8 problems), 0.0 % at" in text
+    assert "Compared with the best measured config: 0.0 % slower (geometric mean of 8 problems), 0.0 % at" in text
     assert "NVIDIA H200: source s1, torch " in text
     assert "import" not in text
 
@@ -212,17 +212,17 @@ def test_a_tuned_family_is_told_what_it_loses_against_the_bundle_as_well() -> No
     assert frozen.measured is not None
     assert frozen.predicted is not None
     assert frozen.predicted[0] > frozen.measured[0]  # of nine configs, the best are not
-    assert "the best that the bundle predicts: " in frozen.source
+    assert "the best predicted config: " in frozen.source
 
 
 def test_what_cannot_be_frozen_is_refused(tmp_path: Path) -> None:
     remember()
-    with pytest.raises(ForetuneError, match="nothing is remembered of 'nothing'"):
+    with pytest.raises(ForetuneError, match="has no choices of 'nothing'"):
         freeze_choices("nothing")
     with pytest.raises(ForetuneError, match="the number of rules must be an integer between 1 and 1000 but got 0"):
         freeze_choices(KERNEL, most_rules=0)
     with pytest.raises(
-        ForetuneError, match="the bundle learned fake on sm_90 and predicts nothing sure for AMD, gfx942"
+        ForetuneError, match="the bundle learned fake on sm_90 and has no sure prediction for AMD, gfx942"
     ):
         freeze_predictions(
             FakeFamily(),

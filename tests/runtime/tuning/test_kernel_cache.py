@@ -232,7 +232,7 @@ def test_a_file_that_says_anything_else_is_begun_anew(document: dict[str, Any], 
         cache.saw_launch(SMALL, ["rows"], [8])
         assert cache_of("k").times(SMALL) == {CONFIGS[1]: 6.0}
     assert [one.category for one in caught] == [ForetuneWarning]
-    assert "begun anew" in str(caught[0].message)
+    assert "replaced by a new file" in str(caught[0].message)
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_a_file_that_was_cut_off_anywhere_is_moved_aside_and_begun_anew(tmp_path
         assert file.is_on_disk
         assert json.loads(path.read_text()) == {"y": 2}
         assert len(caught) == 1
-        assert caught[0].startswith(f"{path} cannot be read as it is and is begun anew (")
+        assert caught[0].startswith(f"{path} cannot be read and is replaced by a new file (")
         assert (tmp_path / "a.json.unreadable").read_bytes() == whole[:length]
 
 
@@ -355,5 +355,5 @@ def test_an_update_that_has_no_room_is_left_out_with_a_warning(tmp_path: Path) -
     with heard() as said:
         add(file, "y" * 100)
     assert len(said) == 1
-    assert "60 bytes do not hold a new value: it is not kept" in said[0]
+    assert "a new value does not fit into 60 bytes: it is not stored" in said[0]
     assert file.read() == counts_in(tmp_path / "a.json").read() == {"x": 1}
