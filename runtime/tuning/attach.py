@@ -47,11 +47,7 @@ def attach_to(kernel: Any, family: Family | None = None, k: Length = "auto") -> 
 
 
 def _hold(tuner: triton.runtime.Autotuner) -> list[Attachment]:
-    """Attach a tuner for one `attached` block, or count the block if other blocks hold the tuner.
-
-    Returns:
-        The attachment in a list; an empty list if the tuner was attached by `attach`, which a block leaves alone.
-    """
+    """Attach a tuner for one `attached` block, or count the block; return [] if `attach` has attached it."""
     with _changing.lock:
         there = Attachment.of(tuner)
         if there is None:
@@ -94,16 +90,14 @@ def detach(kernel: Any) -> None:
 def attached(kernels: ModuleType | Iterable[Any]) -> Iterator[list[triton.runtime.Autotuner]]:
     """Attach all autotuners of a package, or a list of kernels, for the duration of a `with` block.
 
-    Kernels that `attach` has attached before are left alone. Blocks may overlap, also in several threads: a kernel is
-    detached when the last block ends.
+    Kernels attached by `attach` are left alone. Blocks may overlap, also in several threads: the last one detaches.
 
     Args:
-        kernels: A module, whose submodules are imported too (one warning lists those that cannot be); or autotuned
-            kernels.
+        kernels: Autotuned kernels; or a module, whose submodules are imported (one warning lists those that cannot be).
 
     Raises:
-        ForetuneError: The argument is neither a module nor a list of autotuned kernels; or, at the end of a block that
-            has not raised, a kernel cannot be detached (see `detach`). The other kernels are detached then, too.
+        ForetuneError: `kernels` is neither; or, at the end of a block that has not raised, a kernel cannot be detached
+            (see `detach`). The other kernels are detached then, too.
 
     >>> import json
     >>> with attached(json) as tuners:

@@ -163,3 +163,13 @@ def milliseconds(timing: Any) -> float:
     if not time_ms > 0 or isinstance(first, (str, bytes, bool)):
         raise ForetuneError(f"do_bench must return milliseconds > 0 but returned {shown(timing)}")
     return time_ms
+
+
+def microseconds(timing: Any) -> float | None:
+    """Return the time of a benchmarker's result in ms (a median, or all quantiles); None for a failed config.
+
+    Raises:
+        ForetuneError: The result is not a time (see `milliseconds`).
+    """
+    time_us = 1e3 * milliseconds(timing)
+    return time_us if math.isfinite(time_us) else None

@@ -1,7 +1,8 @@
 """Learn from a kernel's own timings which of its configs are worth timing: `OwnTimings`.
 
 A config is judged by its slowdowns (its time over the best config's) on problems near the current one. On the four
-workloads of `tests/third_party/replay_tunings.py` no more complex model did better; runtime/NOTES.md has the table.
+workloads of `tests/third_party/replay_tunings.py` more complex models did not do better; runtime/NOTES.md has the
+table.
 """
 
 from __future__ import annotations

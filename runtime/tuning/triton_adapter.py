@@ -19,7 +19,7 @@ from ..launching.stub_driver import device_here, measures
 from ..prune import Pruner
 from .known_times import KeyTimes, KnownTimes
 from .launches import LaunchFamily
-from .one_launch import OneConfigCache, OneLaunch, key_of_launch, milliseconds, times_one
+from .one_launch import OneConfigCache, OneLaunch, key_of_launch, microseconds, times_one
 from .ranks.agreement import choose_together, epoch, may_tune, scope
 from .session import Measured, TuningSession, is_capturing
 from .shortlisters import FamilyShortlister, OwnShortlister, Shortlister
@@ -31,23 +31,20 @@ if TYPE_CHECKING:
 class Attachment:
     """The hooks that Foretune places on one attached autotuner: four instance attributes that hide those of its class.
 
-    - `prune_configs` selects the configs to time. The kernel's own `early_config_prune` runs first, Foretune picks
-      among the configs that it leaves, and `perf_model` comes last. `early_config_prune` itself is not replaced,
-      because other code calls it: FLA, to check that a config from a file is allowed; and Dynamo (torch 2.13), which
-      makes a new autotuner of the configs that it returns, but without `reset_to_zero` and `restore_value`, so that
-      compiled code would compute wrong results.
-    - `_bench` times one config. It uses Foretune's timer, unless the kernel has its own `do_bench` or its class its own
-      `_bench`. Each time is learned and stored at once, so that none is lost if the process is killed. Known times are
-      not measured again, and the other configs are compiled in parallel first.
-    - `run` launches. It serves one thread at a time, because Triton keeps a launch's arguments on the autotuner, where
-      two threads would mix them up. While a CUDA graph is captured nothing is timed: a new key runs the predicted
-      config, or else the first allowed one, and the choice is not remembered.
-    - `__getstate__` gives copies and pickles the autotuner without the attachment.
+    - `prune_configs` selects the configs to time: the kernel's own `early_config_prune` first, then Foretune's
+      shortlist, and `perf_model` last. `early_config_prune` itself is not replaced, because other code calls it: FLA,
+      to check a config from a file; and Dynamo (torch 2.13), which makes an autotuner of what it returns, but without
+      `reset_to_zero` and `restore_value`, so that compiled code would compute wrong results.
+    - `_bench` times one config, with Foretune's timer unless the kernel has its own `do_bench` or its class its own
+      `_bench`. Each time is learned and stored at once, so that a killed process loses none. Known times are not
+      measured again, and the other configs are first compiled in parallel.
+    - `run` launches, one thread at a time, because Triton keeps a launch's arguments on the autotuner, where threads
+      would mix them up. While a CUDA graph is captured nothing is timed: a new key runs the predicted config, or else
+      the first allowed one, and that choice is not remembered.
+    - `__getstate__` gives copies and pickles the autotuner without the hooks.
 
-    `holders` counts the open `attached` blocks that hold it; 0 for `attach`.
-
-    Where ranks choose together (`agree`), `prune_configs` times the configs and returns only the agreed one. Triton
-    then remembers that config, not what each rank had chosen alone.
+    `holders` counts the open `attached` blocks that hold it; 0 for `attach`. Where ranks choose together (`agree`),
+    `prune_configs` times the configs and returns the agreed one, which Triton then remembers.
     """
 
     holders, is_on = 0, False
@@ -93,11 +90,7 @@ class Attachment:
         self.is_on = True
 
     def end(self) -> None:
-        """Remove the hooks from the autotuner.
-
-        Raises:
-            ForetuneError: Other code has replaced one of them meanwhile.
-        """
+        """Remove the hooks; raise `ForetuneError` if other code has replaced one of them meanwhile."""
         here = self.tuner.__dict__
         with self.lock:  # wait for a running launch
             if changed := [name for name, ours in self._ours.items() if here.get(name) is not ours]:
@@ -169,7 +162,7 @@ class Attachment:
                 self._or_warn(self._compile, tuning, args, meta)
             timing = self._timed(args, config, meta)
         try:
-            time_us = _microseconds(timing)
+            time_us = microseconds(timing)
         except ForetuneError as error:
             if tuning is not None:
                 tuning.session.refuse(config, error)
@@ -214,17 +207,14 @@ class Attachment:
         return left > 1 and key_of_launch(tuner, {**tuner.nargs, **kwargs}) not in self._met
 
     def _chosen_with_others(self, configs: Sequence[triton.Config], kwargs: Mapping[str, Any]) -> triton.Config:
-        """Return the config that all ranks agree on: the fastest on the rank where it is slowest.
-
-        The first config, which is the same on every rank, if they do not agree or the launch is not a `Problem`.
-        """
+        """Return the config that all ranks agree on; the first, which is equal on all ranks, if they do not."""
         tuning, tuner = self._tuning, self.tuner
         if tuning is None:
             return configs[0]
         given = tuple(tuner.nargs.values())
 
         def times_us() -> list[float | None]:
-            return [_microseconds(self.bench(*given, config=config, **kwargs)) for config in configs]
+            return [microseconds(self.bench(*given, config=config, **kwargs)) for config in configs]
 
         best, time_us = tuning.times.agree(configs, times_us)
         best = best or configs[0]
@@ -274,10 +264,7 @@ class Attachment:
             tuning.uncompiled = tuple(left)
 
     def _compile(self, tuning: _Tuning, args: Sequence[Any], meta: Mapping[str, Any]) -> None:
-        """Compile the configs that will be timed, in parallel.
-
-        Errors are ignored here: Triton meets them again when it times the config.
-        """
+        """Compile configs in parallel; errors are ignored, because Triton meets them when it times the config."""
         configs, tuning.uncompiled = tuning.uncompiled, ()
         given = {name: value for name, value in meta.items() if name != "warmup"}
         tuning.session.compile(configs, lambda config: self.tuner.fn.warmup(*args, **given, **config.all_kwargs()))
@@ -289,7 +276,7 @@ class Attachment:
         if after is not None and after is not before:
             for config, timing in after.items():
                 if config in tuning.configs and config not in session.measured:
-                    session.keep(config, Measured.of(_microseconds(timing)))
+                    session.keep(config, Measured.of(microseconds(timing)))
         new = tuner.cache.keys() - tuning.keys
         if choose_together():
             self._chosen_together.setdefault(scope(), {}).update((key, tuner.cache[key]) for key in new)
@@ -341,13 +328,3 @@ class _CapturedError(Exception):
 
     def __init__(self, config: triton.Config) -> None:
         self.config = config
-
-
-def _microseconds(timing: Any) -> float | None:
-    """Return the time of a benchmarker's result in ms (a median, or all quantiles); None for a failed config.
-
-    Raises:
-        ForetuneError: The result is not a time (see `milliseconds`).
-    """
-    time_us = 1e3 * milliseconds(timing)
-    return time_us if math.isfinite(time_us) else None

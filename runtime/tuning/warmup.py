@@ -42,7 +42,7 @@ Wanted: TypeAlias = "tuple[Problem, Mapping[str, Any]]"
 
 @dataclass(frozen=True)
 class WarmedUp:
-    """What a warm-up compiled. `failed` lists the configs and problems that did not compile, and why."""
+    """The result of a warm-up. `failed` lists the configs and problems that did not compile, and why."""
 
     family: str
     device: str

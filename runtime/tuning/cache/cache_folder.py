@@ -89,7 +89,7 @@ class CacheContents:
 
 @dataclass(frozen=True)
 class Counted:
-    """How much was exported, imported or cleared: numbers of files, problems (keys for functions) and times.
+    """Numbers of files, problems (for functions: keys) and times that were exported, imported or cleared.
 
     `left` has a line for each thing that was left alone or left out: foreign files, malformed records, records without
     room.

@@ -1,4 +1,4 @@
-"""Store what is known of one kernel on one device across processes: `ChoiceCache`.
+"""Store the results of one kernel on one device across processes: `ChoiceCache`.
 
 There is one file per kernel and device, in `FORETUNE_CACHE_DIR/choices` or else `~/.cache/foretune/choices`. Each
 config's time is a record of its own, so that another list of configs, or another pruner, measures only new configs.
