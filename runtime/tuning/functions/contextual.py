@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, Generic, overload
 
 from ....datasets import ForetuneError
 from ....datasets.errors import check_flag, check_path
@@ -23,14 +23,14 @@ from .results import TuneResult, all_failed, check_finished
 from .running import TuningLock, context_now, context_turn, in_context
 from .search import Search
 from .sites import Site, Sites, forced
-from .wrapped import CallKey
+from .wrapped import BoundFunction, CallKey, Instance, P, Q, R
 
 #: The kernels that a function launches may depend on the configs. It is searched for new ones at most this often, so
 #: that tuning ends.
 _ROUNDS = 3
 
 
-class ContextualFunction(FunctionTuner):
+class ContextualFunction(FunctionTuner, Generic[P, R]):
     """A function that `foretune.contextual_autotune` decorated; the options are documented there.
 
     >>> from foretune.runtime.tuning.functions.tuned_function import TunedFunction
@@ -44,7 +44,7 @@ class ContextualFunction(FunctionTuner):
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[P, R],
         *,
         key: Callable[..., Any] | Sequence[str] | None = None,
         logs: Path | str | None = None,
@@ -60,7 +60,33 @@ class ContextualFunction(FunctionTuner):
         """See `renew_in_children`."""
         self._lock = TuningLock()
 
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> ContextualFunction[P, R]: ...
+
+    @overload
+    def __get__(
+        self: ContextualFunction[Concatenate[Instance, Q], R], instance: Instance, owner: Any = None
+    ) -> BoundFunction[Q, R]: ...
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Return the function itself for the class, and the bound method for an instance."""
+        return self if instance is None else BoundFunction(self, instance)
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    @overload
     def __call__(
+        self, *args: Any, autotune: bool, autotune_verbose: bool = ..., autotune_pg: Any = ..., **kwargs: Any
+    ) -> R: ...
+
+    @overload
+    def __call__(self, *args: Any, autotune_verbose: bool, autotune_pg: Any = ..., **kwargs: Any) -> R: ...
+
+    @overload
+    def __call__(self, *args: Any, autotune_pg: Any, **kwargs: Any) -> R: ...
+
+    def __call__(  # type: ignore[misc]  # P might contain the options, but `CallKey` refuses such functions
         self, *args: Any, autotune: bool = True, autotune_verbose: bool = False, autotune_pg: Any = None, **kwargs: Any
     ) -> Any:
         """Call the function; the first call with a new key tunes all kernels in it.
@@ -229,7 +255,7 @@ def contextual_autotune(
     logs: Path | str | None = None,
     cache: ConfigCache | Path | str | bool = True,
     timer: CallTimer | None = None,
-) -> Callable[[Callable[..., Any]], ContextualFunction]:
+) -> Callable[[Callable[P, R]], ContextualFunction[P, R]]:
     """Decorate a function so that the first call of each key tunes the autotuned kernels in it by the function's time.
 
     Use it where kernels cannot be timed alone: with collectives, or updates in place, between them. The kernels are
@@ -240,7 +266,8 @@ def contextual_autotune(
 
     A call accepts `autotune`, `autotune_verbose` and `autotune_pg`, as after `tune`. With `autotune_pg=group`, all
     ranks of the group run the same configs in lockstep and choose the config that is fastest on its slowest rank. They
-    must make the same calls with the same keys; otherwise a `ForetuneError` names the difference.
+    must make the same calls with the same keys; otherwise a `ForetuneError` names the difference. Type checkers check
+    calls of the result by the function's own signature.
 
     Args:
         key: A function of the call's arguments, or the names of those that form the key. If None all do: tensors by
