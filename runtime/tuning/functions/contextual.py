@@ -31,7 +31,9 @@ _ROUNDS = 3
 
 
 class ContextualFunction(FunctionTuner, Generic[P, R]):
-    """A function that `foretune.contextual_autotune` decorated; the options are documented there.
+    """A function as `foretune.contextual_autotune` returns it; the options are documented there.
+
+    For type checkers, it takes the parameters of the original function (`P`) and returns its result (`R`).
 
     >>> from foretune.runtime.tuning.functions.tuned_function import TunedFunction
     >>> twice = TunedFunction(lambda values, tile: [2 * value for value in values], {"tile": [1, 2]}, cache=False)
@@ -96,7 +98,7 @@ class ContextualFunction(FunctionTuner, Generic[P, R]):
         Args:
             args: Arguments of the function.
             autotune: False runs the function without tuning.
-            autotune_verbose: Print the progress of tuning.
+            autotune_verbose: Print the progress of tuning to stderr.
             autotune_pg: A torch process group whose ranks tune together.
             kwargs: Keyword arguments of the function.
 
@@ -114,7 +116,7 @@ class ContextualFunction(FunctionTuner, Generic[P, R]):
         if tunes:
             call = self._read(args, kwargs, autotune_pg)
             key = self._memory_key(call, autotune_pg)
-            if not self._remembered(key) and self._bears_trials(call, ": it is not tuned as a whole"):
+            if not self._remembered(key) and self._is_repeatable(call, ": it is not tuned as a whole"):
                 with self._lock.turn() as is_mine:  # another thread may tune it meanwhile
                     if is_mine and not self._remembered(key):
                         with context_turn() as has_turn:
@@ -129,8 +131,8 @@ class ContextualFunction(FunctionTuner, Generic[P, R]):
 
         Args:
             args: Arguments of the function.
-            force: Measure all configs again. Otherwise the results of a key that was tuned before are returned.
-            autotune_verbose: Print the progress of tuning.
+            force: Measure all configs again. Otherwise known choices are kept and only the other kernels are tuned.
+            autotune_verbose: Print the progress of tuning to stderr.
             autotune_pg: A torch process group whose ranks tune together.
             kwargs: Keyword arguments of the function.
 
@@ -144,7 +146,7 @@ class ContextualFunction(FunctionTuner, Generic[P, R]):
         if context_now() is not None:
             raise ForetuneError(f"{self.name} is run by a function that is being tuned as a whole")
         call = self._read(args, kwargs, autotune_pg)
-        self._bears_trials(call)
+        self._is_repeatable(call)
         with self._lock.turn() as is_mine:
             if not is_mine:
                 raise ForetuneError(f"{self.name} is already being tuned by an outer call")
@@ -201,14 +203,14 @@ class ContextualFunction(FunctionTuner, Generic[P, R]):
         """
         reasons: dict[str, str] = {}
         for _ in range(_ROUNDS):
-            pending = [site for site in sites.found if site.is_met and not site.is_tuned]
+            pending = [site for site in sites.found if site.is_reached and not site.is_tuned]
             tuning.ranks.check_alike({"kernels": "; ".join(site.terms for site in pending)})
             if not pending:
                 return reasons
             for site in pending:
                 reasons[site.label] = self._tune_site(tuning, site, records)
             for site in sites.found:
-                site.is_met = False
+                site.is_reached = False
             self._once(tuning)  # other configs may lead to other kernels
         warn_once(f"{self.name}: every run launches new kernels or keys", ": the remaining ones are not tuned")
         return reasons

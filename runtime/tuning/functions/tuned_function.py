@@ -28,7 +28,7 @@ from .wrapped import BoundFunction, Instance, P, Q, R
 
 
 class TunedFunction(FunctionTuner, Generic[P, R]):
-    """A function and its configs, as `foretune.tune` creates it; the options are documented there.
+    """A function and its configs, as `foretune.tune` returns it; the options are documented there.
 
     Call it as the original function, without the knobs: it fills them in from the chosen config. A knob that a call
     passes explicitly keeps that value. For type checkers, it takes the parameters of the original function (`P`) and
@@ -109,7 +109,7 @@ class TunedFunction(FunctionTuner, Generic[P, R]):
         Args:
             args: Arguments of the function.
             autotune: False measures nothing: a new key runs the best known config, or the first one.
-            autotune_verbose: Print the progress of tuning.
+            autotune_verbose: Print the progress of tuning to stderr.
             autotune_pg: A torch process group whose ranks tune together.
             kwargs: Keyword arguments of the function; they may include knobs.
 
@@ -137,7 +137,7 @@ class TunedFunction(FunctionTuner, Generic[P, R]):
         Args:
             args: Arguments of the function.
             force: Measure all configs again. Otherwise known times are reused and only the others are measured.
-            autotune_verbose: Print the progress of tuning.
+            autotune_verbose: Print the progress of tuning to stderr.
             autotune_pg: A torch process group whose ranks tune together.
             kwargs: Keyword arguments of the function; they may include knobs.
 
@@ -151,7 +151,7 @@ class TunedFunction(FunctionTuner, Generic[P, R]):
         """
         group = autotune_pg
         call = self._calls.read(args, kwargs, Ranks(group).size)
-        self._bears_trials(call)
+        self._is_repeatable(call)
         with self._turn(call) as is_mine:
             if not is_mine:
                 raise ForetuneError(f"{self.name} is already being tuned for {call.key} by an outer call")
@@ -183,7 +183,7 @@ class TunedFunction(FunctionTuner, Generic[P, R]):
         if is_capturing():
             warn_once(f"{self.name}: a CUDA graph is being captured", consequence)
             return self._untuned(call)
-        if not self._bears_trials(call, consequence):
+        if not self._is_repeatable(call, consequence):
             return self._untuned(call)
         with self._turn(call) as is_mine:
             if not is_mine:

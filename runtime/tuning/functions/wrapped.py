@@ -144,7 +144,7 @@ class CallKey:
             arguments, with defaults filled in.
 
     Raises:
-        ForetuneError: `key` names an unknown parameter, or the function has a parameter named as a `CALL_OPTIONS`.
+        ForetuneError: `key` names an unknown parameter, or the function has a parameter in `CALL_OPTIONS`.
     """
 
     def __init__(self, function: Callable[..., Any], key: Any) -> None:
