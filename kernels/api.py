@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
 
 from ..datasets import ForetuneError, KernelConfig, Problem
 from .learning import FamilyLike, dataset_of
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from ..runtime import Explanation, Pruner, Shortlist
     from ..runtime.covering import Cover
     from ..runtime.tuning.functions import Advisor, CallTimer, ConfigCache, TunedFunction, Work
+
+#: The parameters and the result of a function that `tune` decorates.
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def configs(family: FamilyLike) -> list[triton.Config]:
@@ -331,7 +335,7 @@ def tune(
     device: DeviceSpec | Path | str | None = None,
     cache: ConfigCache | Path | str | bool = True,
     timer: CallTimer | None = None,
-) -> Callable[[Callable[..., Any]], TunedFunction]:
+) -> Callable[[Callable[P, R]], TunedFunction[P, R]]:
     """Decorate a function so that it runs with the fastest config of a space, found at the first call of each key.
 
     The function gets a config as keyword arguments. Each config is called `n_warmup` times and timed `n_repeat` times,
@@ -342,6 +346,9 @@ def tune(
     `autotune_pg=group`: all ranks of a torch process group tune together and choose what is fastest on the slowest.
     They must make the same calls with the same keys; else they get a `ForetuneError` that names the difference, at the
     latest after the group's timeout.
+
+    Type checkers check calls of the result by the function's own signature. Knobs need defaults there, so that calls
+    may omit them; the tuner replaces these defaults.
 
     Args:
         space: A dict of lists; a list or generator of dicts or of `triton.Config`s; or a function that returns one.
@@ -369,7 +376,7 @@ def tune(
             its cause; the next call tries again.
 
     >>> @tune({"chunk": [16, 64, 256]}, key=["rows"], cache=False)
-    ... def total(rows, chunk):
+    ... def total(rows: int, chunk: int = 16) -> int:
     ...     return sum(sum(range(at, min(at + chunk, rows))) for at in range(0, rows, chunk))
     >>> total(1000), len(total.tune(1000).trials)
     (499500, 3)
@@ -377,7 +384,7 @@ def tune(
     given = _with_family(locals())
     from ..runtime.tuning.functions import TunedFunction
 
-    return partial(TunedFunction, **given)
+    return cast("Callable[[Callable[P, R]], TunedFunction[P, R]]", partial(TunedFunction, **given))
 
 
 def _with_family(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -80,7 +80,9 @@ class EventTimer(HostTimer):
 class KernelTimer:
     """Times calls with `Timer`, without the launch gap, if they only enqueue work; otherwise with events.
 
-    The first call that synchronizes with the device makes `Timer` raise; from then on all calls are timed with events.
+    `Timer` raises for calls that synchronize with the device. If the first sample raises, all samples are taken with
+    events; if a later one raises, the config fails, since the two kinds of times are not comparable. Calls with `undo`
+    are always timed with events.
     """
 
     def __init__(self, timer: Callable[[], Timer], events: EventTimer) -> None:
@@ -93,7 +95,7 @@ class KernelTimer:
             try:
                 times = self._timer().sample(call, samples)
             except ForetuneError:
-                if self._queues:  # earlier times came from `Timer`: event times would not be comparable
+                if self._queues:  # earlier times came from `Timer`
                     raise
                 self._queues = False
             else:

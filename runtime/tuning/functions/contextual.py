@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, Generic, overload
 
 from ....datasets import ForetuneError
 from ....datasets.errors import check_flag, check_path
@@ -23,15 +23,17 @@ from .results import TuneResult, all_failed, check_finished
 from .running import TuningLock, context_now, context_turn, in_context
 from .search import Search
 from .sites import Site, Sites, forced
-from .wrapped import CallKey
+from .wrapped import BoundFunction, CallKey, Instance, P, Q, R
 
 #: The kernels that a function launches may depend on the configs. It is searched for new ones at most this often, so
 #: that tuning ends.
 _ROUNDS = 3
 
 
-class ContextualFunction(FunctionTuner):
-    """A function that `foretune.contextual_autotune` decorated; the options are documented there.
+class ContextualFunction(FunctionTuner, Generic[P, R]):
+    """A function as `foretune.contextual_autotune` returns it; the options are documented there.
+
+    For type checkers, it takes the parameters of the original function (`P`) and returns its result (`R`).
 
     >>> from foretune.runtime.tuning.functions.tuned_function import TunedFunction
     >>> twice = TunedFunction(lambda values, tile: [2 * value for value in values], {"tile": [1, 2]}, cache=False)
@@ -44,7 +46,7 @@ class ContextualFunction(FunctionTuner):
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[P, R],
         *,
         key: Callable[..., Any] | Sequence[str] | None = None,
         logs: Path | str | None = None,
@@ -60,7 +62,33 @@ class ContextualFunction(FunctionTuner):
         """See `renew_in_children`."""
         self._lock = TuningLock()
 
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> ContextualFunction[P, R]: ...
+
+    @overload
+    def __get__(
+        self: ContextualFunction[Concatenate[Instance, Q], R], instance: Instance, owner: Any = None
+    ) -> BoundFunction[Q, R]: ...
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Return the function itself for the class, and the bound method for an instance."""
+        return self if instance is None else BoundFunction(self, instance)
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    @overload
     def __call__(
+        self, *args: Any, autotune: bool, autotune_verbose: bool = ..., autotune_pg: Any = ..., **kwargs: Any
+    ) -> R: ...
+
+    @overload
+    def __call__(self, *args: Any, autotune_verbose: bool, autotune_pg: Any = ..., **kwargs: Any) -> R: ...
+
+    @overload
+    def __call__(self, *args: Any, autotune_pg: Any, **kwargs: Any) -> R: ...
+
+    def __call__(  # type: ignore[misc]  # P might contain the options, but `CallKey` refuses such functions
         self, *args: Any, autotune: bool = True, autotune_verbose: bool = False, autotune_pg: Any = None, **kwargs: Any
     ) -> Any:
         """Call the function; the first call with a new key tunes all kernels in it.
@@ -70,7 +98,7 @@ class ContextualFunction(FunctionTuner):
         Args:
             args: Arguments of the function.
             autotune: False runs the function without tuning.
-            autotune_verbose: Print the progress of tuning.
+            autotune_verbose: Print the progress of tuning to stderr.
             autotune_pg: A torch process group whose ranks tune together.
             kwargs: Keyword arguments of the function.
 
@@ -88,7 +116,7 @@ class ContextualFunction(FunctionTuner):
         if tunes:
             call = self._read(args, kwargs, autotune_pg)
             key = self._memory_key(call, autotune_pg)
-            if not self._remembered(key) and self._bears_trials(call, ": it is not tuned as a whole"):
+            if not self._remembered(key) and self._is_repeatable(call, ": it is not tuned as a whole"):
                 with self._lock.turn() as is_mine:  # another thread may tune it meanwhile
                     if is_mine and not self._remembered(key):
                         with context_turn() as has_turn:
@@ -103,8 +131,8 @@ class ContextualFunction(FunctionTuner):
 
         Args:
             args: Arguments of the function.
-            force: Measure all configs again. Otherwise the results of a key that was tuned before are returned.
-            autotune_verbose: Print the progress of tuning.
+            force: Measure all configs again. Otherwise known choices are kept and only the other kernels are tuned.
+            autotune_verbose: Print the progress of tuning to stderr.
             autotune_pg: A torch process group whose ranks tune together.
             kwargs: Keyword arguments of the function.
 
@@ -118,7 +146,7 @@ class ContextualFunction(FunctionTuner):
         if context_now() is not None:
             raise ForetuneError(f"{self.name} is run by a function that is being tuned as a whole")
         call = self._read(args, kwargs, autotune_pg)
-        self._bears_trials(call)
+        self._is_repeatable(call)
         with self._lock.turn() as is_mine:
             if not is_mine:
                 raise ForetuneError(f"{self.name} is already being tuned by an outer call")
@@ -175,14 +203,14 @@ class ContextualFunction(FunctionTuner):
         """
         reasons: dict[str, str] = {}
         for _ in range(_ROUNDS):
-            pending = [site for site in sites.found if site.is_met and not site.is_tuned]
+            pending = [site for site in sites.found if site.is_reached and not site.is_tuned]
             tuning.ranks.check_alike({"kernels": "; ".join(site.terms for site in pending)})
             if not pending:
                 return reasons
             for site in pending:
                 reasons[site.label] = self._tune_site(tuning, site, records)
             for site in sites.found:
-                site.is_met = False
+                site.is_reached = False
             self._once(tuning)  # other configs may lead to other kernels
         warn_once(f"{self.name}: every run launches new kernels or keys", ": the remaining ones are not tuned")
         return reasons
@@ -229,7 +257,7 @@ def contextual_autotune(
     logs: Path | str | None = None,
     cache: ConfigCache | Path | str | bool = True,
     timer: CallTimer | None = None,
-) -> Callable[[Callable[..., Any]], ContextualFunction]:
+) -> Callable[[Callable[P, R]], ContextualFunction[P, R]]:
     """Decorate a function so that the first call of each key tunes the autotuned kernels in it by the function's time.
 
     Use it where kernels cannot be timed alone: with collectives, or updates in place, between them. The kernels are
@@ -240,7 +268,8 @@ def contextual_autotune(
 
     A call accepts `autotune`, `autotune_verbose` and `autotune_pg`, as after `tune`. With `autotune_pg=group`, all
     ranks of the group run the same configs in lockstep and choose the config that is fastest on its slowest rank. They
-    must make the same calls with the same keys; otherwise a `ForetuneError` names the difference.
+    must make the same calls with the same keys; otherwise a `ForetuneError` names the difference. Type checkers check
+    calls of the result by the function's own signature.
 
     Args:
         key: A function of the call's arguments, or the names of those that form the key. If None all do: tensors by

@@ -104,7 +104,7 @@ class FunctionTuner(WrappedFunction):
         fixed = text_of(plain(call.fixed, str)) if call.fixed else ""
         return self._record_key(call), fixed, Ranks(group).number
 
-    def _bears_trials(self, call: Call, consequence: str | None = None) -> bool:
+    def _is_repeatable(self, call: Call, consequence: str | None = None) -> bool:
         """Return whether a call can be repeated. If not, warn of the consequence, or raise `ForetuneError` if None."""
         if (reason := self._effects.used_up(call.named)) is None:
             return True

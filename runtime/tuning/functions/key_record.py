@@ -61,7 +61,7 @@ def may_pass(failure: Measured) -> bool:
 
 @dataclass
 class KeyRecord:
-    """The state of one key.
+    """The measurements and the choice of one key.
 
     Attributes:
         problem: The key as a `Problem`, if it has numbers.

@@ -27,7 +27,7 @@ class Context(Protocol):
     """A contextual function that is being tuned: it chooses the configs of all tuned functions and kernels in it."""
 
     def run_function(self, function: Any, call: Call) -> Any:
-        """Run a call of a `TunedFunction` with the config that is its turn; return the result."""
+        """Run a call of a `TunedFunction` with the config that this context chooses; return the result."""
 
 
 class TuningLock:
@@ -146,7 +146,7 @@ def context_now() -> Context | None:
 
 
 def context_turn() -> AbstractContextManager[bool]:
-    """Return the turn of being the only context of this process.
+    """Return a block that yields whether this thread may run the process's only context (see `TuningLock.turn`).
 
     Threads that are timing a config wait for it too: contexts do not need the lock of a key, so there is no deadlock.
     """

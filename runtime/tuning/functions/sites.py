@@ -39,7 +39,7 @@ class Site:
         broken: Exceptions of the configs that failed here, by text.
         proven: Configs that worked here, by text.
         is_tuned: Whether the choice is final.
-        is_met: Whether the last run of the function reached this site.
+        is_reached: Whether the last run of the function reached this site.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Site:
     broken: dict[str, Exception] = field(default_factory=dict)
     proven: dict[str, Candidate] = field(default_factory=dict)
     is_tuned: bool = False
-    is_met: bool = True
+    is_reached: bool = True
 
     @property
     def space_digest(self) -> str:
@@ -80,7 +80,7 @@ class Site:
         If it fails, other configs are tried, so that the function completes: other ranks wait for its collectives. If
         none works, raise the last exception.
         """
-        self.is_met = True
+        self.is_reached = True
         turns = {one.text: one for one in (self.now, *self.proven.values(), *self.candidates)}
         tried: Exception | None = None
         for text, candidate in turns.items():
@@ -117,7 +117,7 @@ class Sites:
         return list(self._sites.values())
 
     def run_function(self, function: Any, call: Call) -> Any:
-        """Run a call of a `TunedFunction`."""
+        """Run a call of a `TunedFunction` with its site's current config; return the result."""
         place = (id(function), call.key, text_of(plain(call.fixed, str)))
         site = self._sites.get(place)
         if site is None:
@@ -131,7 +131,7 @@ class Sites:
         return site.run(lambda candidate: function.run(call, candidate))
 
     def run_kernel(self, kernel: Any, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a launch of a Triton autotuner; `run` is the autotuner's own method."""
+        """Run a launch of a Triton autotuner with its site's current config; `run` is the autotuner's own method."""
         real = kernel.cache
 
         def launch(config_of: Callable[[Any], Any]) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, Generic, overload
 
 from ....datasets import DeviceSpec, Family, ForetuneError, Status
 from ....datasets.errors import check_flag
@@ -24,10 +24,11 @@ from .results import TuneResult, all_failed
 from .running import TuningLock, config_on_trial, context_now, on_trial
 from .search import Search
 from .work import Work
+from .wrapped import BoundFunction, Instance, P, Q, R
 
 
-class TunedFunction(FunctionTuner):
-    """A function and its configs, as `foretune.tune` creates it; the options are documented there.
+class TunedFunction(FunctionTuner, Generic[P, R]):
+    """A function and its configs, as `foretune.tune` returns it; the options are documented there.
 
     Call it as the original function, without the knobs: it fills them in from the chosen config. A knob that a call
     passes explicitly keeps that value. For type checkers, it takes the parameters of the original function (`P`) and
@@ -45,7 +46,7 @@ class TunedFunction(FunctionTuner):
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[P, R],
         space: Any,
         *,
         key: Callable[..., Any] | Sequence[str] | None = None,
@@ -74,7 +75,33 @@ class TunedFunction(FunctionTuner):
         """All configs of the space, as keyword arguments."""
         return [dict(candidate.knobs) for candidate in self._calls.space.candidates()]
 
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> TunedFunction[P, R]: ...
+
+    @overload
+    def __get__(
+        self: TunedFunction[Concatenate[Instance, Q], R], instance: Instance, owner: Any = None
+    ) -> BoundFunction[Q, R]: ...
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Return the function itself for the class, and the bound method for an instance."""
+        return self if instance is None else BoundFunction(self, instance)
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    @overload
     def __call__(
+        self, *args: Any, autotune: bool, autotune_verbose: bool = ..., autotune_pg: Any = ..., **kwargs: Any
+    ) -> R: ...
+
+    @overload
+    def __call__(self, *args: Any, autotune_verbose: bool, autotune_pg: Any = ..., **kwargs: Any) -> R: ...
+
+    @overload
+    def __call__(self, *args: Any, autotune_pg: Any, **kwargs: Any) -> R: ...
+
+    def __call__(  # type: ignore[misc]  # P might contain the options, but `CallKey` refuses such functions
         self, *args: Any, autotune: bool = True, autotune_verbose: bool = False, autotune_pg: Any = None, **kwargs: Any
     ) -> Any:
         """Call the function with the fastest config; the first call with a new key tunes it.
@@ -82,7 +109,7 @@ class TunedFunction(FunctionTuner):
         Args:
             args: Arguments of the function.
             autotune: False measures nothing: a new key runs the best known config, or the first one.
-            autotune_verbose: Print the progress of tuning.
+            autotune_verbose: Print the progress of tuning to stderr.
             autotune_pg: A torch process group whose ranks tune together.
             kwargs: Keyword arguments of the function; they may include knobs.
 
@@ -110,7 +137,7 @@ class TunedFunction(FunctionTuner):
         Args:
             args: Arguments of the function.
             force: Measure all configs again. Otherwise known times are reused and only the others are measured.
-            autotune_verbose: Print the progress of tuning.
+            autotune_verbose: Print the progress of tuning to stderr.
             autotune_pg: A torch process group whose ranks tune together.
             kwargs: Keyword arguments of the function; they may include knobs.
 
@@ -124,7 +151,7 @@ class TunedFunction(FunctionTuner):
         """
         group = autotune_pg
         call = self._calls.read(args, kwargs, Ranks(group).size)
-        self._bears_trials(call)
+        self._is_repeatable(call)
         with self._turn(call) as is_mine:
             if not is_mine:
                 raise ForetuneError(f"{self.name} is already being tuned for {call.key} by an outer call")
@@ -156,7 +183,7 @@ class TunedFunction(FunctionTuner):
         if is_capturing():
             warn_once(f"{self.name}: a CUDA graph is being captured", consequence)
             return self._untuned(call)
-        if not self._bears_trials(call, consequence):
+        if not self._is_repeatable(call, consequence):
             return self._untuned(call)
         with self._turn(call) as is_mine:
             if not is_mine:

@@ -16,7 +16,7 @@ _MOST = 1e30
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one call.
+    """The floating-point operations and memory traffic of one call.
 
     Attributes:
         flops: Floating-point operations.

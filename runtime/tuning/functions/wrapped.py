@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from types import CodeType, ModuleType
-from typing import Any, cast
+from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
 
 from ....datasets import ForetuneError
@@ -30,6 +30,12 @@ from .plain_values import (
     type_name,
 )
 
+#: The parameters and the result of a wrapped function, for type checkers.
+P = ParamSpec("P")
+R = TypeVar("R")
+#: The object that a method is bound to, and the parameters of the method without it.
+Instance = TypeVar("Instance")
+Q = ParamSpec("Q")
 #: Keyword arguments of a call that the tuner consumes; the function never receives them.
 CALL_OPTIONS = ("autotune", "autotune_verbose", "autotune_pg")
 #: `_Identity` follows the calls of this many functions; of all further ones only the source counts. Limits the time.
@@ -74,9 +80,6 @@ class WrappedFunction:
         """A digest of the code without captured values, which may differ between the ranks of a job."""
         return digest_of(_Identity(with_values=False).add(self.function).texts)
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else BoundFunction(self, instance)
-
     def __copy__(self) -> WrappedFunction:
         return self
 
@@ -90,11 +93,25 @@ class WrappedFunction:
         return f"<{type(self).__name__} of {self.name}>"
 
 
-class BoundFunction:
+class BoundFunction(Generic[P, R]):
     """A bound method: a wrapped function and the object that is its first argument."""
 
     def __init__(self, function: Any, instance: Any) -> None:
         self.__func__, self.__self__ = function, instance
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    @overload
+    def __call__(
+        self, *args: Any, autotune: bool, autotune_verbose: bool = ..., autotune_pg: Any = ..., **kwargs: Any
+    ) -> R: ...
+
+    @overload
+    def __call__(self, *args: Any, autotune_verbose: bool, autotune_pg: Any = ..., **kwargs: Any) -> R: ...
+
+    @overload
+    def __call__(self, *args: Any, autotune_pg: Any, **kwargs: Any) -> R: ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function with the object as its first argument."""
@@ -127,7 +144,7 @@ class CallKey:
             arguments, with defaults filled in.
 
     Raises:
-        ForetuneError: `key` names an unknown parameter, or the function has a parameter named as a `CALL_OPTIONS`.
+        ForetuneError: `key` names an unknown parameter, or the function has a parameter in `CALL_OPTIONS`.
     """
 
     def __init__(self, function: Callable[..., Any], key: Any) -> None:
