@@ -1,4 +1,4 @@
-"""Tuning functions: any Python callable alone (`TunedFunction`), or with what is tuned in it (`ContextualFunction`).
+"""Tune Python functions: a single callable (`TunedFunction`), or one with tuned kernels in it (`ContextualFunction`).
 
 Importing this imports neither torch nor triton.
 """

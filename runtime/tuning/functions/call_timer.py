@@ -1,6 +1,6 @@
-"""What a call takes: with a GPU as the kernel timer has it, or between two events; without one by the host's clock.
+"""Time calls of tuned functions: with the kernel timer or CUDA events on a GPU, else with the host's clock.
 
-`CallTrials` runs and times the configs of a function, on all ranks in step.
+`CallTrials` runs and times the configs of a function, with all ranks in step.
 """
 
 from __future__ import annotations
@@ -25,14 +25,20 @@ from .results import check_finished
 
 
 class CallTimer(Protocol):
-    """Times calls of a function. Tests, and whoever knows better, put their own in its place."""
+    """The interface of a timer of function calls, for tests and users with a timer of their own."""
 
     def sample(self, call: Callable[[], Any], samples: int, undo: Callable[[], Any] | None) -> list[float]:
-        """The times of so many calls in microseconds, (samples,). `undo` runs before each, untimed."""
+        """Return the times of several calls in microseconds, (samples,).
+
+        Args:
+            call: The call.
+            samples: The number of times.
+            undo: Runs before each call, untimed; None if there is nothing to undo.
+        """
 
 
 class HostTimer:
-    """The host's clock, for functions that run on the CPU.
+    """A timer with the host's clock, for functions that run on the CPU.
 
     >>> seconds = iter([1.0, 1.5])
     >>> HostTimer(lambda: next(seconds)).sample(lambda: None, 1, None)
@@ -43,6 +49,7 @@ class HostTimer:
         self._clock = clock
 
     def sample(self, call: Callable[[], Any], samples: int, undo: Callable[[], Any] | None) -> list[float]:
+        """See `CallTimer`."""
         times = []
         for _ in range(samples):
             if undo is not None:
@@ -57,8 +64,11 @@ class HostTimer:
 
 
 class EventTimer(HostTimer):
-    """One call at a time between two events on an idle device, L2 cold: exactly as many calls as are asked for, so that
-    ranks stay in step, and calls that wait for the device are no trouble. The launch gap counts."""
+    """A timer that places each call between two events on an idle device with a cold L2 cache.
+
+    It makes exactly the requested number of calls, so that ranks stay in step, and calls may synchronize with the
+    device. The launch gap is included in the time.
+    """
 
     def __init__(self, queue: DeviceQueue) -> None:
         self._queue = queue
@@ -74,19 +84,22 @@ class EventTimer(HostTimer):
 
 
 class KernelTimer:
-    """`Timer`, without the launch gap, as long as calls queue their work and leave. The first call that waits for the
-    device shows that they do not: then all of them are timed by events."""
+    """A `Timer`, whose times exclude the launch gap, for calls that queue their work without waiting for the device.
+
+    Once a call has synchronized with the device, which `Timer` does not support, all calls are timed by events.
+    """
 
     def __init__(self, timer: Callable[[], Timer], events: EventTimer) -> None:
         self._timer, self._events = timer, events
-        self._queues: bool | None = None  # until a call has shown it
+        self._queues: bool | None = None  # None until a call has shown it
 
     def sample(self, call: Callable[[], Any], samples: int, undo: Callable[[], Any] | None) -> list[float]:
+        """See `CallTimer`."""
         if undo is None and self._queues is not False:
             try:
                 times = self._timer().sample(call, samples)
             except ForetuneError:
-                if self._queues:  # those before were timed otherwise, so a time would not compare
+                if self._queues:  # times by events would not compare with the earlier ones
                     raise
                 self._queues = False
             else:
@@ -96,15 +109,21 @@ class KernelTimer:
 
 
 def check_timer(timer: Any) -> Any:
-    """Returns it, None included. Raises `ForetuneError` for what is no `CallTimer`: each config would fail of it."""
+    """Return a `CallTimer` or None unchanged.
+
+    Raises:
+        ForetuneError: The value is not a `CallTimer`, so that each config would fail.
+    """
     if timer is not None and not callable(getattr(timer, "sample", None)):
         raise ForetuneError(f"timer must have sample(call, samples, undo) but is {shown(timer)}")
     return timer
 
 
 def timer_for(on_gpu: bool, in_step: bool) -> CallTimer:
-    """The timer of one tuning: a `KernelTimer` on a GPU; where ranks run in step, whose calls must be as many on each,
-    an `EventTimer`."""
+    """Return the timer of one tuning: a `HostTimer` without a GPU, else a `KernelTimer`.
+
+    For ranks in step, which must make equally many calls, it is an `EventTimer`.
+    """
     if not on_gpu:
         return HostTimer()
     import torch
@@ -126,9 +145,17 @@ def _timer(index: int) -> Timer:
 
 @dataclass
 class CallTrials:
-    """Runs and times one config after the other, ranks in step: the `time_one` of a `TuningSession`.
+    """Runs and times one config after the other, with ranks in step: the `time_one` of a `TuningSession`.
 
-    `undo` comes before every run. `check` raises for a config that failed although the call ended well.
+    Attributes:
+        name: The function's name.
+        run: Calls the function with a config.
+        timer: The timer.
+        undo: Runs before every call; None if there is nothing to undo.
+        ranks: The ranks.
+        n_warmup: The number of calls before the timed ones.
+        n_repeat: The number of timed calls.
+        check: Raises for a config that failed although the call returned.
     """
 
     name: str
@@ -141,9 +168,10 @@ class CallTrials:
     check: Callable[[Candidate], Any] = lambda candidate: None
 
     def __call__(self, candidate: Candidate) -> Measured | Exception:
-        """Return what a config does here, with its time on the slowest rank.
+        """Return a config's result, with its time on the slowest rank, or its exception.
 
-        One that fails anywhere is given up everywhere after its first run, so that all ranks make as many calls.
+        A config that fails on any rank is given up on all ranks after its first run, so that all ranks make equally
+        many calls.
         """
 
         def call() -> Any:
@@ -153,22 +181,22 @@ class CallTrials:
         try:
             result = self._undone(call)
             self.check(candidate)
-        except Exception as raised:  # noqa: BLE001 - a config that fails is one config less
+        except Exception as raised:  # noqa: BLE001 - a failing config is skipped
             error = _freed(raised)
         mine = _text(error)
         everyones = self.ranks.exchange(f"the first run of {candidate}", mine, mine or None)
         check_finished(self.name, result)
-        del result  # which may be large
+        del result  # it may be large
         if any(everyones):
             return error or self._failed_elsewhere(everyones)
         try:
             for _ in range(self.n_warmup - 1):
                 self._undone(call)
             times = _checked(self.timer.sample(call, self.n_repeat, self.undo))
-            timing = Timing.of([max(time_us, SHORTEST_US) for time_us in times])  # some clocks stand still
+            timing = Timing.of([max(time_us, SHORTEST_US) for time_us in times])  # some clocks are too coarse
             self.check(candidate)
             measured = Measured(Status.OK, timing.time_us, timing.spread, timing.samples)
-        except Exception as raised:  # noqa: BLE001 - as above
+        except Exception as raised:  # noqa: BLE001 - a failing config is skipped
             error = _freed(raised)
         mine, time_us = _text(error), None if measured is None else measured.time_us
         everyones = self.ranks.exchange(f"the time of {candidate}", [time_us, mine], mine or None)
@@ -189,7 +217,7 @@ class CallTrials:
 
 
 def _freed(error: Exception) -> Exception:
-    """Return an error, after what torch had reserved when memory ran out is free again: it costs this config alone."""
+    """Return an error; if it is an out-of-memory error of torch, free torch's unused memory for the next config."""
     if Measured.failed(error).status is Status.OUT_OF_RESOURCES and type(error).__module__.startswith("torch"):
         import torch
 
@@ -198,11 +226,16 @@ def _freed(error: Exception) -> Exception:
 
 
 def _text(error: Exception | None) -> str:
+    """Return the text of an error; "" for None."""
     return "" if error is None else str(Measured.failed(error).error)
 
 
 def _checked(times: Any) -> list[float]:
-    """What a timer returned, as numbers. Raises `ForetuneError` for what cannot be times."""
+    """Return a timer's result as a list of numbers.
+
+    Raises:
+        ForetuneError: The result is not a list of times.
+    """
     found = list(times) if isinstance(times, Iterable) else []
     if not found:
         raise ForetuneError(f"the timer must return a list of times but returned {shown(times)}")

@@ -1,5 +1,4 @@
-"""`CallReader`: what a call of a tuned function is to the tuner: its key, its problem, where it runs, and which configs
-are worth trying for it."""
+"""Describe a call of a tuned function: its key, its problem, its device and the configs to try: `CallReader`."""
 
 from __future__ import annotations
 
@@ -26,42 +25,57 @@ from .search import kernel_config
 from .work import Work, work_of
 from .wrapped import CallKey
 
-#: What stands for the dtype of a function without tensors: that of Python's own floats.
+#: The dtype of a function without tensors: that of Python's floats.
 _PYTHON = "fp64"
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a call runs: the device's name and, for a GPU, its spec."""
+    """The device that a call runs on: its name and, for a GPU, its spec."""
 
     name: str
     spec: DeviceSpec | None
 
     @property
     def on_gpu(self) -> bool:
+        """Whether the device is a GPU."""
         return self.spec is not None
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call that is to be tuned."""
+    """A call to be tuned."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    named: Mapping[str, Any]  # by parameter, defaults filled in
-    fixed: Mapping[str, Any]  # knobs that the caller gives
+    named: Mapping[str, Any]  # by parameter, including defaults
+    fixed: Mapping[str, Any]  # knobs that the caller has set
     key: str
     problem: Problem | None
     place: Place
 
     @property
     def own_kwargs(self) -> dict[str, Any]:
-        """The keyword arguments that are no knobs."""
+        """The keyword arguments that are not knobs."""
         return {name: value for name, value in self.kwargs.items() if name not in self.fixed}
 
 
 class CallReader:
-    """Reads calls of one function; `device` stands for the one that a call runs on, for `supports` and rooflines."""
+    """Reads calls of one function.
+
+    Args:
+        function: The function.
+        space: Its configs, in any form of `ConfigSpace`.
+        key: A function of the arguments, or the names of those, that determine the best config; None for all.
+        prune: Refuses configs for a call; see `foretune.tune`.
+        family: The family of the function's problems, if any.
+        work: Returns the `Work` of a call, if known.
+        device: Replaces the device of the call for `supports` and rooflines.
+        name: The function's name.
+
+    Raises:
+        ForetuneError: An argument is not valid.
+    """
 
     def __init__(
         self,
@@ -83,7 +97,11 @@ class CallReader:
         self._device = None if device is None else DeviceSpec.find(device)
 
     def read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], n_ranks: int = 1) -> Call:
-        """A call, on one rank of so many. Raises `TypeError` for arguments that the function does not take."""
+        """Return the description of a call on one of `n_ranks` ranks.
+
+        Raises:
+            TypeError: The function does not take these arguments.
+        """
         named = self._key.named(args, kwargs, self.space.candidates()[0].knobs)
         fixed = {name: named[name] for name in self.space.knobs if name in named}
         place = place_of((value for name, value in named.items() if name not in fixed), n_ranks)
@@ -97,8 +115,12 @@ class CallReader:
         return Call(args, kwargs, named, fixed, text_of(key), problem, place)
 
     def candidates(self, call: Call) -> tuple[dict[Candidate, str], tuple[Candidate, ...]]:
-        """Those that are refused for a call, with the reasons; and the others, in the space's order. Raises
-        `TuningFailed` where there are no others, and `ForetuneError` where no config has a knob as given."""
+        """Return the configs that are refused for a call, with the reasons, and the others, in the space's order.
+
+        Raises:
+            TuningFailed: All configs are refused.
+            ForetuneError: No config has the knobs that the caller has set.
+        """
         found = [candidate for candidate in self.space.candidates() if _has(candidate, call.fixed)]
         if not found:
             raise ForetuneError(f"{self._name}: no config of the space has {Candidate(call.fixed, '')}")
@@ -109,31 +131,37 @@ class CallReader:
         return refused, left
 
     def metrics(self, call: Call) -> Callable[[float | None], dict[str, float]]:
-        """What a time of this call is worth, in microseconds; nothing where nobody said what its work is."""
+        """Return a function that computes metrics (such as a bandwidth) from a time of this call in microseconds.
+
+        It returns no metrics if the work of the call is unknown.
+        """
         work, device = self._work_of(call), self._device or call.place.spec
         return lambda time_us: {} if work is None or time_us is None else work.metrics(time_us, device)
 
     def _refusal(self, candidate: Candidate, call: Call) -> str | None:
-        """Why a config is not to be tried; None where it is."""
+        """Return why a config must not be tried; None if it may be."""
         if self._family is not None and call.problem is not None:
             device = self._device or call.place.spec
             if device is None:
-                raise ForetuneError(f"{self._family.name} supports configs on a device: name one, as device='h200'")
+                raise ForetuneError(
+                    f"{self._family.name} needs a device to check its configs: pass one, such as device='h200'"
+                )
             if (reason := self._family.supports(kernel_config(candidate), call.problem, device)) is not None:
                 return reason
         if self._prune is None:
             return None
         try:
             kept = self._prune(dict(candidate.knobs), *call.args, **call.own_kwargs)
-        except Exception as error:  # noqa: BLE001 - as a config that fails
+        except Exception as error:  # noqa: BLE001 - treated like a failing config
             return f"prune raised {type(error).__name__}: {error}"
         if isinstance(kept, str):
             return kept or "refused by prune"
         if kept is None or not hasattr(kept, "__bool__"):
-            raise ForetuneError(f"prune must return True, or False or the reason why not, but returned {shown(kept)}")
+            raise ForetuneError(f"prune must return True, False or the reason why not but returned {shown(kept)}")
         return None if kept else "refused by prune"
 
     def _work_of(self, call: Call) -> Work | None:
+        """Return the work of a call from `work` or the family; None if it is unknown."""
         if self._work is not None:
             return work_of(self._work(*call.args, **call.own_kwargs))
         if isinstance(self._family, Measurable) and call.problem is not None:
@@ -143,6 +171,7 @@ class CallReader:
 
 
 def _has(candidate: Candidate, fixed: Mapping[str, Any]) -> bool:
+    """Return whether a candidate agrees with the knobs that the caller has set."""
     return all(
         name not in candidate.knobs or Candidate.of({name: value}) == Candidate.of({name: candidate.knobs[name]})
         for name, value in fixed.items()
@@ -150,13 +179,17 @@ def _has(candidate: Candidate, fixed: Mapping[str, Any]) -> bool:
 
 
 def place_of(arguments: Iterable[Any], n_ranks: int = 1) -> Place:
-    """Where a call with these arguments runs: where its tensors are; without any, on the GPU that this process has
-    begun to use, or else the CPU. What several ranks found out together is no other number's to know."""
+    """Return where a call with these arguments runs.
+
+    That is where its tensors are; without tensors, the GPU if this process already uses one, or else the CPU. The place
+    of several ranks has their number in its name, because their results hold for that number of ranks only.
+    """
     place = _one_place(arguments)
     return place if n_ranks == 1 else replace(place, name=f"{place.name} x{n_ranks}")
 
 
 def _one_place(arguments: Iterable[Any]) -> Place:
+    """Return the place of a call on one rank."""
     devices = {getattr(getattr(value, "device", None), "type", None) for value in arguments} - {None}
     torch = sys.modules.get("torch")
     if torch is None or ("cpu" in devices and "cuda" not in devices):
@@ -169,6 +202,7 @@ def _one_place(arguments: Iterable[Any]) -> Place:
 
 @lru_cache
 def _cpu() -> Place:
+    """Return the CPU, with its model and the number of cores."""
     try:
         model = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
     except OSError:
@@ -178,8 +212,9 @@ def _cpu() -> Place:
 
 
 def problem_of_key(function: str, key: Any) -> Problem | None:
-    """A key that `plain` made, as a problem: whole numbers from 0 are dimensions, tensors have a dtype each, and all
-    else is a flag. None where there is no number to it, or more than a problem has room for.
+    """Return a problem for a key that `plain` made; None if the key has no number, or too many for a problem.
+
+    Integers from 0 are dimensions, each tensor has a dtype, and everything else is a flag.
 
     >>> print(problem_of_key("scale", {"x": {"shape": [64, 8], "dtype": "float16"}, "mode": "fast"}))
     scale x.0=64 x.1=8 fp16 mode=fast
@@ -198,11 +233,12 @@ def problem_of_key(function: str, key: Any) -> Problem | None:
     try:
         dtype = dtype_from_json(dtypes or _PYTHON)
         return Problem(function[-200:], tuple(dims.items()), dtype, tuple(flags)) if dims else None
-    except ForetuneError:  # 65 numbers, an unprintable text
+    except ForetuneError:  # such as 65 numbers, or an unprintable text
         return None
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of nested dicts and lists, with their paths."""
     if isinstance(value, dict):
         for name, one in value.items():
             yield from _leaves(f"{path}.{name}".lstrip("."), one)
@@ -214,6 +250,7 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _dtype(value: Any) -> str | None:
+    """Return Foretune's name of a dtype; None if it has none."""
     try:
         found = dtype_of_tensor("an argument", _Tensor(str(value)))
     except ForetuneError:
@@ -222,5 +259,7 @@ def _dtype(value: Any) -> str | None:
 
 
 class _Tensor:
+    """Stands for a tensor in `dtype_of_tensor`, which only reads its dtype."""
+
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype

@@ -1,4 +1,4 @@
-"""`ConfigCache`: what was found out about a function's configs, from one process to the next."""
+"""Store the results of tuned functions across processes: `ConfigCache`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ from ..cache.kernel_cache import choices_folder
 from ..cache.shared_file import MOST_BYTES, Document, SharedFile, size_of
 from .key_record import records_of, shorten_largest
 
-#: What a file says it is; a file that says otherwise is begun anew.
+#: The value of a file's "format"; a file with another value is replaced by a new one.
 FORMAT = "foretune functions 1"
-#: More than `text_of` makes of a key, with the function's and the device's names before it.
+#: The maximum length of a key: more than `text_of` returns, together with the names of the function and the device.
 _LONGEST_KEY = 4000
 
 
 class ConfigCache:
-    """A mapping from keys (texts) to JSON objects, in a file that threads and processes share (see `SharedFile`: it
-    never raises for the disk, and forgets the oldest first), or in this process's memory where there is no path. Of a
-    key with thousands of configs a full file keeps the fastest, so that the other keys have room.
+    """A mapping from keys (texts) to JSON objects, in a file that threads and processes share, or in memory.
+
+    It never raises for trouble with the disk, and drops the oldest keys when it is full (see `SharedFile`). For a key
+    with thousands of configs, a full file keeps only the fastest ones, so that other keys have room.
+
+    Args:
+        path: The file; None for this process's memory.
 
     >>> cache = ConfigCache()
     >>> cache.set("scale: 64", {"chosen": {"tile": 16}})
@@ -39,18 +43,30 @@ class ConfigCache:
     def __init__(self, path: Path | str | None = None) -> None:
         self.path = None if path is None else check_path("a cache's file", path).expanduser().absolute()
         self._file = SharedFile(self.path, check=check_document, forget=_make_room)
-        #: Changes when what was read before may no longer hold.
+        #: Changes when values that were read before may be outdated.
         self.generation = 0
 
     @classmethod
     def of(cls, function: str) -> ConfigCache:
-        """The cache of a function of that name, "module.qualname": below FORETUNE_CACHE_DIR, else ~/.cache/foretune."""
+        """Return the default cache of a function, below FORETUNE_CACHE_DIR or else ~/.cache/foretune.
+
+        Args:
+            function: The function's name, "module.qualname".
+        """
         return _opened(functions_folder(), function)
 
     @classmethod
     def for_function(cls, function: str, cache: Any) -> ConfigCache:
-        """The cache that somebody asks for: True is the usual one of that function, False one in memory, a path a file.
-        Raises `ForetuneError` for anything else."""
+        """Return the cache that a user's `cache` option means.
+
+        Args:
+            function: The function's name.
+            cache: True for the function's default cache, False for one in memory, a path for a file, or a
+                `ConfigCache`.
+
+        Raises:
+            ForetuneError: `cache` is something else.
+        """
         if isinstance(cache, ConfigCache):
             return cache
         if isinstance(cache, bool):
@@ -58,36 +74,46 @@ class ConfigCache:
         return cls(check_path("cache", cache))
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """What is kept for a key, as a copy; None where nothing is."""
+        """Return a copy of a key's value; None if there is none."""
         found = self._entries().get(key)
         return None if found is None else deepcopy(found)
 
     def set(self, key: str, value: dict[str, Any]) -> None:
-        """Keeps a JSON object. On the disk when it returns. Raises `ForetuneError` for what is none."""
+        """Store a JSON object; it is on disk when this returns.
+
+        Args:
+            key: The key.
+            value: The object.
+
+        Raises:
+            ForetuneError: The key is not valid, or the value is not a JSON object.
+        """
         check_word("a cache's key", key, _LONGEST_KEY)
         if not isinstance(value, dict):
-            raise ForetuneError(f"a cache keeps JSON objects but was given {shown(value)}")
+            raise ForetuneError(f"a cache stores JSON objects but got {shown(value)}")
 
         def change(document: Document) -> None:
             document.setdefault("format", FORMAT)
             entries = document.setdefault("entries", {})
-            entries.pop(key, None)  # so that it is the newest
+            entries.pop(key, None)  # makes it the newest
             entries[key] = deepcopy(value)
 
         try:
             self._file.update(change)
         except (TypeError, ValueError) as error:
-            raise ForetuneError(f"a cache keeps JSON objects but was given {shown(value)} ({error})") from None
+            raise ForetuneError(f"a cache stores JSON objects but got {shown(value)} ({error})") from None
 
     def add(self, entries: Mapping[str, Mapping[str, Any]]) -> bool:
-        """Adds what comes from elsewhere, as the oldest and as far as there is room; what is kept here stays. Whether
-        it is on the disk."""
+        """Add entries from elsewhere as the oldest ones, as far as there is room, and return whether they are on disk.
+
+        Existing entries are kept.
+        """
 
         def change(document: Document) -> None:
             document.setdefault("format", FORMAT)
             here = document.get("entries", {})
             room, new = MOST_BYTES - size_of(document), {}
-            for key, value in reversed(list(entries.items())):  # the newest first, as far as there is room
+            for key, value in reversed(list(entries.items())):  # the newest first
                 size = size_of({key: value})
                 if key not in here and size <= room:
                     new[key] = deepcopy(dict(value))
@@ -99,7 +125,7 @@ class ConfigCache:
         return self._file.is_on_disk
 
     def clear(self, key: str | None = None) -> None:
-        """Forgets a key; all of them for None."""
+        """Remove a key; all keys for None."""
 
         def change(document: Document) -> None:
             if key is None:
@@ -111,7 +137,7 @@ class ConfigCache:
         self.generation += 1
 
     def keys(self) -> list[str]:
-        """Those that something is kept for, the oldest first."""
+        """Return the keys, the oldest first."""
         return list(self._entries())
 
     def __contains__(self, key: object) -> bool:
@@ -132,12 +158,12 @@ class ConfigCache:
 
 
 def functions_folder() -> Path | None:
-    """Where the files of functions are, or would be; None where there is no home to have them in."""
+    """Return the folder of the functions' files, which need not exist; None without a home folder."""
     folder = choices_folder()
     return None if folder is None else folder.with_name("functions")
 
 
-@lru_cache(maxsize=4096)  # one for each file, so that functions of one name, and copies, share what they know
+@lru_cache(maxsize=4096)  # one object per file, so that functions of one name, and copies, share it
 def _opened(folder: Path | None, function: str) -> ConfigCache:
     digest = hashlib.sha256(function.encode()).hexdigest()[:12]
     name = re.sub(r"[^A-Za-z0-9.]+", "_", function)[-80:].strip("._")
@@ -145,13 +171,13 @@ def _opened(folder: Path | None, function: str) -> ConfigCache:
 
 
 def check_document(document: Document) -> int:
-    """Remove entries that are no JSON objects from a document; return their number.
+    """Remove entries that are not JSON objects from a document, and return their number.
 
     Raises:
-        ForetuneError: It is not a file of a `ConfigCache`, or none of its entries is an object.
+        ForetuneError: The document is not one of a `ConfigCache`, or none of its entries is an object.
     """
     if document.get("format") != FORMAT or set(document) != {"format", "entries"}:
-        raise ForetuneError(f"it is no file of {FORMAT!r}")
+        raise ForetuneError(f"it is not a file of format {FORMAT!r}")
     entries = document["entries"]
     kept = {key: one for key, one in entries.items() if _is_entry(key, one)} if isinstance(entries, dict) else {}
     if not isinstance(entries, dict) or (entries and not kept):
@@ -161,18 +187,21 @@ def check_document(document: Document) -> int:
 
 
 def _is_entry(key: str, entry: Any) -> bool:
+    """Return whether a key and its value are valid."""
     try:
         check_word("a cache's key", key, _LONGEST_KEY)
         size_of(entry)
-    except ValueError:  # NaN or an infinite number is in it
+    except ValueError:  # it contains NaN or an infinite number
         return False
     return isinstance(entry, dict)
 
 
 def _make_room(document: Document) -> bool:
-    """Shorten the largest record to its fastest configs where it takes much of the file; else forget the oldest keys.
+    """Drop records from a full document; return False if nothing can be dropped.
 
-    The newest key, which is being written, stays; False where it alone has no room."""
+    If the largest record takes much of the file, it is shortened to its fastest configs. Otherwise the oldest keys are
+    dropped, but never the newest, which is being written.
+    """
     entries = document.get("entries", {})
     records = [value for entry in entries.values() for _, value, _ in records_of(entry)]
     if shorten_largest(records):

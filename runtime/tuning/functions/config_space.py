@@ -1,4 +1,4 @@
-"""`ConfigSpace`: the configs that a function is tuned over, however they were written down."""
+"""Read the configs that a function is tuned over from any of the supported forms: `ConfigSpace`."""
 
 from __future__ import annotations
 
@@ -13,25 +13,29 @@ from ....datasets.config import OPTIONS
 from ....datasets.errors import check_word, shown
 from .plain_values import Reader, is_config, refuse_config_value, text_of
 
-#: More than anybody waits for; a generator may have no end.
+#: The maximum number of configs; a generator may be endless.
 MOST_CONFIGS = 100_000
-#: Python may refuse to write integers of more bits in decimal.
+#: Integers of more bits are abbreviated, because Python may refuse to convert them to decimal.
 _MOST_BITS = 2000
-#: What a launch option is in a `triton.Config` that does not name it, on any Triton.
+#: The values of launch options in a `triton.Config` that does not set them, on any Triton.
 _UNSET = {"num_warps": 4, "num_stages": 3, "num_ctas": 1, "maxnreg": None, "ir_override": None}
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One config: the keyword arguments that the function gets, and the text that it is known by."""
+    """One config: the keyword arguments for the function, and the text that identifies it."""
 
     knobs: Mapping[str, Any] = field(compare=False)
     text: str
-    is_vague: bool = field(default=False, compare=False)  # the text may be that of other values, too
+    is_vague: bool = field(default=False, compare=False)  # other values may have the same text
 
     @classmethod
     def of(cls, knobs: Mapping[str, Any]) -> Candidate:
-        """Raises `ForetuneError` for names that are none and for values that no text tells apart."""
+        """Return the candidate with these keyword arguments.
+
+        Raises:
+            ForetuneError: A name is not valid, or a value cannot be identified by a text.
+        """
         named = {check_word("a config's knob", name): value for name, value in knobs.items()}
         reader = Reader(refuse_config_value)
         text = text_of({name: reader.read(value) for name, value in named.items()})
@@ -42,13 +46,21 @@ class Candidate:
 
 
 class ConfigSpace:
-    """Reads a space: a mapping from knob to its values (all combinations, the last knob running fastest), an iterable
-    of mappings or of `triton.Config`s, or a function without arguments that returns one of these, which is called when
-    the first call is tuned (so that it may ask for the device).
+    """Reads a space of configs for a function.
 
-    A `triton.Config` becomes keyword arguments: its meta-parameters, and those launch options that the function has
-    parameters for. Raises `ForetuneError` for a space that is empty or too large, and where the function has no
-    parameter for a knob.
+    A space is a mapping from knobs to lists of values (all combinations, the last knob varying fastest); an iterable of
+    mappings or of `triton.Config`s; or a function without arguments that returns one of these. Such a function is
+    called when the first call is tuned, so that it can query the device.
+
+    A `triton.Config` becomes keyword arguments: its meta-parameters, and those launch options that are parameters of
+    the function.
+
+    Args:
+        space: The space.
+        function: The function.
+
+    Raises:
+        ForetuneError: The space is empty or too large, or the function has no parameter for a knob.
     """
 
     def __init__(self, space: Any, function: Callable[..., Any]) -> None:
@@ -63,7 +75,7 @@ class ConfigSpace:
             self.candidates()
 
     def candidates(self) -> tuple[Candidate, ...]:
-        """All configs, each once, in the order given."""
+        """Return all configs, each once, in the given order."""
         if self._candidates is None:
             space = self._space() if callable(self._space) else self._space
             self._candidates = _read(space, self._function)
@@ -72,11 +84,12 @@ class ConfigSpace:
 
     @property
     def knobs(self) -> frozenset[str]:
-        """The names that some config sets."""
+        """The names of the knobs that any config sets."""
         return frozenset().union(*(candidate.knobs for candidate in self.candidates()))
 
 
 def _read(space: Any, function: Callable[..., Any]) -> tuple[Candidate, ...]:
+    """Return the candidates of a space."""
     if isinstance(space, Mapping):
         given: Iterable[Any] = _combinations(space)
     elif isinstance(space, Iterable) and not isinstance(space, (str, bytes)):
@@ -87,7 +100,7 @@ def _read(space: Any, function: Callable[..., Any]) -> tuple[Candidate, ...]:
     if not configs:
         raise ForetuneError("space must have at least one config but has none")
     if len(configs) > MOST_CONFIGS:
-        raise ForetuneError(f"space must have at most {MOST_CONFIGS} configs but has more: does its generator end?")
+        raise ForetuneError(f"space must have at most {MOST_CONFIGS} configs but has more: is its generator endless?")
     parameters = _keywords(function)
     if any(map(is_config, configs)):
         configs = _from_triton(configs, parameters)
@@ -106,29 +119,32 @@ def _read(space: Any, function: Callable[..., Any]) -> tuple[Candidate, ...]:
 
 
 def _check_distinct(known: Candidate, candidate: Candidate) -> None:
-    """Raises `ForetuneError` for values of which only one would be tried: their texts do not tell them apart."""
+    """Raise `ForetuneError` for two candidates that share a text, so that only one would be tried."""
     if not candidate.is_vague:
         return
     for knob, value in candidate.knobs.items():
         if not _is_same(known.knobs[knob], value):
             raise ForetuneError(
-                f"space has two values of {knob!r} that nothing tells apart in another process, "
+                f"space has two values of {knob!r} that cannot be distinguished in another process, "
                 f"{shown(known.knobs[knob])} and {shown(value)}: give them names, and have the function look them up"
             )
 
 
 def _is_same(one: Any, other: Any) -> bool:
+    """Return whether two values are equal; False if they cannot be compared."""
     try:
         return one is other or (type(one) is type(other) and bool(one == other))
-    except Exception:  # noqa: BLE001 - arrays have no one answer, and somebody's own comparison may raise anything
+    except Exception:  # noqa: BLE001 - a comparison of arrays, or a user's own, may raise anything
         return False
 
 
 def _shown(value: Any) -> str:
+    """Return a value as a text."""
     return shown(value) if isinstance(value, int) and value.bit_length() > _MOST_BITS else str(value)
 
 
 def _combinations(space: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    """Return all combinations of a mapping's values."""
     values = []
     for knob, some in space.items():
         if isinstance(some, (str, bytes, Mapping)) or not isinstance(some, Iterable):
@@ -138,24 +154,25 @@ def _combinations(space: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
 
 
 def _from_triton(configs: Sequence[Any], parameters: Sequence[str] | None) -> list[dict[str, Any]]:
+    """Return the keyword arguments of `triton.Config`s, given the function's parameters (None: any)."""
     if (odd := next((config for config in configs if not is_config(config)), None)) is not None:
-        raise ForetuneError(f"a space must have dicts or triton.Configs, not both, but has {shown(odd)} too")
+        raise ForetuneError(f"a space must have either dicts or triton.Configs but has {shown(odd)} too")
     read = []
     for config in configs:
         if getattr(config, "pre_hook", None) is not None:
-            raise ForetuneError(f"a config with a pre_hook must be handed over whole, as [{{'config': ...}}]: {config}")
+            raise ForetuneError(f"a config with a pre_hook must be passed as a whole, as [{{'config': ...}}]: {config}")
         options = {name: getattr(config, name, _UNSET[name]) for name in OPTIONS}
         if parameters is not None:
             lost = [name for name in OPTIONS if name not in parameters and options[name] != _UNSET[name]]
             if lost:
-                raise ForetuneError(f"the function has no parameter {lost[0]}, but a config says {config}")
+                raise ForetuneError(f"the function has no parameter {lost[0]}, which a config sets: {config}")
             options = {name: value for name, value in options.items() if name in parameters}
         read.append(dict(config.kwargs) | {name: value for name, value in options.items() if value is not None})
     return read
 
 
 def _keywords(function: Callable[..., Any]) -> tuple[str, ...] | None:
-    """The parameters that can be given by name; None where that may be any, or nobody can tell."""
+    """Return the names of the parameters that can be passed by name; None if these are any, or unknown."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (ValueError, TypeError):  # a builtin
@@ -166,4 +183,5 @@ def _keywords(function: Callable[..., Any]) -> tuple[str, ...] | None:
 
 
 def _name(function: Callable[..., Any]) -> str:
+    """Return the function's name."""
     return getattr(function, "__qualname__", type(function).__name__)

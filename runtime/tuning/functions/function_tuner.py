@@ -1,4 +1,4 @@
-"""`FunctionTuner`: what `TunedFunction` and `ContextualFunction` have in common, on the way to a `TuningSession`."""
+"""Share what `TunedFunction` and `ContextualFunction` have in common: `FunctionTuner`."""
 
 from __future__ import annotations
 
@@ -36,15 +36,18 @@ VARIABLE = "FORETUNE_TUNE"
 
 
 class Reuse(str, Enum):
-    """How far earlier results are trusted: what happens with a key that was tuned before."""
+    """The use of results from earlier processes (FORETUNE_TUNE)."""
 
-    KNOWN = "known"  # it is used, with a warning where another driver, torch, Triton or Python measured it
-    STRICT = "strict"  # it is used where the same versions measured it
-    ALWAYS = "always"  # every process tunes anew
+    KNOWN = "known"  # use them; warn if another driver, torch, Triton or Python measured them
+    STRICT = "strict"  # use them if the same versions measured them
+    ALWAYS = "always"  # tune again in every process
 
 
 def resolve_reuse() -> Reuse:
-    """Return what the environment requests now. Raises `ForetuneError` listing the valid values.
+    """Return the current value of FORETUNE_TUNE.
+
+    Raises:
+        ForetuneError: The value is not valid; the message lists the valid ones.
 
     >>> resolve_reuse()
     <Reuse.KNOWN: 'known'>
@@ -58,12 +61,12 @@ def resolve_reuse() -> Reuse:
 
 
 def software() -> dict[str, str]:
-    """Return the versions that a time depends on."""
+    """Return the versions of software that a time depends on."""
     return asdict(Software.here()) | {"python": platform.python_version()}
 
 
 class FunctionTuner(WrappedFunction):
-    """A function whose calls are timed, and whose records are kept. Its options are explained at `foretune.tune`."""
+    """A function whose calls are timed and whose results are stored; see `foretune.tune` for the options."""
 
     def __init__(
         self,
@@ -79,44 +82,47 @@ class FunctionTuner(WrappedFunction):
         now: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(function)
-        resolve_reuse()  # a value that does not exist is refused here, not in a launch
+        resolve_reuse()  # raise for an invalid FORETUNE_TUNE here, not in a call
         self.n_warmup = check_integer("n_warmup", n_warmup, 1, MOST)  # the first call compiles
         self.n_repeat = check_integer("n_repeat", n_repeat, 1, MOST)
         self._effects = SideEffects(reset, restore)
         self.cache = ConfigCache.for_function(self.name, cache)
         self._timer, self._clock, self._now = check_timer(timer), clock, now
-        #: What was chosen in this process, by `_memory_key`.
+        #: The choices of this process, by `_memory_key`.
         self._chosen: dict[tuple[str, str, int], Any] = {}
         self._generation = self.cache.generation
 
     def _remembered(self, key: tuple[str, str, int]) -> Any:
-        """Return what was chosen in this process, unless the cache has changed since."""
+        """Return the choice made in this process; None if there is none, or the cache has changed since."""
         if self._generation != self.cache.generation:
             self._generation = self.cache.generation
             self._chosen.clear()
         return self._chosen.get(key)
 
     def _record_key(self, call: Call) -> str:
+        """Return the key of a call's record in the cache."""
         return record_key(self.name, self._digest, call.place.name, call.key)
 
     def _memory_key(self, call: Call, group: Any) -> tuple[str, str, int]:
+        """Return the key of a call's choice in this process."""
         fixed = text_of(plain(call.fixed, str)) if call.fixed else ""
         return self._record_key(call), fixed, Ranks(group).number
 
-    def _bears_trials(self, call: Call, consequence: str | None = None) -> bool:
-        """Return whether a call may be repeated. If not, warn of the consequence, or raise `ForetuneError` if None."""
+    def _can_repeat(self, call: Call, consequence: str | None = None) -> bool:
+        """Return whether a call can be repeated; if not, warn of the consequence, or raise if that is None."""
         if (reason := self._effects.used_up(call.named)) is None:
             return True
         if consequence is None:
-            raise ForetuneError(f"{self.name}: {reason}: pass a list, or what opens it")
+            raise ForetuneError(f"{self.name}: {reason}: pass a list, or a function that opens it")
         warn_once(f"{self.name}: {reason}", consequence)
         return False
 
     def _new_record(self, problem: Problem | None) -> KeyRecord:
+        """Return an empty record."""
         return KeyRecord(problem, software())
 
     def _usable(self, records: Mapping[str, KeyRecord]) -> dict[str, KeyRecord]:
-        """Return the records where they may be used, as FORETUNE_TUNE has it."""
+        """Return the records if FORETUNE_TUNE allows using them; warn about other versions of software."""
         others = [record for record in records.values() if dict(record.software) != software()]
         if others and resolve_reuse() is Reuse.STRICT:
             return {}
@@ -126,7 +132,7 @@ class FunctionTuner(WrappedFunction):
         return dict(records)
 
     def _keep(self, call: Call, entry: dict[str, Any]) -> None:
-        """Keep what was measured of a call's key, if it was (see `measures`)."""
+        """Store the results of a call's key if a device measured them (see `measures`)."""
         if self._timer is not None or measures():
             self.cache.set(self._record_key(call), entry)
 
@@ -134,7 +140,7 @@ class FunctionTuner(WrappedFunction):
     def _tuning(
         self, call: Call, group: Any, verbose: bool, logs: Path | None = None, **terms: object
     ) -> Iterator[CallTuning]:
-        """Begin and end a tuning on all ranks, whose terms must be alike (see `Ranks.together`)."""
+        """Begin and end a tuning on all ranks, which must have equal `terms` (see `Ranks.together`)."""
         ranks, runs = Ranks(group), f"{self.n_warmup} + {self.n_repeat}"
         with ranks.together(self.name, {"key": call.key, "source": self._code, **terms, "runs": runs}):
             yield CallTuning(self, call, ranks, teller(verbose, self.name, call.key, ranks, logs))
@@ -142,7 +148,7 @@ class FunctionTuner(WrappedFunction):
 
 @dataclass
 class CallTuning:
-    """One tuning of one call, on all ranks in step; `say` takes what there is to say of it."""
+    """One tuning of one call, with all ranks in step; `say` reports lines of text."""
 
     tuner: FunctionTuner
     call: Call
@@ -151,12 +157,12 @@ class CallTuning:
 
     @cached_property
     def undo(self) -> Callable[[], object] | None:
-        """What undoes the changes of a run, from what is there when it is first asked for."""
+        """Undoes the changes of a run, back to the contents at the first use of this property; or None."""
         return self.tuner._effects.undo(self.call.args, self.call.kwargs, self.call.named)
 
     @contextmanager
     def undone(self) -> Iterator[None]:
-        """Undo the changes of what runs in the block, at its end."""
+        """Undo the changes of the block at its end."""
         undo = self.undo
         try:
             yield
@@ -165,7 +171,7 @@ class CallTuning:
                 undo()
 
     def is_shared(self, gist: str) -> bool:
-        """Return whether all ranks know the same. Results that only some of them have are measured again, in step."""
+        """Return whether all ranks have the same results; if not, they are measured again in step."""
         return len(set(self.ranks.exchange("what is known", gist))) == 1
 
     def measure(
@@ -179,10 +185,21 @@ class CallTuning:
         save: Callable[[], object] = lambda: None,
         check: Callable[[Candidate], object] = lambda candidate: None,
     ) -> tuple[TuningSession[Candidate], str]:
-        """Fill a record with what a search asks for. What was measured is saved whatever ends it, Ctrl-C among others.
+        """Measure what a search requests, and add it to a record.
+
+        Results are saved whatever ends the search, including Ctrl-C.
+
+        Args:
+            record: Receives the results.
+            candidates: The configs.
+            search: Selects what to measure.
+            run: Calls the function with a config.
+            label: Precedes each reported line.
+            save: Stores the record.
+            check: Raises for a config that failed although the call returned.
 
         Returns:
-            The session, and what was measured, in words.
+            The session, and a text that says what was measured.
         """
         tuner, ranks = self.tuner, self.ranks
 
@@ -213,7 +230,7 @@ class CallTuning:
     def result(
         self, function: str, key: str, record: KeyRecord, best: Candidate, trials: Sequence[Trial], **rest: Any
     ) -> TuneResult:
-        """Return what was found out of a function, or of a kernel in it."""
+        """Return the result of tuning a function, or a kernel in it."""
         chosen = record.measured.get(best.text)
         return TuneResult(
             function=function,
@@ -233,7 +250,7 @@ def trials_of(
     measured: Mapping[Candidate, Measured],
     metrics: Callable[[float | None], dict[str, float]] = lambda time_us: {},
 ) -> list[Trial]:
-    """Return the trials of those candidates that something is known of, in their order."""
+    """Return the trials of those candidates that have a result, in their order."""
     return [
         Trial(dict(one.knobs), *measured[one], metrics(measured[one].time_us)) for one in candidates if one in measured
     ]

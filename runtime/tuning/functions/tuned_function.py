@@ -93,7 +93,7 @@ class TunedFunction(FunctionTuner):
         now; all of it with `force`. Raises as calling does."""
         group = autotune_pg
         call = self._calls.read(args, kwargs, Ranks(group).size)
-        self._bears_trials(call)
+        self._can_repeat(call)
         with self._turn(call) as is_mine:
             if not is_mine:
                 raise ForetuneError(f"{self.name} is being tuned for {call.key}, by what calls it now")
@@ -125,7 +125,7 @@ class TunedFunction(FunctionTuner):
         if is_capturing():
             warn_once(f"{self.name}: a CUDA graph is being captured", consequence)
             return self._untuned(call)
-        if not self._bears_trials(call, consequence):
+        if not self._can_repeat(call, consequence):
             return self._untuned(call)
         with self._turn(call) as is_mine:
             if not is_mine:

@@ -68,10 +68,10 @@ def test_triton_configs_become_keyword_arguments_and_stay_as_they_were():
 
 
 def test_a_launch_option_that_the_function_would_never_see_is_refused():
-    with pytest.raises(ForetuneError, match="no parameter num_stages, but a config says tile: 2"):
+    with pytest.raises(ForetuneError, match="no parameter num_stages, which a config sets: tile: 2"):
         configs_of([triton.Config({"tile": 2}, num_stages=5)])
     hooked = triton.Config({"tile": 2}, pre_hook=lambda arguments: None)
-    with pytest.raises(ForetuneError, match=r"pre_hook must be handed over whole"):
+    with pytest.raises(ForetuneError, match=r"pre_hook must be passed as a whole"):
         configs_of([hooked])
 
 
@@ -85,7 +85,7 @@ def test_a_launch_option_that_the_function_would_never_see_is_refused():
         ({"tile": 3}, "a list of values for 'tile' but has 3"),
         ({"tile": "ab"}, "a list of values for 'tile' but has 'ab'"),
         ([3], "a dict or a triton.Config but one is 3"),
-        ([triton.Config({}), {"tile": 1}], "not both"),
+        ([triton.Config({}), {"tile": 1}], "either dicts or triton.Configs"),
         (
             [{"tiles": 1}],
             "run has no keyword parameter 'tiles', which a config sets; it has x, tile, num_warps, config",
@@ -158,7 +158,7 @@ def test_a_value_that_is_given_twice_is_one_config():
     ids=["methods", "closures", "torch.compile", "tensors", "caches", "lists"],
 )
 def test_values_that_nothing_tells_apart_are_refused_where_they_are_declared(values, said):
-    with pytest.raises(ForetuneError, match=f"space has two values of 'tile' that nothing tells apart.*{said}"):
+    with pytest.raises(ForetuneError, match=f"space has two values of 'tile' that cannot be distinguished.*{said}"):
         foretune.tune({"tile": values}, cache=False)(run)
 
 

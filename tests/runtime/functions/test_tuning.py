@@ -170,9 +170,7 @@ def test_a_prune_that_fails_refuses_and_one_that_says_nothing_is_wrong(watch):
     assert tuned(0) == (0, 1)
     assert "prune raised ZeroDivisionError" in tuned.tune(0).trials[0].error
     silent = foretune.tune({"tile": [0, 1]}, prune=lambda config, x: None, cache=False)(slow_tiles(watch))
-    with pytest.raises(
-        ForetuneError, match="prune must return True, or False or the reason why not, but returned None"
-    ):
+    with pytest.raises(ForetuneError, match="prune must return True, False or the reason why not but returned None"):
         silent(0)
 
 
@@ -614,7 +612,7 @@ def test_a_family_refuses_what_it_does_not_support_and_knows_the_problem_and_its
     assert result.trials[0].metrics["tflops"] == pytest.approx(2 * 1000 * 256 * 64 / 284 / 1e6)
     assert tuned.tune(1001).tuned_s == 0.0  # rows are bucketed
     bare = foretune.tune(space, family=Family(), cache=False)(lambda rows, **knobs: 0)
-    with pytest.raises(ForetuneError, match="name one, as device='h200'"):
+    with pytest.raises(ForetuneError, match="pass one, such as device='h200'"):
         bare(1000)
 
 
@@ -627,7 +625,7 @@ def test_the_example_of_the_readme_runs(monkeypatch):
     import re
     from pathlib import Path
 
-    readme = (Path(foretune.__file__).parent / "runtime" / "tuning" / "README.md").read_text()
+    readme = (Path(foretune.__file__).parent / "runtime" / "tuning" / "functions" / "README.md").read_text()
     (example,) = [code for code in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "foretune.tune" in code]
     space = {"__name__": "example"}
     exec(compile(example, "README.md", "exec"), space)
