@@ -1,6 +1,7 @@
-"""RMSNorm of query and key heads and rotary embedding, fused: forward and backward.
+"""RMSNorm of query and key heads, fused with rotary embedding: forward and backward.
 
-Importing this imports neither torch nor triton: a prediction needs neither. The op does, when it is first asked for.
+Importing this package imports neither torch nor triton, because predicting needs neither. The op imports both on its
+first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What norm and rotation are compared with: plain PyTorch, the same under `torch.compile`, and Liger's two kernels."""
+"""Contenders for norm and rotation: plain PyTorch, the same under `torch.compile`, and Liger's two kernels."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ if TYPE_CHECKING:
 
     from .launches import Rotation
 
-#: Models with a norm of each head, and one without, whose gradient is no kernel of its own.
+#: Models that normalize each head, and one that does not. The latter has no backward problem: its gradient runs the
+#: forward kernel.
 NORMED, UNNORMED = ("Qwen3-0.6B", "Qwen3-8B", "Qwen3-32B", "Gemma-3-12B"), ("Llama-3.1-8B",)
-#: Tokens of one call, by phase.
+#: Tokens per call, by phase.
 PHASES = {"decode": 64, "mid": 1024, "training": 16384}
 
 
 class RmsNormRopeComparison:
-    """The contenders, forward and backward; see `runtime.timing.compare.Comparison`."""
+    """Contenders and goals, forward and backward; see `runtime.timing.compare.Comparison`."""
 
     others = ("eager", "liger", "compile")
 
     def suite(self, family: Measurable) -> Mapping[str, Case]:
+        """Return the attention layers of real models in decode, medium and training batches."""
         forward = family.name == RmsNormRopeForward.name
         models = {model.model: model for model in load_dense_models()}
         cases = {}
@@ -49,8 +51,11 @@ class RmsNormRopeComparison:
     def contenders(
         self, family: Measurable, problem: Problem, inputs: Inputs, device: DeviceSpec, best: BestConfigs
     ) -> dict[str, Callable[[], Any]]:
-        """On tensors of their own, q and k contiguous, as separate projections give them. Backward, each goes back
-        through the graph of one forward pass. `liger` is there where it is installed and has such a rotation."""
+        """Return the contenders by name, each a function that runs the layer once.
+
+        They work on their own contiguous copies of q and k, as separate projections return them. Backward, each runs
+        the backward pass of one recorded forward pass. `liger` is present only if it is installed and has the rotation.
+        """
         functions = {"eager": _plain, "compile": _compiled(), "liger": _liger(problem, inputs)}
         ways = {name: function for name, function in functions.items() if function is not None}
         if inputs.dq is None:
@@ -58,6 +63,7 @@ class RmsNormRopeComparison:
         return {name: _backward_of(function, inputs) for name, function in ways.items()}
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath:
+        """Time a call of the op and a bare launch of its kernel on a small problem."""
         from .launches import launch_forward
         from .op import rms_norm_rope
 
@@ -72,19 +78,20 @@ class RmsNormRopeComparison:
         )
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
-        """To be faster than each of them, wherever it can run."""
+        """Return the goals: faster than each contender that can run the problem."""
         return judge_predicted(rows, dict.fromkeys(("eager", "compile", "liger"), (1.0,)))
 
 
-#: Found by `kernels.comparisons.comparison_of`.
+#: `kernels.comparisons.comparison_of` looks up this name.
 COMPARISON = RmsNormRopeComparison()
 
 if TYPE_CHECKING:
-    #: q, k and the rotation, to q and k.
+    #: A function of q, k and the rotation that returns the new q and k.
     Way = Callable[[torch.Tensor, torch.Tensor, Rotation], tuple[torch.Tensor, torch.Tensor]]
 
 
 def _forward_of(way: Way, inputs: Inputs) -> Callable[[], Any]:
+    """Return a function that runs a contender forward, without gradients."""
     import torch
 
     q, k = inputs.q.contiguous(), inputs.k.contiguous()
@@ -97,6 +104,7 @@ def _forward_of(way: Way, inputs: Inputs) -> Callable[[], Any]:
 
 
 def _backward_of(way: Way, inputs: Inputs) -> Callable[[], Any]:
+    """Return a function that runs the backward pass of a contender; its forward pass runs once, on the first call."""
     import torch
 
     rotation = inputs.rotation
@@ -121,7 +129,10 @@ def _plain(q: torch.Tensor, k: torch.Tensor, rotation: Rotation) -> tuple[torch.
 
 
 def _compiled() -> Way:
-    """Compiled anew for each problem: of a function that has met many shapes Dynamo would make one for all of them."""
+    """Return `_plain` compiled for one problem.
+
+    Dynamo is reset first; otherwise it compiles one dynamic-shape function after it has seen several shapes.
+    """
     import torch
     import torch._functorch.config as functorch
 
@@ -129,15 +140,17 @@ def _compiled() -> Way:
     compiled: Way = torch.compile(_plain, dynamic=False)
 
     def way(q: torch.Tensor, k: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
-        with functorch.patch(donated_buffer=False):  # a graph that is gone through more than once
+        with functorch.patch(donated_buffer=False):  # the backward pass of one graph runs repeatedly
             return compiled(q, k, rotation)
 
     return way
 
 
 def _liger(problem: Problem, inputs: Inputs) -> Way | None:
-    """Its RMSNorm of q, of k, and its rotation of both, which works in place; None without it, or of interleaved
-    pairs, which it does not rotate."""
+    """Return Liger's RMSNorm of q and of k, followed by its in-place rotation of both.
+
+    None if Liger is not installed, or for interleaved pairs, which it does not support.
+    """
     import torch
 
     try:
@@ -146,7 +159,7 @@ def _liger(problem: Problem, inputs: Inputs) -> Way | None:
         return None
     if "interleaved" in problem.flags:
         return None
-    # As its users have them: repeated for both halves, with a batch of one.
+    # The layout that Liger expects: (1, tokens, head_dim), repeated for both halves.
     cos, sin = (torch.cat([table, table], -1)[None] for table in inputs.rotation[:2])
 
     def way(q: torch.Tensor, k: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Launches of the kernels with tensors and a config, for the op and for measuring."""
+"""Launch the kernels on tensors with a config; used by the op and for measuring."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 _launch = Launcher(rms_norm_rope_kernel)
 _launch_backward = Launcher(rms_norm_rope_backward_kernel)
 _launch_sums = Launcher(weight_sums_kernel)
-#: One sum's tile: rows of partial sums by columns of a head.
+#: Tile of the weight-gradient sum: rows of partial sums by columns of a head.
 _SUMMED_ROWS, _SUMMED_COLUMNS = 128, 16
 
 
 class Rotation(NamedTuple):
-    """What a call has besides q and k."""
+    """The arguments of a call other than q and k."""
 
-    cos: torch.Tensor  # (positions, columns): of each row the first HEAD_DIM / 2 count
+    cos: torch.Tensor  # (positions, columns); only the first HEAD_DIM / 2 columns are used
     sin: torch.Tensor
-    q_weight: torch.Tensor | None  # (HEAD_DIM,); both are None where there is no norm
+    q_weight: torch.Tensor | None  # (HEAD_DIM,); both weights are None without a norm
     k_weight: torch.Tensor | None
     eps: float
     weight_offset: float
@@ -44,16 +44,27 @@ def launch_forward(
     *,
     inverse: bool = False,
 ) -> None:
-    """q (tokens, q_heads, HEAD_DIM) and k likewise, heads contiguous, as the outputs are altogether. `inverse` rotates
-    back."""
+    """Launch the forward kernel once.
+
+    Args:
+        q: (tokens, q_heads, HEAD_DIM); the heads of a token are contiguous.
+        k: (tokens, k_heads, HEAD_DIM), with the same requirement.
+        q_out: The output for q, contiguous.
+        k_out: The output for k, contiguous.
+        rotation: Angles, weights and options.
+        config: The kernel's config.
+        inverse: Rotate by the negative angles.
+    """
     prepare_forward(q, k, rotation, config, inverse=inverse)((q, k, q_out, k_out, *rotation[:4]))
 
 
 def prepare_forward(
     q: torch.Tensor, k: torch.Tensor, rotation: Rotation, config: KernelConfig, *, inverse: bool = False
 ) -> Callable[[Sequence[torch.Tensor | None]], None]:
-    """What launches the kernel on any (q, k, q_out, k_out, cos, sin, q_weight, k_weight) that are stored as these are,
-    again and again. All as in `launch_forward`."""
+    """Return a function that launches the kernel on (q, k, q_out, k_out, cos, sin, q_weight, k_weight).
+
+    It can be called repeatedly with other tensors of the same shapes and strides; see `launch_forward`.
+    """
     tokens, q_heads, head_dim = q.shape
     grid = forward_grid(tokens, q_heads, k.shape[1], config)
     if not grid:
@@ -71,15 +82,28 @@ def launch_backward(
     rotation: Rotation,
     config: KernelConfig,
 ) -> None:
-    """`grads` are those to write: of q, k, and both weights, all contiguous."""
+    """Launch the backward kernel and the sum of the weights' partial gradients.
+
+    Args:
+        dq: Gradient of the rotated q, (tokens, q_heads, HEAD_DIM).
+        dk: Gradient of the rotated k.
+        q: Input of the forward pass.
+        k: Input of the forward pass.
+        grads: The gradients to write, of q, k and both weights, all contiguous.
+        rotation: Angles, weights and options of the forward pass.
+        config: The kernel's config.
+    """
     prepare_backward(dq, dk, q, k, rotation, config)((dq, dk, q, k, *grads, *rotation[:4]))
 
 
 def prepare_backward(
     dq: torch.Tensor, dk: torch.Tensor, q: torch.Tensor, k: torch.Tensor, rotation: Rotation, config: KernelConfig
 ) -> Callable[[Sequence[torch.Tensor | None]], None]:
-    """What launches the kernels on any (dq, dk, q, k, the gradients to write, cos, sin, q_weight, k_weight) that are
-    stored as these are, again and again. All as in `launch_backward`."""
+    """Return a function that launches the kernels.
+
+    It takes (dq, dk, q, k, the four gradients to write, cos, sin, q_weight, k_weight), and can be called repeatedly
+    with other tensors of the same shapes and strides; see `launch_backward`.
+    """
     tokens, q_heads, head_dim = q.shape
     q_blocks, k_blocks = head_blocks(q_heads, config), head_blocks(k.shape[1], config)
     chunks = chunks_of(tokens, config)
@@ -102,7 +126,7 @@ def prepare_backward(
 
 
 def _numbers(heads: Sequence[torch.Tensor], rotation: Rotation) -> tuple[Any, ...]:
-    """What follows the tensors in the kernels' arguments: `heads` are those that it reads, q and k last."""
+    """Return the numbers after the tensors in the kernels' arguments; `heads` are the tensors read, q and k last."""
     cos, _, _, _, eps, offset, _ = rotation
     (tokens, q_heads, _), k_heads = heads[-2].shape, heads[-1].shape[1]
     strides = tuple(tensor.stride(0) // 8 for tensor in heads)

@@ -1,4 +1,4 @@
-"""`rms_norm_rope`: the op that people call, with gradients, in eager mode and under `torch.compile`."""
+"""`rms_norm_rope`: the differentiable op, for eager mode and `torch.compile`."""
 
 from __future__ import annotations
 
@@ -44,50 +44,58 @@ def rms_norm_rope(
     config_backward: KernelConfig | None = None,
     mode: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Query and key heads, each normed by itself (RMSNorm over the elements of a head) and then rotated by its token's
-    angles, in one launch. Differentiable, but for the angles.
+    """Normalize each query and key head by itself (RMSNorm) and rotate it by its token's angles, in one launch.
 
     A head x becomes n = x / sqrt(mean(x**2) + eps) * (weight + weight_offset), and each pair (a, b) of n becomes
-    (a cos - b sin, b cos + a sin). (RMSNorm: Zhang and Sennrich, 2019; rotary embedding: Su et al., 2021.)
+    (a cos - b sin, b cos + a sin). (RMSNorm: Zhang and Sennrich, 2019, arXiv:1910.07467; rotary embedding: Su et al.,
+    2021, arXiv:2104.09864.) The op is differentiable in q, k and both weights, but not in the angles. It does not
+    support a norm over all heads together (OLMo-2), or heads that rotate only partly.
 
     Args:
-        q: (..., q_heads, head_dim), bfloat16, float16 or float32; head_dim is any multiple of 16 up to 512. Views are
-            fine where heads lie side by side, as in the output of one projection: nothing is copied then.
-        k: (..., kv_heads, head_dim), as q but for the number of heads.
-        cos, sin: (..., head_dim / 2), whose rows (all dimensions but the last, one after another) divide the tokens:
-            token i takes row i % rows. For q of (batch, sequence, ...) that may be one row a position, or one a token.
-            Not interleaved, also (..., head_dim) of which the halves are alike, as transformers has it.
-        q_weight, k_weight: (head_dim,), of any floating dtype. Without them there is no norm, just the rotation.
-        eps: what is added to the mean of squares.
-        interleaved: pairs are the elements 2 i and 2 i + 1 (GPT-J's layout), and not i and i + head_dim / 2 (NeoX's,
-            which Llama, Qwen and Gemma have in transformers).
-        weight_offset: what is added to the weights; Gemma's are stored less 1.
-        config, config_backward: the kernel's config, forward and backward; it may name some knobs only, as those
-            of `foretune.grouped_gemm` may. Chosen as `mode` says where left out. (The gradient of a rotation alone is
-            one, and runs `config`.)
-        mode: "predict" (the default, or the environment variable FORETUNE_MODE) runs the config that is predicted to be
-            the fastest; "shortlist" times the 8 best on the first call of about that many tokens, and "off" runs the
-            family's default.
+        q: (..., q_heads, head_dim), bfloat16, float16 or float32. head_dim must be a multiple of 16, up to 512. Views
+            are not copied if the heads of a token are contiguous, as in the output of one projection.
+        k: (..., kv_heads, head_dim); like q except for the number of heads.
+        cos: (..., head_dim / 2), the cosines of the angles. All dimensions except the last are flattened to rows, and
+            token i uses row i % rows, so the number of rows must divide the number of tokens. For q of (batch,
+            sequence, ...), that can be one row per position or one per token. Unless `interleaved`, (..., head_dim)
+            with equal halves also works, as transformers has it.
+        sin: The sines of the angles, with the shape and dtype of `cos`.
+        q_weight: (head_dim,), of any floating dtype. None, for both weights, rotates without a norm.
+        k_weight: (head_dim,), like `q_weight`.
+        eps: Added to the mean of squares.
+        interleaved: If true, pairs are elements 2 i and 2 i + 1 (GPT-J's layout); if false, i and i + head_dim / 2
+            (NeoX's layout, which Llama, Qwen and Gemma use in transformers).
+        weight_offset: Added to the weights. Gemma stores its weights minus 1, and needs 1.0 here.
+        config: The forward kernel's config, which may name only some knobs, as in `foretune.grouped_gemm`. If None,
+            `mode` decides. Without a norm, the backward pass runs the forward kernel and uses this config too.
+        config_backward: The backward kernel's config, in the same way.
+        mode: How configs are chosen. "predict" runs the config that is predicted to be fastest; "shortlist" times the 8
+            best on the first call with about this number of tokens; "off" runs the family's default. If None, the
+            environment variable FORETUNE_MODE decides, and without it "predict".
 
     Returns:
-        q and k, contiguous in their shapes and dtype. Computed in float32 and rounded once. Results and gradients are
-        the same, to the bit, in every run with the same configs.
+        The new q and k, contiguous, with the shapes and dtype of the inputs. They are computed in float32 and rounded
+        once. Results and gradients are bitwise equal in all runs with the same configs.
 
     Raises:
-        ForetuneError: for what the host can see to be wrong (shapes, dtypes, devices, options, a config that cannot run
-            this), naming it.
+        ForetuneError: If shapes, dtypes, devices or options are wrong, or the config cannot run the problem. The
+        message
+            names the argument.
 
-    A norm over all heads together (OLMo-2) and heads of which only a part rotates are not taken.
-
+    >>> import torch, foretune
+    >>> q, k = torch.empty(2, 5, 4, 64, device="meta"), torch.empty(2, 5, 1, 64, device="meta")
+    >>> cos, sin = torch.empty(5, 32, device="meta"), torch.empty(5, 32, device="meta")
+    >>> [tuple(x.shape) for x in foretune.rms_norm_rope(q, k, cos, sin)]
+    [(2, 5, 4, 64), (2, 5, 1, 64)]
     >>> if torch.cuda.is_available():
     ...     q, k = (torch.randn(2, 5, heads, 64, device="cuda", dtype=torch.bfloat16) for heads in (4, 1))
     ...     angles = torch.arange(5, device="cuda")[:, None] * 1e4 ** -torch.linspace(0, 1, 32, device="cuda")
     ...     weight = torch.ones(64, device="cuda", dtype=torch.bfloat16)
-    ...     q, k = rms_norm_rope(q, k, angles.cos(), angles.sin(), weight, weight)
+    ...     q, k = foretune.rms_norm_rope(q, k, angles.cos(), angles.sin(), weight, weight)
     ...     assert q.shape == (2, 5, 4, 64) and k.shape == (2, 5, 1, 64)
     """
     if type(interleaved) is not bool or type(eps) is not float or type(weight_offset) is not float:
-        # Here, because calls that are alike are looked up by their options, and True is equal to 1.0.
+        # Checked before the cache lookup, whose keys do not distinguish True from 1.0.
         check_options(eps, weight_offset, interleaved)
     made: tuple[torch.Tensor, torch.Tensor] = OP.call(
         q, k, cos, sin, q_weight, k_weight, eps, weight_offset, interleaved, config, config_backward, mode
@@ -106,76 +114,85 @@ def check_call(
     weight_offset: float,
     interleaved: bool,
 ) -> None:
-    """Raise `ForetuneError` naming what is wrong with a call, of what the host knows without waiting for the device."""
+    """Check the arguments of a call without waiting for the device.
+
+    Raises:
+        ForetuneError: An argument is wrong; the message names it.
+    """
     check_operands(_OPERANDS, (q, k, cos, sin, q_weight, k_weight))
     for name, x in (("q", q), ("k", k)):
-        require(x.dim() >= 3, f"{name} must be (tokens, heads, head_dim), or more before, but is {tuple(x.shape)}")
+        require(x.dim() >= 3, f"{name} must be (..., tokens, heads, head_dim) but is {tuple(x.shape)}")
     head_dim, tokens = q.shape[-1], q.shape[:-2]
     require(
         (k.shape[:-2], k.shape[-1]) == (tokens, head_dim),
-        f"q {tuple(q.shape)} and k {tuple(k.shape)} must be alike but for the heads, which are the last but one",
+        f"q {tuple(q.shape)} and k {tuple(k.shape)} must have the same shape except for the heads, dimension -2",
     )
     reason = wrong_heads(q.shape[-2], k.shape[-2], head_dim)
     require(reason is None, str(reason))
     most = max(q.shape[-2], k.shape[-2])
-    require(most <= MOST_HEADS, f"there must be at most {MOST_HEADS} heads but there are {most}")
-    count = prod(tokens)  # numel() would make a number of a size that a compiler leaves open
-    require(count <= MOST_TOKENS, f"there must be at most {MOST_TOKENS} tokens but there are {count}")
+    require(most <= MOST_HEADS, f"q and k must have at most {MOST_HEADS} heads but one has {most}")
+    count = prod(tokens)  # not numel(), which would specialize a compiler's symbolic size
+    require(count <= MOST_TOKENS, f"q must have at most {MOST_TOKENS} tokens but has {count}")
     _check_angles(cos, sin, count, head_dim, interleaved)
-    require((q_weight is None) == (k_weight is None), "q_weight and k_weight must be given both, or neither")
+    require((q_weight is None) == (k_weight is None), "q_weight and k_weight must both be tensors or both be None")
     for name, weight in (("q_weight", q_weight), ("k_weight", k_weight)):
         if weight is not None:
             given = tuple(weight.shape)
             require(
                 given == (head_dim,),
-                f"{name} must be ({head_dim},), one for each element of a head, but is {given}. (A norm over all heads "
-                "together, as OLMo-2 has it, is another one)",
+                f"{name} must have shape ({head_dim},), one weight per element of a head, but has {given}. (A norm "
+                "over all heads together, as in OLMo-2, is not supported.)",
             )
     check_options(eps, weight_offset, interleaved)
 
 
 def check_options(eps: Any, weight_offset: Any, interleaved: Any) -> None:
-    """Raise `ForetuneError` naming the option that is not in order."""
+    """Raise `ForetuneError` if an option has a wrong type or value; the message names it."""
     check_flag("interleaved", interleaved)
     for name, number in (("eps", eps), ("weight_offset", weight_offset)):
         is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
-        require(is_number and 0 <= number < 1e30, f"{name} must be a number from 0 but is {shown(number)}")
+        require(is_number and 0 <= number < 1e30, f"{name} must be a finite number >= 0 but is {shown(number)}")
 
 
 def _check_angles(cos: torch.Tensor, sin: torch.Tensor, tokens: int, head_dim: int, interleaved: bool) -> None:
+    """Check the shapes and dtypes of cos and sin."""
     require(
         (cos.shape, cos.dtype) == (sin.shape, sin.dtype),
-        f"cos {tuple(cos.shape)} {cos.dtype} and sin {tuple(sin.shape)} {sin.dtype} must be alike",
+        f"cos {tuple(cos.shape)} {cos.dtype} and sin {tuple(sin.shape)} {sin.dtype} must have the same shape and dtype",
     )
     require(cos.dim() >= 2, f"cos must be (positions, head_dim / 2) but is {tuple(cos.shape)}")
     columns, positions = cos.shape[-1], prod(cos.shape[:-1])
     if interleaved:
         require(
             columns == head_dim // 2,
-            f"cos must have head_dim / 2 = {head_dim // 2} columns, one for each pair, but has {columns}: of angles "
-            "that are repeated for neighbours take [..., ::2], of those that are repeated by halves the first half",
+            f"cos must have head_dim / 2 = {head_dim // 2} columns, one per pair, but has {columns}. If each angle "
+            "is repeated for both neighbors, pass cos[..., ::2]; if both halves are equal, pass the first half",
         )
     else:
         require(
             columns in (head_dim // 2, head_dim),
-            f"cos must have head_dim / 2 = {head_dim // 2} columns, or {head_dim} whose halves are alike, but has "
-            f"{columns}. (Heads of which only a part rotates are not taken)",
+            f"cos must have head_dim / 2 = {head_dim // 2} columns, or {head_dim} with equal halves, but has "
+            f"{columns}. (Heads that rotate only partly are not supported.)",
         )
     require(
         positions > 0 and tokens % positions == 0,
-        f"cos has {positions} rows, which must divide the {tokens} tokens: token i takes row i % {positions}",
+        f"cos has {positions} rows, which must divide the {tokens} tokens: token i uses row i % {positions}",
     )
     for name, table in (("cos", cos), ("sin", sin)):
-        require(not table.requires_grad, f"{name} requires a gradient, which it has none of here: call {name}.detach()")
+        require(
+            not table.requires_grad,
+            f"{name} requires a gradient, but rms_norm_rope computes none for it: pass {name}.detach()",
+        )
 
 
 def _find(place: int, *arguments: Any) -> Call[None]:
+    """Check a forward call and prepare its launch; the result is cached for equal calls."""
     check_call(*arguments[:9])
     return _call(place, arguments[:6], *arguments[6:])
 
 
 def _find_backward(place: int, *arguments: Any) -> Call[None]:
-    """The forward pass found the tensors in order."""
+    """Prepare a backward launch; the forward pass already checked the arguments."""
     return _call(place, _read_backward(arguments[:8]), *arguments[8:], is_backward=True)
 
 
@@ -191,8 +208,11 @@ def _call(
     *,
     is_backward: bool = False,
 ) -> Call[None]:
-    """All passes in one direction: of pairs of heads, the last of which are q and k, then cos, sin, and both weights or
-    None. The gradient of a rotation alone is the rotation back, which the forward kernel computes."""
+    """Prepare a launch, forward or backward.
+
+    `tensors` are q and k, in a backward pass after their gradients, then cos, sin, and both weights or None. Without a
+    norm the gradient is the inverse rotation, which the forward kernel computes.
+    """
     q, k = (_tokens(x) for x in tensors[-6:-4])
     copies = not all(_lie_well(tensors))
     if copies or not q.numel():
@@ -220,10 +240,10 @@ def _call(
 
 
 def _run(call: Call[None], *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """q and k normed and rotated, contiguous in their shapes."""
+    """Run a checked forward call; returns the new q and k, contiguous."""
     tensors = arguments[:6]
     if call.copies or not are_placed(tensors):
-        return OP.direct(*_readable(tensors), *arguments[6:])  # type: ignore[no-any-return] # a call like any other
+        return OP.direct(*_readable(tensors), *arguments[6:])  # type: ignore[no-any-return]
     q, k, *tables = tensors
     q_out, k_out = _contiguous_like(q), _contiguous_like(k)
     if call.launch is not None:
@@ -232,7 +252,7 @@ def _run(call: Call[None], *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def _run_backward(call: Call[None], *arguments: Any) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of q, k, q_weight and k_weight; None for both weights where there is no norm."""
+    """Return the gradients of q, k, q_weight and k_weight; None for both weights if there is no norm."""
     given = _read_backward(arguments[:8])
     if call.copies or not are_placed(given):
         dq, dk, *others = _readable(given)
@@ -252,7 +272,7 @@ def _run_backward(call: Call[None], *arguments: Any) -> tuple[torch.Tensor | Non
 
 
 def _read_backward(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What a backward pass reads of (dq, dk, q, k, cos, sin, q_weight, k_weight): without a norm neither q nor k."""
+    """Return the tensors that a backward pass reads; without a norm these exclude q and k."""
     return (*tensors[:2], *tensors[4:]) if tensors[-1] is None else tensors
 
 
@@ -274,7 +294,7 @@ def _fake_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
 
 
 def _readable(tensors: Sequence[Any]) -> list[Any]:
-    """The tensors, or contiguous copies where the kernels could not read them."""
+    """Return the tensors, with contiguous copies of those that the kernels cannot read."""
     return [
         x if x is None or (lies_well and are_placed([x])) else x.clone(memory_format=torch.contiguous_format)
         for x, lies_well in zip(tensors, _lie_well(tensors), strict=True)
@@ -282,8 +302,11 @@ def _readable(tensors: Sequence[Any]) -> list[Any]:
 
 
 def _lie_well(tensors: Sequence[Any]) -> list[bool]:
-    """Which of a call's tensors the kernels can read as they lie, wherever they begin: heads side by side, tokens at
-    multiples of 8 elements, and rows of cos and sin as well, as far apart in both."""
+    """Return for each tensor of a call whether the kernels can read it in its layout.
+
+    The heads of a token must be contiguous, and tokens multiples of 8 elements apart. The rows of cos and sin must also
+    be multiples of 8 elements apart, with equal strides.
+    """
     *heads, cos, sin, q_weight, k_weight = tensors
     alike = _rows(cos).stride(0) == _rows(sin).stride(0)
     return [
@@ -294,6 +317,7 @@ def _lie_well(tensors: Sequence[Any]) -> list[bool]:
 
 
 def _has_ready_heads(x: torch.Tensor) -> bool:
+    """Return whether the kernels can read q, k or a gradient of them in its layout."""
     viewed = _tokens(x)
     tokens, heads, head_dim = viewed.shape
     side_by_side = viewed.stride(2) == 1 and (heads == 1 or viewed.stride(1) == head_dim)
@@ -301,6 +325,7 @@ def _has_ready_heads(x: torch.Tensor) -> bool:
 
 
 def _has_ready_rows(table: torch.Tensor) -> bool:
+    """Return whether the kernels can read cos or sin in its layout."""
     viewed = _rows(table)
     return viewed.stride(1) == 1 and viewed.stride(0) % 8 == 0 and viewed.data_ptr() == table.data_ptr()
 
@@ -310,12 +335,12 @@ def _contiguous_like(x: torch.Tensor) -> torch.Tensor:
 
 
 def _tokens(x: torch.Tensor) -> torch.Tensor:
-    """As (tokens, heads, head_dim)."""
+    """Return x as (tokens, heads, head_dim)."""
     return x.reshape(-1, *x.shape[-2:]) if x.dim() > 3 else x
 
 
 def _rows(table: torch.Tensor) -> torch.Tensor:
-    """cos or sin as (positions, columns)."""
+    """Return cos or sin as (positions, columns)."""
     return table.reshape(-1, table.shape[-1])
 
 

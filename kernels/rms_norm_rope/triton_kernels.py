@@ -1,7 +1,7 @@
-"""The kernels of RMSNorm and rotary embedding: forward, backward, and the sum of the weights' partial gradients.
+"""The kernels of RMSNorm with rotary embedding: forward, backward, and the sum of the weights' partial gradients.
 
-A tile is ROWS tokens x HEADS heads. A head is taken as pairs of elements that rotate together: i and i + HEAD_DIM / 2
-(half layout), or 2 i and 2 i + 1 (interleaved). All arithmetic is in float32, and rounded once.
+A tile is ROWS tokens x HEADS heads. A head is read as pairs of elements that rotate together: i and i + HEAD_DIM / 2
+(half layout), or 2 i and 2 i + 1 (interleaved). All arithmetic is in float32, and results are rounded once.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-#: No runtime number is specialised, so one binary of a config serves every shape of one head size. Strides come divided
-#: by 8: then the compiler still knows that each head begins at a multiple of 16 bytes.
+#: Number arguments that Triton must not specialize, so that one binary of a config runs every shape of one head size.
+#: Strides are passed divided by 8, so that the compiler knows that each head begins at a multiple of 16 bytes.
 UNSPECIALIZED = [
     "tokens",
     "q_heads",
@@ -26,8 +26,10 @@ UNSPECIALIZED = [
 
 @triton.jit
 def load_pairs(ptrs, inside, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """Both elements of all pairs, (ROWS, HEADS, BLOCK) each in float32, of the heads that begin at `ptrs` (ROWS, HEADS,
-    1); zero where there are none."""
+    """Load both elements of all pairs of the heads at `ptrs` (ROWS, HEADS, 1).
+
+    Returns two float32 tensors (ROWS, HEADS, BLOCK), zero outside the heads.
+    """
     HALF: tl.constexpr = HEAD_DIM // 2
     if INTERLEAVED:
         offs = tl.arange(0, 2 * BLOCK)[None, None, :]
@@ -44,7 +46,7 @@ def load_pairs(ptrs, inside, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr, INTERL
 
 @triton.jit
 def store_pairs(ptrs, inside, first, second, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """The inverse of `load_pairs`."""
+    """Store pairs of elements: the inverse of `load_pairs`."""
     HALF: tl.constexpr = HEAD_DIM // 2
     element = ptrs.dtype.element_ty
     if INTERLEAVED:
@@ -61,7 +63,7 @@ def store_pairs(ptrs, inside, first, second, HEAD_DIM: tl.constexpr, BLOCK: tl.c
 
 @triton.jit
 def load_angles(cos_ptr, sin_ptr, rows, tokens, positions, cos_stride8, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr):
-    """cos and sin of each pair, (ROWS, 1, BLOCK), of these tokens: row token % positions of their tables."""
+    """Load cos and sin of these tokens' pairs, (ROWS, 1, BLOCK), from row token % positions of the tables."""
     HALF: tl.constexpr = HEAD_DIM // 2
     offs = tl.arange(0, BLOCK)[None, None, :]
     place = (rows % positions).to(tl.int64)[:, None, None] * (cos_stride8 * 8) + offs
@@ -75,7 +77,7 @@ def load_angles(cos_ptr, sin_ptr, rows, tokens, positions, cos_stride8, HEAD_DIM
 
 @triton.jit
 def load_weight(weight_ptr, weight_offset, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """The norm's weights by pairs, (1, 1, BLOCK), with what is added to them."""
+    """Load the norm's weights by pairs, (1, 1, BLOCK), and add the offset."""
     ptrs = weight_ptr + tl.zeros((1, 1, 1), tl.int32)
     first, second = load_pairs(ptrs, tl.full((1, 1, 1), True, tl.int1), HEAD_DIM, BLOCK, INTERLEAVED)
     return first + weight_offset, second + weight_offset
@@ -83,7 +85,7 @@ def load_weight(weight_ptr, weight_offset, HEAD_DIM: tl.constexpr, BLOCK: tl.con
 
 @triton.jit
 def inverse_rms(first, second, eps, HEAD_DIM: tl.constexpr):
-    """1 / sqrt(mean of squares + eps) of each head, (ROWS, HEADS, 1)."""
+    """Return 1 / sqrt(mean of squares + eps) of each head, (ROWS, HEADS, 1)."""
     squares = tl.sum(first * first + second * second, axis=2, keep_dims=True)
     return tl.rsqrt(squares / HEAD_DIM + eps)
 
@@ -106,7 +108,7 @@ def rotate_heads(
     BLOCK: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):
-    """One tile of q or of k."""
+    """Normalize (if there is a weight) and rotate one tile of q or of k."""
     inside = (rows < tokens)[:, None, None] & (heads < n_heads)[None, :, None]
     token = rows.to(tl.int64)[:, None, None]
     place = token * (stride8 * 8) + heads[None, :, None] * HEAD_DIM
@@ -125,7 +127,7 @@ def rotate_heads(
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def rms_norm_rope_kernel(
     q_ptr,  # (tokens, q_heads, HEAD_DIM), tokens q_stride8 * 8 elements apart
-    k_ptr,  # (tokens, k_heads, HEAD_DIM) likewise
+    k_ptr,  # (tokens, k_heads, HEAD_DIM), tokens k_stride8 * 8 elements apart
     q_out_ptr,  # (tokens, q_heads, HEAD_DIM), contiguous
     k_out_ptr,
     cos_ptr,  # (positions, HEAD_DIM / 2), rows cos_stride8 * 8 elements apart
@@ -142,13 +144,16 @@ def rms_norm_rope_kernel(
     eps,
     weight_offset,
     HEAD_DIM: tl.constexpr,
-    BLOCK: tl.constexpr,  # the power of two that holds HEAD_DIM / 2
+    BLOCK: tl.constexpr,  # the smallest power of two >= HEAD_DIM / 2
     INTERLEAVED: tl.constexpr,
-    INVERSE: tl.constexpr,  # rotates back, which is the gradient where there is no norm
+    INVERSE: tl.constexpr,  # rotate by the negative angles, which is the gradient if there is no norm
     ROWS: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """Programs of one token are neighbours: they share its row of cos and sin, and pages of memory."""
+    """Normalize and rotate one tile of q or k per program.
+
+    Programs of the same tokens are consecutive: they share rows of cos and sin, and memory pages.
+    """
     q_blocks = tl.cdiv(q_heads, HEADS)
     blocks = q_blocks + tl.cdiv(k_heads, HEADS)
     block = tl.program_id(0) % blocks
@@ -222,7 +227,7 @@ def back_through_heads(
     HEADS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """STEPS tiles of q or of k, one after another, and the sum over them of the weights' gradient."""
+    """Compute the gradient of STEPS tiles of q or k in sequence, and their sum of the weight's gradient."""
     first_weight, second_weight = load_weight(weight_ptr, weight_offset, HEAD_DIM, BLOCK, INTERLEAVED)
     first_sum = tl.zeros((ROWS, HEADS, BLOCK), tl.float32)
     second_sum = tl.zeros((ROWS, HEADS, BLOCK), tl.float32)
@@ -237,7 +242,7 @@ def back_through_heads(
         scale = inverse_rms(first, second, eps, HEAD_DIM)
         first = first * scale
         second = second * scale
-        # Rotated back: the gradient of what the norm gave.
+        # Rotated by the negative angles: the gradient of the norm's output.
         back_first = dy_first * cos + dy_second * sin
         back_second = dy_second * cos - dy_first * sin
         first_sum += back_first * first
@@ -265,11 +270,11 @@ def back_through_heads(
 def rms_norm_rope_backward_kernel(
     dq_ptr,  # (tokens, q_heads, HEAD_DIM), tokens dq_stride8 * 8 elements apart: gradient of the rotated q
     dk_ptr,
-    q_ptr,  # what the forward pass was given
+    q_ptr,  # the inputs of the forward pass
     k_ptr,
     q_grad_ptr,  # (tokens, q_heads, HEAD_DIM), contiguous
     k_grad_ptr,
-    partials_ptr,  # (programs, HEAD_DIM) float32: those of q first
+    partials_ptr,  # (programs, HEAD_DIM) float32: the programs of q first
     cos_ptr,
     sin_ptr,
     q_weight_ptr,
@@ -285,7 +290,7 @@ def rms_norm_rope_backward_kernel(
     cos_stride8,
     eps,
     weight_offset,
-    STEPS,  # tiles of a program, a runtime argument
+    STEPS,  # tiles per program, a runtime argument
     HEAD_DIM: tl.constexpr,
     BLOCK: tl.constexpr,
     INTERLEAVED: tl.constexpr,
@@ -293,7 +298,10 @@ def rms_norm_rope_backward_kernel(
     HEADS: tl.constexpr,
     num_stages: tl.constexpr,
 ):
-    """Every program has a row of the partial sums, so that no two add to one number: the same bits in every run."""
+    """Compute the gradients of q and k, and one row of partial weight gradients per program.
+
+    No two programs add to the same number, so results are bitwise equal in every run.
+    """
     q_blocks = tl.cdiv(q_heads, HEADS)
     blocks = q_blocks + tl.cdiv(k_heads, HEADS)
     block = tl.program_id(0) % blocks
@@ -369,7 +377,7 @@ def weight_sums_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Program (i, 0) sums some columns of q's partial gradients, (i, 1) of k's, in an order that never changes."""
+    """Sum a block of columns of the partial gradients, of q in program (i, 0) and of k in (i, 1), in a fixed order."""
     of_k = tl.program_id(1)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     first = of_k * q_rows
