@@ -175,7 +175,7 @@ def test_an_engines_own_file_is_read_as_the_engine_reads_it(tmp_path, monkeypatc
     assert table_in_force(SGLANG, LAYER, H200, "3.2.0").rows[1].pair.up == config(128)
     assert table_in_force(SGLANG, FP8, H200, "3.6.0").rows == {}
     (tmp_path / "configs/triton_3_10_0" / f"{name}.json").write_text("[1]")
-    with pytest.raises(ForetuneError, match="no tuned file of sglang"):
+    with pytest.raises(ForetuneError, match="is not a tuned file of sglang"):
         table_in_force(SGLANG, LAYER, H200, "3.6.0")
 
 
@@ -185,7 +185,7 @@ def test_a_file_without_the_function_is_of_another_version(tmp_path):
         "STEP = 2\nimport nothing_that_is_there\n\ndef two(x):\n    return one(x) + STEP\n\ndef one(x): return x"
     )
     assert functions_of(file, ["two"], {})["two"](1) == 3
-    with pytest.raises(EngineMissingError, match="has no three: it is another version"):
+    with pytest.raises(EngineMissingError, match="has no three: Foretune does not know this version"):
         functions_of(file, ["three"], {})
 
 

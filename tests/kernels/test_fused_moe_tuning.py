@@ -275,7 +275,7 @@ def test_the_file_in_the_folder_is_the_one_in_force_and_is_not_replaced_unasked(
     files = tuning.tune_layer(VLLM, layer, H200, batches=[1, 64], out=out)
     assert files.now.file == mine
     assert [*files.now.rows] == [1]
-    with pytest.raises(ForetuneError, match=r"NVIDIA_H200.*is there already: name another folder, or .*--force"):
+    with pytest.raises(ForetuneError, match=r"NVIDIA_H200.*exists already: pass another folder, or --force"):
         files.save(out)
     assert json.loads(mine.read_text()) == {"1": rows[1]}
     files.save(out, force=True)
@@ -284,4 +284,4 @@ def test_the_file_in_the_folder_is_the_one_in_force_and_is_not_replaced_unasked(
     line = f"export vllm --experts 256 --topk 8 --hidden 7168 --inter 512 --dtype fp8e4m3 --device h200 --out {out}"
     refused = call(line)
     assert refused.exit_code == 1
-    assert "is there already" in " ".join(refused.output.replace("│", " ").split())
+    assert "exists already" in " ".join(refused.output.replace("│", " ").split())
