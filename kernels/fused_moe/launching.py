@@ -59,9 +59,9 @@ def wrong_knob(named: Mapping[str, Any], down: bool) -> str | None:
     for knob in knobs:
         if knob not in named:
             return f"a config must have {knob}, which must be {_VALID[knob][0]}"
-        words, values = _VALID[knob]
+        accepted, values = _VALID[knob]
         if type(named[knob]) is not int or named[knob] not in values:
-            return f"{knob} must be {words} but is {named[knob]!r}"
+            return f"{knob} must be {accepted} but is {named[knob]!r}"
     unknown = sorted(set(named) - {*knobs, "num_ctas"})
     if unknown or named["num_ctas"] != 1:
         return f"{unknown[0] if unknown else 'num_ctas'} is not a knob of the kernel; its knobs are {', '.join(knobs)}"
@@ -135,7 +135,7 @@ def residents(config: KernelConfig, dtype: str, device: DeviceSpec) -> int:
     )
 
 
-def in_engine_words(config: KernelConfig) -> dict[str, Any]:
+def file_entry(config: KernelConfig) -> dict[str, Any]:
     """Return a config as a row of a tuned file, with the engines' order of knobs and USE_TMA as a bool."""
     row: dict[str, Any] = {knob: config[knob] for knob in KNOBS}
     return row | ({TMA: uses_tma(config)} if TMA in dict(config.meta) else {})

@@ -30,7 +30,7 @@ from .engines import (
     folder_name,
     shipped_folder,
 )
-from .launching import KNOBS, TMA, in_engine_words, with_tma
+from .launching import KNOBS, TMA, file_entry, with_tma
 
 #: The environment variable with the folder that an engine searches first.
 VARIABLES = {SGLANG: "SGLANG_MOE_CONFIG_DIR", VLLM: "VLLM_TUNED_CONFIG_FOLDER"}
@@ -67,12 +67,12 @@ class Pair:
         return self.down == with_tma(self.up, 0)
 
     @property
-    def words(self) -> Words:
+    def entries(self) -> FileEntries:
         """The rows of a tuned file that stand for these configs."""
-        return Words(in_engine_words(self.up), in_engine_words(self.down))
+        return FileEntries(file_entry(self.up), file_entry(self.down))
 
 
-class Words(NamedTuple):
+class FileEntries(NamedTuple):
     """The rows of an engine's files for both products, as JSON objects."""
 
     up: Mapping[str, Any]
@@ -83,7 +83,7 @@ class Words(NamedTuple):
 class TunedRow:
     """One row of the file that an engine reads, and the configs that the engine launches for it."""
 
-    words: Words
+    entries: FileEntries
     pair: Pair | None  # None if no KernelConfig stands for the row, which then can only be copied
 
 
@@ -175,13 +175,13 @@ def _version_of(file: Path) -> tuple[int, ...]:
 def _row(engine: str, layer: Layer, up: dict[str, Any], down: dict[str, Any] | None) -> TunedRow:
     """Combine a row of the first product's file with the row of the second's, if SGLang has a second file."""
     if down is None:
-        words = Words(up, {TMA: False} | up if engine == SGLANG else up)
+        entries = FileEntries(up, {TMA: False} | up if engine == SGLANG else up)
     else:  # SGLang overrides BLOCK_SIZE_M of the second file
-        words = Words(up, down | {"BLOCK_SIZE_M": up["BLOCK_SIZE_M"]} if "BLOCK_SIZE_M" in up else down)
-    first, second = (_config(engine, layer, row) for row in words)
+        entries = FileEntries(up, down | {"BLOCK_SIZE_M": up["BLOCK_SIZE_M"]} if "BLOCK_SIZE_M" in up else down)
+    first, second = (_config(engine, layer, row) for row in entries)
     if first is None or second is None:
-        return TunedRow(words, None)
-    return TunedRow(words, Pair(first, with_tma(second, int(bool(words.down.get(TMA, False))))))
+        return TunedRow(entries, None)
+    return TunedRow(entries, Pair(first, with_tma(second, int(bool(entries.down.get(TMA, False))))))
 
 
 def _config(engine: str, layer: Layer, row: Mapping[str, Any]) -> KernelConfig | None:
@@ -216,7 +216,7 @@ class Row:
     """
 
     tokens: int
-    words: Words  # the row in the file
+    entries: FileEntries  # the row in the file
     pinned: str  # "default" or "shipped" if the row repeats that one because ours gains too little; else ""
     times_us: Mapping[str, float]
 
@@ -269,11 +269,11 @@ class TunedFiles:
         version: dict[str, Any] = (
             {"triton_version": self.triton} if self.engine != SGLANG else {}
         )  # SGLang parses each key as a number
-        up = {str(tokens): dict(words.up) for tokens, words in written.items()}
+        up = {str(tokens): dict(entries.up) for tokens, entries in written.items()}
         files = {str(Path(folder, file_name(self.engine, self.layer, self.device))): version | up}
-        differ = any(words.down != {TMA: False, **words.up} for words in written.values())
+        differ = any(entries.down != {TMA: False, **entries.up} for entries in written.values())
         if self.engine == SGLANG and (differ or self.now.has_down):
-            down = {str(tokens): dict(words.down) for tokens, words in written.items()}
+            down = {str(tokens): dict(entries.down) for tokens, entries in written.items()}
             files[str(Path(folder, file_name(self.engine, self.layer, self.device, down=True)))] = down
         return files
 
@@ -321,8 +321,8 @@ class TunedFiles:
                     "pinned": row.pinned,
                     "times_us": {name: round(us, 3) for name, us in row.times_us.items()},
                     "gain": round(row.gain, 4),
-                    "up": dict(row.words.up),
-                    "down": dict(row.words.down),
+                    "up": dict(row.entries.up),
+                    "down": dict(row.entries.down),
                 }
                 for row in self.rows
             ],
@@ -336,8 +336,8 @@ class TunedFiles:
                 *(f"{row.times_us[name]:.1f}" if name in row.times_us else "" for name in names),
                 f"{row.gain:.3f}x",
                 row.pinned,
-                _short(row.words.up),
-                "same" if _short(row.words.down) == _short(row.words.up) else _short(row.words.down),
+                _short(row.entries.up),
+                "same" if _short(row.entries.down) == _short(row.entries.up) else _short(row.entries.down),
             ]
             for row in self.rows
         ]
@@ -350,22 +350,22 @@ class TunedFiles:
             below=[self.verdict, self.reason, f"To use the files, set {VARIABLES[self.engine]}=FOLDER"],
         )
 
-    def _written(self) -> dict[int, Words]:
+    def _written(self) -> dict[int, FileEntries]:
         """Return the rows to write by number of tokens.
 
         An engine uses the nearest row for a batch. Batches nearest to a pinned row, or to a row copied from the current
         file, must run what they run without these files. So rows are added on both sides of each number of tokens at
         which that would change.
         """
-        rows = {row.tokens: row.words for row in self.rows}
-        rows |= {tokens: row.words for tokens, row in self.now.rows.items() if tokens not in rows}
+        rows = {row.tokens: row.entries for row in self.rows}
+        rows |= {tokens: row.entries for tokens, row in self.now.rows.items() if tokens not in rows}
         pinned = rows.keys() - {row.tokens for row in self.rows if not row.pinned}
         changes = list(self._changes()) if pinned else []
         nearest = {tokens: tokens for tokens in sorted(rows)}
         while True:
-            more: dict[int, Words] = {}
+            more: dict[int, FileEntries] = {}
             for last in changes:
-                sides = {tokens: self._words_now(tokens) for tokens in (last, last + 1)}
+                sides = {tokens: self._entries_now(tokens) for tokens in (last, last + 1)}
                 taken = {tokens: row_for(nearest, tokens) for tokens in sides}
                 affected = [tokens for tokens in sides if taken[tokens] in pinned]
                 if any(rows[taken[tokens]] != sides[tokens] for tokens in affected):
@@ -376,12 +376,12 @@ class TunedFiles:
             pinned |= more.keys()
             nearest = {tokens: tokens for tokens in sorted(rows)}
 
-    def _words_now(self, tokens: int) -> Words:
+    def _entries_now(self, tokens: int) -> FileEntries:
         """Return what the engine runs for a number of tokens without these files."""
         if self.now.rows:
-            words: Words = row_for(self.now.rows, tokens).words
-            return words
-        return default_pair(self.engine, self.layer, tokens).words
+            entries: FileEntries = row_for(self.now.rows, tokens).entries
+            return entries
+        return default_pair(self.engine, self.layer, tokens).entries
 
     def _changes(self) -> Iterator[int]:
         """Yield the numbers of tokens after which the engine's choice without these files may change."""
@@ -413,6 +413,7 @@ def check_none_there(engine: str, layer: Layer, device: DeviceSpec, triton: str,
 
 
 def _already_there(path: Path) -> ForetuneError:
+    """Return the error for a file that would be replaced."""
     return ForetuneError(f"{path} exists already: pass another folder, or --force to replace it")
 
 
@@ -426,6 +427,6 @@ def _changes(engine: str, layer: Layer) -> Iterable[int]:
         before = after
 
 
-def _short(words: Mapping[str, Any]) -> str:
+def _short(entry: Mapping[str, Any]) -> str:
     """Return a row's knob values in one line."""
-    return " ".join(str(words.get(knob, "-")) for knob in KNOBS) + " TMA" * bool(words.get(TMA))
+    return " ".join(str(entry.get(knob, "-")) for knob in KNOBS) + " TMA" * bool(entry.get(TMA))

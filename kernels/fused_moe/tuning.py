@@ -286,12 +286,12 @@ def _row(
     It is ours, or the engine's current one if ours gains less than the factor `least` or if its gain is unknown.
     """
     if in_force is None:
-        now, words = DEFAULT, default.words
+        now, entries = DEFAULT, default.entries
     else:
-        now, words = SHIPPED, in_force.words
+        now, entries = SHIPPED, in_force.entries
     if now in times and times[now] >= least * times[OURS]:
-        return Row(tokens, best.words, "", times)
-    return Row(tokens, words, now, times)
+        return Row(tokens, best.entries, "", times)
+    return Row(tokens, entries, now, times)
 
 
 def _to_time(

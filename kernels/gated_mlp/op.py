@@ -166,16 +166,19 @@ def _run(
 
 
 def _fake(x: torch.Tensor, w: torch.Tensor, activation: str, saves: bool, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return outputs without data, for tracing by `torch.compile`; saved is empty if not saved."""
     check_call(x, w, activation)
     of_h, of_saved = _shapes(x, w)
     return x.new_empty(of_h), x.new_empty(of_saved if saves else (0,))
 
 
 def _save(ctx: Any, arguments: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor | None]) -> None:
+    """Save x, w and, if the op stored them, gate and up for the backward pass."""
     ctx.save_for_backward(arguments[0], arguments[1], output[1])
 
 
 def _backward(ctx: Any, dh: torch.Tensor | None, *_: Any) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients of x and w."""
     if dh is None:
         return None, None
     x, w, saved = ctx.saved_tensors
@@ -210,6 +213,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, mode: str | None) -> torch.Tensor
 
 
 def _flops(x: Any, w: Any, *_: Any, **__: Any) -> Any:
+    """Return the floating-point operations of a call, from the shapes of x and w."""
     return 2 * prod(x) * w[0]
 
 

@@ -125,6 +125,7 @@ def _backward_of(way: Way, inputs: Inputs) -> Callable[[], Any]:
 
 
 def _plain(q: torch.Tensor, k: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run the eager contender: `rotated`."""
     return rotated(q, k, rotation)
 
 

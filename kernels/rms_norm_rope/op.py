@@ -214,7 +214,7 @@ def _call(
     norm the gradient is the inverse rotation, which the forward kernel computes.
     """
     q, k = (_tokens(x) for x in tensors[-6:-4])
-    copies = not all(_lie_well(tensors))
+    copies = not all(_are_readable(tensors))
     if copies or not q.numel():
         return Call(None, copies=copies)
     unnormed = tensors[-1] is None
@@ -277,17 +277,20 @@ def _read_backward(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _backward(ctx: Any, dq: torch.Tensor, dk: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients of all inputs; cos and sin have none."""
     q, k, q_weight, k_weight = GRADIENT.within(ctx)(dq, dk, *ctx.saved_tensors, *ctx.options)
     return q, k, None, None, q_weight, k_weight
 
 
 def _fake(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return outputs without data, for tracing by `torch.compile`."""
     check_call(*arguments[:9])
     q, k = arguments[:2]
     return q.new_empty(q.shape), k.new_empty(k.shape)
 
 
 def _fake_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
+    """Return gradients without data, for tracing by `torch.compile`."""
     q, k = arguments[2:4]
     weights = (q.new_empty(0) if weight is None else torch.empty_like(weight) for weight in arguments[6:8])
     return q.new_empty(q.shape), k.new_empty(k.shape), *weights
@@ -296,12 +299,12 @@ def _fake_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
 def _readable(tensors: Sequence[Any]) -> list[Any]:
     """Return the tensors, with contiguous copies of those that the kernels cannot read."""
     return [
-        x if x is None or (lies_well and are_placed([x])) else x.clone(memory_format=torch.contiguous_format)
-        for x, lies_well in zip(tensors, _lie_well(tensors), strict=True)
+        x if x is None or (is_readable and are_placed([x])) else x.clone(memory_format=torch.contiguous_format)
+        for x, is_readable in zip(tensors, _are_readable(tensors), strict=True)
     ]
 
 
-def _lie_well(tensors: Sequence[Any]) -> list[bool]:
+def _are_readable(tensors: Sequence[Any]) -> list[bool]:
     """Return for each tensor of a call whether the kernels can read it in its layout.
 
     The heads of a token must be contiguous, and tokens multiples of 8 elements apart. The rows of cos and sin must also

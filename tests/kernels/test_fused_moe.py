@@ -194,7 +194,7 @@ def test_it_is_compared_with_what_the_engine_runs(family, monkeypatch):
     ways = comparison.contenders(kernel, problem, None, H200, {})
     assert {name: way() for name, way in ways.items()} == {"default": kernel.default(problem, H200)}
     pair = Pair.alike(of_file)
-    table = TunedTable({64: TunedRow(pair.words, pair), 4096: TunedRow(pair.words, None)})
+    table = TunedTable({64: TunedRow(pair.entries, pair), 4096: TunedRow(pair.entries, None)})
     monkeypatch.setattr(contenders, "table_in_force", lambda *_: table)
     ways = comparison.contenders(kernel, problem, None, H200, {})
     assert tuple(ways) == comparison.others
