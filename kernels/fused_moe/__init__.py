@@ -1,6 +1,6 @@
-"""The fused MoE kernel of serving engines, SGLang's and vLLM's, as families, and the tuned files that they read.
+"""The fused MoE kernel of the serving engines SGLang and vLLM: two families, and the tuned files that the engines read.
 
-Importing this imports neither torch nor triton nor an engine.
+Importing this package imports neither torch nor triton nor an engine.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""What a serving engine's MoE kernel is compared with: itself, with the config that the engine runs where it finds no
-file, and with that of the file that it ships."""
+"""Contenders for a serving engine's MoE kernel: the same kernel with other configs.
+
+They are the config that the engine runs if it finds no tuned file, and the config of the file that it ships.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,19 @@ from .measurable import Inputs
 from .tuned_files import row_for, table_in_force
 from .workload import requested_layer
 
-#: Layers: model, and tensor-parallel degree. Both engines ship a file for the first and the third on an H200.
+#: Layers: model and tensor-parallel degree. Both engines ship a file for the first and the third on an H200.
 LAYERS = (("Qwen3-30B-A3B", 1), ("OLMoE-1B-7B", 1), ("Mixtral-8x7B", 4), ("DeepSeek-V2", 4), ("GLM-5", 8))
-#: Tokens of one call.
+#: Tokens per call.
 TOKENS = (8, 128, 2048)
 
 
 class FusedMoeComparison:
-    """The contenders of either product; see `runtime.timing.compare.Comparison`."""
+    """Contenders and goals of both products; see `runtime.timing.compare.Comparison`."""
 
     others = ("default", "shipped")
 
     def suite(self, family: Measurable) -> Mapping[str, Case]:
-        """Of the engines that are installed; of SGLang where none is."""
+        """Return layers of five models for each installed engine, or for SGLang if none is installed."""
         cases = {}
         for engine in installed() or (SGLANG,):
             for model, degree in LAYERS:
@@ -39,8 +41,11 @@ class FusedMoeComparison:
     def contenders(
         self, family: Measurable, problem: Problem, inputs: Inputs, device: DeviceSpec, best: BestConfigs
     ) -> dict[str, Callable[[], Any]]:
-        """default: the config that the engine runs where it finds no file. shipped: that of its own file, where there
-        is one for this layer on this device."""
+        """Return the contenders by name, each a function that launches the kernel once.
+
+        "default" runs the config that the engine uses without a file. "shipped" runs the config of the file that the
+        engine reads; it is missing if there is no such file for the layer and device.
+        """
         configs = {"default": family.default(problem, device), "shipped": shipped_config(family, problem, device)}
         return {
             name: (lambda config=config: family.launch(inputs, config))  # type: ignore[misc]
@@ -49,21 +54,26 @@ class FusedMoeComparison:
         }
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath | None:
-        return None  # the engine launches its kernel itself
+        """Return None: the engine launches its kernel itself, so there is no op of ours to time."""
+        return None
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
-        """To be faster than the default, and within 2 % of what the engine's tuner found in hours."""
+        """Return the goals: faster than the default, and within 2 % of the config that the engine's tuner found."""
         over = {"default": (0.95, 1.0), "shipped": (0.95, 0.98)}
         return judge_predicted(rows, over, "predicted config, over the engine's {} one")
 
 
-#: Found by `kernels.comparisons.comparison_of`.
+#: `kernels.comparisons.comparison_of` looks up this name.
 COMPARISON = FusedMoeComparison()
 
 
 def shipped_config(family: Measurable, problem: Problem, device: DeviceSpec) -> KernelConfig | None:
-    """Return the config of this product by the file that the engine reads now; None where it reads none for the layer,
-    or launches what no config says."""
+    """Return the config of this product in the tuned file that the engine reads now.
+
+    Returns:
+        The config; None if the engine reads no file for the layer, if the row cannot be expressed as a config, or if
+        the device cannot run it.
+    """
     import triton
 
     sizes = {dim: problem[dim] for dim in ("experts", "topk", "hidden", "inter")}

@@ -1,10 +1,10 @@
-"""What the serving engines have of their own: names of tuned files, default configs, the spaces that their tuners try,
-and the source of their kernel, without importing the engine.
+"""Facts about the serving engines: names of tuned files, default configs, tuning spaces, and the kernel's source.
 
-Facts of SGLang 0.5.23 and vLLM 0.32, which neither needs to be here for; `tests/kernels/test_fused_moe_engines.py` asks
-the engines' own functions where they are. Importing SGLang or vLLM takes dozens of packages and compiled extensions,
-which a machine that tunes need not have. The kernel needs none of them: it is read from the installed file, with the
-functions that it calls, and that is all that runs. Nothing of it is kept here.
+They describe SGLang 0.5.23 and vLLM 0.32. Neither needs to be installed; if they are,
+`tests/kernels/test_fused_moe_engines.py` compares the facts with the engines' own functions. Importing an engine takes
+dozens of packages and compiled extensions, which a machine that only tunes need not have. The kernel needs none of
+them. It is read from the installed file together with the functions that it calls, and only these run. Foretune holds
+no copy of it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ...runtime.launching.source_hash import parsed
 
 SGLANG, VLLM = "sglang", "vllm"
 ENGINES = (SGLANG, VLLM)
-#: Whose file a row is of by the batch sizes that both engines' tuners measure: the row nearest to a batch is its.
+#: Batch sizes (tokens) that both engines' tuners measure. An engine uses the row whose batch size is nearest.
 BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
-#: The side of a block of weights that has one scale (activations have one for so many of a row), in fp8.
+#: In fp8, weights have one scale per block of this many rows and columns, and activations one per this many columns.
 SCALED_BLOCK = 128
-#: More characters than any card's name has, and few enough for a file's name.
+#: Most characters of a card's name in a file name; longer than any real name.
 _LONGEST_CARD = 60
 #: What the engines call the dtypes in a file's name; bf16 and fp16 share the files without one.
 _DTYPES = {"bf16": "", "fp16": "", "fp8e4m3": ",dtype=fp8_w8a8"}
@@ -41,8 +41,10 @@ _GROUPS_M, _WARPS, _STAGES = (1, 16, 32, 64), (4, 8), (2, 3, 4, 5)
 
 @dataclass(frozen=True)
 class Layer:
-    """The experts of one layer on one rank: `inter` is what the rank has of the intermediate size, after the
-    activation (the engines' N)."""
+    """The experts of one MoE layer on one rank.
+
+    `inter` is the rank's part of the intermediate size after the activation (N in the engines' file names).
+    """
 
     experts: int
     topk: int
@@ -51,7 +53,7 @@ class Layer:
     dtype: str = "bf16"
 
     def problem(self, family: str, engine: str, tokens: int) -> Problem:
-        """One of its two products for so many tokens."""
+        """Return the problem of one product ("fused_moe" or "fused_moe_down") for a number of tokens."""
         flags = (VLLM,) if engine == VLLM else ()
         return Problem.of(
             family,
@@ -66,40 +68,55 @@ class Layer:
 
 
 def check_engine(engine: str) -> str:
-    """One of `ENGINES`. Raises `ForetuneError` listing them for any other word."""
+    """Return `engine` if it is one of `ENGINES`.
+
+    Raises:
+        ForetuneError: It is not; the message lists them.
+    """
     if engine not in ENGINES:
         raise ForetuneError(f"engine must be one of {', '.join(ENGINES)} but is {shown(engine)}")
     return engine
 
 
 def engine_of(problem: Problem) -> str:
-    """Whose kernel a problem is about."""
+    """Return the engine whose kernel a problem is for."""
     return VLLM if VLLM in problem.flags else SGLANG
 
 
 def file_name(engine: str, layer: Layer, device: DeviceSpec, *, down: bool = False) -> str:
-    """The file that an engine looks up for a layer on a device; `down` for the second product's own, which SGLang has.
+    """Return the name of the file that an engine looks up for a layer on a device.
+
+    Args:
+        engine: "sglang" or "vllm".
+        layer: The layer on one rank.
+        device: The GPU.
+        down: Name SGLang's separate file for the second product.
+
+    Raises:
+        ForetuneError: `down` with vLLM, which has one file for both products.
 
     >>> layer = Layer(experts=128, topk=8, hidden=2048, inter=384, dtype="fp8e4m3")
     >>> file_name("vllm", layer, DeviceSpec.named("h200"))
     'E=128,N=384,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json'
     """
     if down and engine == VLLM:
-        raise ForetuneError("vLLM has one file for both products, so none for the second alone")
+        raise ForetuneError("vLLM has one file for both products and no separate file for the second")
     card = device.card.replace(" ", "_")
     if re.search(r"[^\w.,()+@-]", card) or len(card) > _LONGEST_CARD:
-        card = file_word(card)  # no engine finds the file of such a card
+        card = file_word(card)  # makes a valid file name, which no engine looks up
     if engine == VLLM and "H200" in card.split("_"):
-        card = "NVIDIA_H200"  # of all its variants
+        card = "NVIDIA_H200"  # vLLM uses this name for all variants of the card
     dtype = _DTYPES[layer.dtype]
-    if dtype:  # as Python prints a list; vLLM takes the spaces out
+    if dtype:  # formatted as Python prints a list; vLLM removes the spaces
         blocks = str([SCALED_BLOCK] * 2)
         dtype += f",block_shape={blocks if engine == SGLANG else blocks.replace(' ', '')}"
     return f"E={layer.experts},N={layer.inter},device_name={card}{dtype}{'_down' * down}.json"
 
 
 def folder_name(engine: str, triton: str) -> str:
-    """Where below the folder that an engine is told (SGLANG_MOE_CONFIG_DIR, VLLM_TUNED_CONFIG_FOLDER) its files lie.
+    """Return the path of an engine's files below the folder in its environment variable.
+
+    The variables are SGLANG_MOE_CONFIG_DIR and VLLM_TUNED_CONFIG_FOLDER.
 
     >>> folder_name("sglang", "3.6.0"), folder_name("vllm", "3.6.0")
     ('configs/triton_3_6_0', '.')
@@ -109,9 +126,10 @@ def folder_name(engine: str, triton: str) -> str:
 
 @cache
 def tuner_space(engine: str, dtype: str) -> tuple[KernelConfig, ...]:
-    """What the engine's tuner tries: 1,920 configs, and of block-scaled fp8 640 (vLLM's) or 1,280 (SGLang's).
+    """Return the configs that an engine's tuner measures.
 
-    vLLM's fp8 ones with BLOCK_SIZE_K = 256 it runs as 128, so each of these is tried twice.
+    They are 1,920 configs; for block-scaled fp8 640 (vLLM) or 1,280 (SGLang). vLLM runs its fp8 configs with
+    BLOCK_SIZE_K = 256 as 128, so its tuner measures each of these twice.
 
     >>> [len(tuner_space(engine, dtype)) for engine in ("vllm", "sglang") for dtype in ("bf16", "fp8e4m3")]
     [1920, 640, 1920, 1280]
@@ -130,7 +148,9 @@ def tuner_space(engine: str, dtype: str) -> tuple[KernelConfig, ...]:
 
 
 def default_config(engine: str, dtype: str, tokens: int, experts: int) -> KernelConfig:
-    """What an engine runs on CUDA where it finds no file: it looks at little more than the number of tokens.
+    """Return the config that an engine runs on CUDA if it finds no file.
+
+    It depends on little more than the number of tokens.
 
     >>> str(default_config("sglang", "bf16", tokens=4096, experts=64))
     'BLOCK_SIZE_K=32 BLOCK_SIZE_M=64 BLOCK_SIZE_N=64 GROUP_SIZE_M=8 num_warps=4 num_stages=3'
@@ -142,19 +162,23 @@ def default_config(engine: str, dtype: str, tokens: int, experts: int) -> Kernel
 
 
 def default_knobs(engine: str, dtype: str, tokens: int, experts: int) -> tuple[int, int, int, int, int, int]:
-    """(BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, GROUP_SIZE_M, num_warps, num_stages) of `default_config`; warps and
-    stages are Triton's own where the engine says none."""
+    """Return the values of `default_config`: BLOCK_SIZE_M, _N and _K, GROUP_SIZE_M, num_warps and num_stages.
+
+    If the engine specifies no warps or stages, they are Triton's defaults.
+    """
     choose = _sglang_default if engine == SGLANG else _vllm_default
     return choose(dtype == "fp8e4m3", tokens, experts)
 
 
 def _sglang_default(fp8: bool, tokens: int, experts: int) -> tuple[int, int, int, int, int, int]:
+    """Return SGLang's default, in the order of `default_knobs`."""
     if fp8:
         return 64, SCALED_BLOCK, SCALED_BLOCK, 32, 4, 3
     return (16, 32, 64, 1, 4, 3) if tokens <= experts else (64, 64, 32, 8, 4, 3)
 
 
 def _vllm_default(fp8: bool, tokens: int, experts: int) -> tuple[int, int, int, int, int, int]:
+    """Return vLLM's default, in the order of `default_knobs`."""
     if fp8:
         n, stages = (64, 4 if tokens <= 4 else 3) if tokens <= 8 else (SCALED_BLOCK, 3)
         return 16 if tokens <= 64 else 64, n, SCALED_BLOCK, 1 if tokens <= 16 else 32, 4, stages
@@ -164,12 +188,12 @@ def _vllm_default(fp8: bool, tokens: int, experts: int) -> tuple[int, int, int, 
 
 
 def swaps(config: KernelConfig, dtype: str, device: DeviceSpec) -> bool:
-    """Whether both engines have the kernel compute the transposed product: of fp8 on Hopper, for few rows."""
+    """Return whether the kernel computes the transposed product: both engines do so in fp8 on Hopper for few rows."""
     few = config["BLOCK_SIZE_M"] < 64 <= config["BLOCK_SIZE_N"]
     return dtype == "fp8e4m3" and device.arch == "sm_90" and few
 
 
-#: Where the kernel is, and since when, below the package's folder: the newest place first.
+#: Paths of the kernel's file below the package's folder, newest version first.
 _KERNEL_FILES = {
     SGLANG: (
         "kernels/ops/moe/fused_moe_triton_kernels.py",  # 0.5.2x
@@ -177,7 +201,7 @@ _KERNEL_FILES = {
     ),
     VLLM: ("model_executor/layers/fused_moe/fused_moe.py",),
 }
-#: Where the tuned files are that the engine ships.
+#: Folders of the tuned files that the engine ships, newest version first.
 _SHIPPED = {
     SGLANG: ("srt/layers/moe/moe_runner/triton_utils", "srt/layers/moe/fused_moe_triton"),
     VLLM: ("model_executor/layers/fused_moe/configs",),
@@ -186,16 +210,16 @@ _KERNEL = "fused_moe_kernel"
 
 
 class EngineMissingError(ForetuneError, ImportError):
-    """The engine whose kernel was asked for is not installed, or is one that has no such kernel."""
+    """The required engine is not installed, or its version has no kernel that Foretune knows."""
 
 
 def installed() -> tuple[str, ...]:
-    """The engines that are installed here, none of which is imported by the question."""
+    """Return the installed engines, without importing them."""
     return tuple(engine for engine in ENGINES if _found(engine, _KERNEL_FILES[engine]) is not None)
 
 
 def engine_version(engine: str) -> str:
-    """The installed engine's version; "of unknown version" for one that was copied here without its metadata."""
+    """Return an installed engine's version; "of unknown version" if its package metadata is missing."""
     try:
         return version(engine)
     except PackageNotFoundError:
@@ -203,21 +227,22 @@ def engine_version(engine: str) -> str:
 
 
 def shipped_folder(engine: str) -> Path | None:
-    """What an installed engine has in place of the folder that it could be told; None where it is not installed."""
+    """Return the folder of the tuned files that an installed engine ships; None if it is not installed."""
     return _found(engine, _SHIPPED[engine])
 
 
 @cache
 def engine_kernel(engine: str) -> Any:
-    """The engine's own `fused_moe_kernel`, under `triton.jit`.
+    """Return the engine's own `fused_moe_kernel`, a `triton.jit` function.
 
-    Raises `EngineMissingError` saying what to install.
+    Raises:
+        EngineMissingError: The engine is not installed; the message says what to install.
     """
     file = _found(engine, _KERNEL_FILES[engine])
     if file is None:
         raise EngineMissingError(
-            f"{engine}'s kernel is not installed here: pip install {engine} (its Python files are enough, without what "
-            f"it depends on: pip install --no-deps {engine})"
+            f"{engine} is not installed, but its kernel is needed: pip install {engine}, or pip install --no-deps "
+            f"{engine} for only its Python files"
         )
     import triton
     import triton.language as tl
@@ -226,10 +251,20 @@ def engine_kernel(engine: str) -> Any:
 
 
 def functions_of(file: Path, names: Iterable[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Functions of a Python file, by name, with those functions and plain constants of it that they use; all other
-    names that they use must be `given`. The rest of the file does not run.
+    """Load functions from a Python file without running the rest of it.
 
-    Raises `EngineMissingError` for a name that the file does not define.
+    The functions and plain constants of the file that they use are loaded as well.
+
+    Args:
+        file: The file.
+        names: The functions to load.
+        given: Values of all other global names that they use.
+
+    Returns:
+        The functions by name.
+
+    Raises:
+        EngineMissingError: The file does not define one of `names`.
     """
     tree = parsed(file.read_text(encoding="utf-8"))
     defined: dict[str, ast.stmt] = {}
@@ -245,24 +280,24 @@ def functions_of(file: Path, names: Iterable[str], given: Mapping[str, Any]) -> 
         if name in needed:
             continue
         if name not in defined:
-            raise EngineMissingError(f"{file} has no {name}: it is another version than Foretune knows")
+            raise EngineMissingError(f"{file} has no {name}: Foretune does not know this version of the engine")
         needed.add(name)
         used = {node.id for node in ast.walk(defined[name]) if isinstance(node, ast.Name)}
         pending += [other for other in used if other in defined and other not in given]
     nodes = {id(defined[name]): defined[name] for name in needed}
-    future = parsed("from __future__ import annotations").body  # annotations of what is not given stay text
+    future = parsed("from __future__ import annotations").body  # so that annotations are not evaluated
     body = future + [node for node in tree.body if id(node) in nodes]
     namespace = dict(given) | {"__name__": f"foretune.engine.{file.stem}", "__file__": str(file)}
-    # Compiled under the file's own name and lines, where Triton looks for the source.
+    # Compiled with the file's own name and line numbers, because Triton reads the source from there.
     exec(compile(ast.Module(body, []), str(file), "exec", dont_inherit=True), namespace)
     return {name: namespace[name] for name in names}
 
 
 def _found(engine: str, places: Iterable[str]) -> Path | None:
-    """The first of these places below the folder of an installed package."""
+    """Return the first of these paths that exists below an installed package's folder, or None."""
     try:
         spec = find_spec(engine)
-    except (ImportError, ValueError):  # ValueError: somebody put a module without a spec in its place
+    except (ImportError, ValueError):  # ValueError: sys.modules holds a module without a spec
         return None
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         for place in places:

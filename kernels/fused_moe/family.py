@@ -1,5 +1,8 @@
-"""The products of a serving engine's MoE layer as families, without torch: what predicting and pruning need, what the
-ranker sees of a product and its configs, and the analytic estimate of its time."""
+"""The two products of a serving engine's MoE layer as families, without torch.
+
+This file has what predicting and pruning need: the ranker's features of a product and its configs, and an analytic
+estimate of its time.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +38,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# Of the estimate, before anything is measured.
-# Hopper's synchronous products reach so much of the rate of its asynchronous ones (vendor documentation of mma.sync).
+# Constants of the analytic estimate.
+# Rate of Hopper's synchronous products relative to its asynchronous ones (vendor documentation of mma.sync).
 _SYNCHRONOUS_RATE = 0.62
-# Accumulators of so many registers a thread leave too few for all else: what spills is taken to run at half the rate.
+# With more accumulator registers per thread than this, kernels spill; they are assumed to run at half the rate.
 _SPILLING, _SPILLED_RATE = 200, 0.5
-# Loading from memory takes about this long, and starting a program that finds nothing to do about that (us).
+# Approximate times in microseconds: a load from memory, a program without work, and a launch.
 _LATENCY_US, _EMPTY_PROGRAM_US, _LAUNCH_US = 0.8, 0.6, 2.0
-# A step of BLOCK_SIZE_K is loaded from the L2 more often than from memory.
+# Latency of the loads of one step of BLOCK_SIZE_K, in microseconds; shorter, because most of them hit the L2 cache.
 _STEP_LATENCY_US = 0.5
 
 _PROBLEM_FEATURES = (
@@ -77,7 +80,7 @@ CONFIG_FEATURES = (
     "asynchronous",
     "in_flight_bytes_per_sm",
 )
-#: What of a config the work and its time depend on.
+#: The config columns that determine the work and its estimated time.
 _DECIDING = (
     "block_m",
     "block_n",
@@ -110,7 +113,7 @@ FEATURE_NAMES = _PROBLEM_FEATURES + CONFIG_FEATURES + _MIXED_FEATURES
 
 @remembered(maxsize=64)
 def _space(configs: tuple[KernelConfig, ...], dtype: str, device: DeviceSpec) -> ConfigTable:
-    """What depends only on the configs, the dtype and the device: the columns of CONFIG_FEATURES."""
+    """Return the columns of CONFIG_FEATURES, which depend only on the configs, the dtype and the device."""
     rows = []
     for config in configs:
         m, n, k = (config[f"BLOCK_SIZE_{axis}"] for axis in "MNK")
@@ -129,13 +132,13 @@ def _space(configs: tuple[KernelConfig, ...], dtype: str, device: DeviceSpec) ->
 
 @dataclass(frozen=True)
 class _Work:
-    """One product's work for each kind of config; all are (n_kinds,)."""
+    """One product's work per distinct combination of the `_DECIDING` columns; all arrays are (n_kinds,)."""
 
     tiles: NDArray[np.float64]
     n_tiles: NDArray[np.float64]
-    steps: NDArray[np.float64]  # of BLOCK_SIZE_K, of one tile
+    steps: NDArray[np.float64]  # steps of BLOCK_SIZE_K per tile
     rounds: NDArray[np.float64]
-    empty: NDArray[np.float64]  # programs that find nothing to do
+    empty: NDArray[np.float64]  # programs without work
     padding_m: NDArray[np.float64]
     compute_us: NDArray[np.float64]
     dram_us: NDArray[np.float64]
@@ -144,14 +147,17 @@ class _Work:
 
 
 def _weights(product: Product) -> tuple[NDArray[np.int64], int]:
-    """Rows of each expert as uniform routing has them, (experts,), and how many experts have some."""
+    """Return the rows of each expert under uniform routing, (experts,), and the number of experts that have rows."""
     sizes = typical_sizes(product.rows, product.problem["experts"])
     return sizes, max(int((sizes > 0).sum()), 1)
 
 
 def _work(product: Product, device: DeviceSpec, space: ConfigTable) -> _Work:
-    """The tiles that have rows, and the time by what holds it up: the busiest SM's products, weights from memory, tiles
-    from the L2. Memory is as fast as what is in flight allows (Little's law)."""
+    """Compute the number of tiles that have rows, and the time of each bottleneck.
+
+    The bottlenecks are the products of the busiest SM, weights from memory, and tiles from the L2 cache. The bytes in
+    flight limit the memory bandwidth (Little's law).
+    """
     block_m, block_n, block_k, stages, held, accumulated, asynchronous, in_flight = space.kinds
     itemsize, n, k = product.problem.itemsize, product.n, product.k
     sizes, active = _weights(product)
@@ -173,11 +179,11 @@ def _work(product: Product, device: DeviceSpec, space: ConfigTable) -> _Work:
     )
     compute_us = busiest * steps * 2.0 * block_m * block_n * block_k * device.sm_count / rate
     touched = active * float(n) * k * itemsize + product.input_rows * float(k) * itemsize + product.rows * 2.0 * n
-    bandwidth = device.copy_bandwidth_gbs * 1e3  # bytes a us
+    bandwidth = device.copy_bandwidth_gbs * 1e3  # bytes per us
     busy = np.minimum(tiles, slots) / held
     dram_us = touched / np.minimum(bandwidth, busy * in_flight / _LATENCY_US)
     l2_us = tiles * steps * (block_m + block_n) * block_k * itemsize / (bandwidth * L2_OVER_DRAM)
-    # Each round begins by waiting for its first loads, and no step is quicker than its share of those in flight.
+    # Each round first waits for its first loads, and then each step takes its share of the pipelined latency.
     waiting_us = rounds * steps * _STEP_LATENCY_US / np.maximum(stages - 1, 1)
     estimate_us = np.maximum(np.maximum(compute_us, waiting_us), np.maximum(l2_us, dram_us)) + _LATENCY_US * rounds
     estimate_us = estimate_us + empty / slots * _EMPTY_PROGRAM_US + _LAUNCH_US
@@ -186,8 +192,11 @@ def _work(product: Product, device: DeviceSpec, space: ConfigTable) -> _Work:
 
 
 def estimates(product: Product, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
-    """The analytic estimate in microseconds, (n_configs,): it tells a good tile from a bad one, and nothing of the
-    order in which tiles share the L2 (GROUP_SIZE_M) or of how well the compiler does."""
+    """Return an analytic estimate of the times in microseconds, (n_configs,).
+
+    It separates good tiles from bad ones, but ignores the order in which tiles share the L2 cache (GROUP_SIZE_M) and
+    the quality of the compiled code.
+    """
     if not len(configs):
         return np.empty(0)
     space = _space(tuple(configs), product.problem.dtype_name, device)
@@ -195,7 +204,7 @@ def estimates(product: Product, device: DeviceSpec, configs: Sequence[KernelConf
 
 
 def feature_groups(product: Product, device: DeviceSpec, configs: Sequence[KernelConfig]) -> tuple[FeatureGroup, ...]:
-    """The features: those of the call, of the config, and of what of both decides on the work."""
+    """Return the features in groups: of the problem, of the config, and of the work of both together."""
     problem, n, k = product.problem, product.n, product.k
     space = _space(tuple(configs), problem.dtype_name, device)
     work = _work(product, device, space)
@@ -235,17 +244,17 @@ def feature_groups(product: Product, device: DeviceSpec, configs: Sequence[Kerne
 
 DTYPES = ("bf16", "fp16", "fp8e4m3")
 UP, DOWN = "fused_moe", "fused_moe_down"
-#: Ten times as many experts as any model has, and rows that the kernel counts in 32 bits.
+#: Largest dimensions: many more experts than any model has, and sizes that the kernel counts in 32 bits.
 LARGEST = {"experts": 65536, "topk": 65536, "tokens": 2**24, "hidden": 2**20, "inter": 2**20}
 
 
 class FusedMoeFamily(DeclaredFamily):
-    """What predicting and pruning need, for both products of a layer.
+    """Predicting and pruning for both products of a layer.
 
-    Problems have the dimensions of the layer on one rank, `inter` after the activation, so that w13 is (experts, 2 *
-    inter, hidden) and w2 (experts, hidden, inter). Tokens choose `topk` experts at random, as in the engines' tuners.
-    fp8e4m3 has a float32 scale for each 128 x 128 block of weights and each 128 of a row, and bf16 results. The flag
-    "vllm" says that vLLM's kernel runs it; without it SGLang's does.
+    A problem has the dimensions of the layer on one rank. `inter` is counted after the activation, so w13 is (experts,
+    2 * inter, hidden) and w2 (experts, hidden, inter). Each token chooses `topk` experts at random, as in the engines'
+    tuners. fp8e4m3 has a float32 scale per 128 x 128 block of weights and per 128 elements of an activation row, and
+    bf16 results. Problems for vLLM's kernel have the flag "vllm"; problems for SGLang's have no flag.
     """
 
     down: ClassVar[bool]
@@ -262,8 +271,10 @@ class FusedMoeFamily(DeclaredFamily):
         self.knobs = (*KNOBS, TMA) if self.down else KNOBS  # type: ignore[misc]
 
     def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:
-        """The configs that SGLang's tuner tries: 1,920, and twice as many of the second product, with TMA or without;
-        with a device those that run one of its dtypes there.
+        """Return the 1,920 configs that SGLang's tuner measures; for the second product each with and without TMA.
+
+        Args:
+            device: If given, only configs that can run one of the family's dtypes on this device.
 
         >>> from foretune.kernels import find_family
         >>> [len(find_family(name).space()) for name in ("fused_moe", "fused_moe_down")]
@@ -276,9 +287,11 @@ class FusedMoeFamily(DeclaredFamily):
         return tuple(c for c in space if any(wrong_for(c, problem, device) is None for problem in able))
 
     def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
+        """Return why knob values are not a config of the kernel, or None."""
         return wrong_knob(knobs, self.down)
 
     def wrong_problem(self, problem: Problem) -> str | None:
+        """Return why no config can run a problem, or None."""
         for dim in self.dims:
             if problem[dim] < 1:
                 return f"{dim} must be >= 1 but is {problem[dim]}"
@@ -287,23 +300,34 @@ class FusedMoeFamily(DeclaredFamily):
         return None
 
     def device_limit(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
+        """Return why a device cannot run a config for a problem, or None."""
         if device.backend == "hip":
-            return f"the engines run other kernels and knobs on {device.name}"
+            return f"the engines run another kernel with other knobs on {device.name}, which is not a CUDA device"
         return wrong_for(config, problem, device)
 
     def call_features(self, problem: Problem, device: DeviceSpec, configs: Configs) -> Groups:
+        """Return the features of a problem and configs, in groups."""
         return feature_groups(Product(problem, self.down), device, configs)
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
+        """Return an analytic estimate of the times in microseconds, (n_configs,)."""
         return estimates(Product(problem, self.down), device, configs)
 
     def problem_from_call(self, arguments: Mapping[str, Any]) -> Problem:
+        """Return the problem that a launch of the engine's kernel computes.
+
+        Args:
+            arguments: The launch's arguments by the names of the kernel's parameters.
+
+        Raises:
+            ForetuneError: An argument is missing, or topk is less than 1.
+        """
         topk = "ROUTER_TOPK" if self.down else "top_k"
         needed = ("a_ptr", "b_ptr", "N", "K", "num_valid_tokens", topk)
         if missing := [name for name in needed if name not in arguments]:
             raise ForetuneError(
-                f"the call has no argument {', '.join(missing)}, by which {self.name} knows its problem: "
-                "prune(..., problem=a function of the arguments) says it otherwise"
+                f"the call has no argument {', '.join(missing)}, which {self.name} needs to know the problem: pass "
+                "prune(..., problem=FUNCTION), where FUNCTION returns the problem of a call's arguments"
             )
         n, k = int(arguments["N"]), int(arguments["K"])
         choices = int(arguments[topk])

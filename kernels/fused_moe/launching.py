@@ -1,8 +1,8 @@
-"""The knobs of the engines' kernel, which values they take, what a config costs on a device, and what the engines pass
-to their kernel, by the names of its parameters: shapes on the host, without torch.
+"""Knobs of the engines' kernel, their limits on a device, and the kernel's arguments by name, without torch.
 
-The engines differ in what they call things and in what they pass; the parameters of the kernel that is installed are
-filled in by name, so each gets what it has, and one that is not known here is refused by name.
+The engines use different parameter names and pass different arguments. The parameters of the installed kernel are
+filled in by name, so each kernel gets the arguments that it has. A kernel with an unknown parameter is refused with an
+error that names the parameter.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from ..config_limits import ASYNC_PRODUCT_ARCHS, TMA_ARCHS, programs_that_fit, t
 from .engines import SCALED_BLOCK, SGLANG, VLLM, engine_of, swaps, tuner_space
 
 KNOBS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
-#: SGLang loads both operands of the second product with TMA where its file says so.
+#: The second product's knob: SGLang loads both operands with TMA if its tuned file has USE_TMA.
 TMA = "USE_TMA"
-#: Sorted rows are laid out for each of these once; the engines' tuners try no other.
+#: All BLOCK_SIZE_M that the engines' tuners measure; inputs hold a list of sorted rows for each of them.
 BLOCKS_M = (16, 32, 64, 128, 256)
-#: What each knob may be: wider than what the tuners try, as default configs and shipped files are.
+#: Valid values of each knob. They include values that the tuners do not measure, but default configs and shipped files
+#: contain.
 _VALID: dict[str, tuple[str, Collection[int]]] = {
     "BLOCK_SIZE_M": ("16, 32, 64, 128 or 256", BLOCKS_M),
     "BLOCK_SIZE_N": ("32, 64, 128 or 256", (32, 64, 128, 256)),
@@ -31,13 +32,13 @@ _VALID: dict[str, tuple[str, Collection[int]]] = {
     "num_stages": ("between 1 and 8", range(1, 9)),
     TMA: ("0 or 1", (0, 1)),
 }
-#: The accumulator's registers of one thread: at 512 nothing fits, and compiling took up to a minute (Triton 3.6).
+#: Most accumulator registers per thread: with 512 no config fits, and compiling took up to a minute (Triton 3.6).
 _MOST_ACCUMULATORS = 256
 
 
 @cache
 def full_space(down: bool) -> tuple[KernelConfig, ...]:
-    """What SGLang's tuner tries of one product: the 1,920 configs, of the second each with TMA and without.
+    """Return the configs that SGLang's tuner measures for one product; for the second each with and without TMA.
 
     >>> len(full_space(False)), len(full_space(True))
     (1920, 3840)
@@ -48,61 +49,68 @@ def full_space(down: bool) -> tuple[KernelConfig, ...]:
 
 @lru_cache(maxsize=1 << 14)
 def with_tma(config: KernelConfig, tma: int) -> KernelConfig:
-    """The config as one of the second product."""
+    """Return a config of the second product: `config` with USE_TMA set to `tma`."""
     return KernelConfig.of(**config.to_json() | {TMA: tma})
 
 
 def wrong_knob(named: Mapping[str, Any], down: bool) -> str | None:
-    """The reason why knobs are none of a config of the kernel's, or None."""
+    """Return why knob values are not a config of the kernel, or None."""
     knobs = (*KNOBS, TMA) if down else KNOBS
     for knob in knobs:
         if knob not in named:
-            return f"a config must have {knob}: it is {_VALID[knob][0]}"
-        words, values = _VALID[knob]
+            return f"a config must have {knob}, which must be {_VALID[knob][0]}"
+        accepted, values = _VALID[knob]
         if type(named[knob]) is not int or named[knob] not in values:
-            return f"{knob} must be {words} but is {named[knob]!r}"
+            return f"{knob} must be {accepted} but is {named[knob]!r}"
     unknown = sorted(set(named) - {*knobs, "num_ctas"})
     if unknown or named["num_ctas"] != 1:
-        return f"{unknown[0] if unknown else 'num_ctas'} is no knob of the kernel, which has {', '.join(knobs)}"
+        return f"{unknown[0] if unknown else 'num_ctas'} is not a knob of the kernel; its knobs are {', '.join(knobs)}"
     return None
 
 
 def wrong_for(config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
-    """The reason why a config with the right knobs cannot run a problem on a device, or None."""
+    """Return why a config with valid knobs cannot run a problem on a device, or None."""
     if uses_tma(config):
         if engine_of(problem) == VLLM:
-            return f"{TMA} must be 0: vLLM's kernel has no such path"
+            return f"{TMA} must be 0: vLLM's kernel does not load with TMA"
         if device.backend != "cuda" or device.arch not in TMA_ARCHS:
             return f"{TMA} must be 0: {device.arch} has no TMA"
         if problem["inter"] * problem.itemsize % 16:
-            return f"{TMA} must be 0: rows of {problem['inter']} {problem.dtype_name} are no multiple of 16 bytes"
+            return f"{TMA} must be 0: rows of {problem['inter']} {problem.dtype_name} are not a multiple of 16 bytes"
     return _device_limit(config, problem.dtype_name, device)
 
 
-@lru_cache(maxsize=1 << 15)  # asked of thousands of configs, for each problem
+@lru_cache(maxsize=1 << 15)  # called for thousands of configs per problem
 def _device_limit(config: KernelConfig, dtype: str, device: DeviceSpec) -> str | None:
-    """The reason why a device cannot run a config for any problem of a dtype, or None."""
+    """Return why a device cannot run a config for any problem of a dtype, or None."""
     m, n, k = (config[f"BLOCK_SIZE_{axis}"] for axis in "MNK")
     if dtype == "fp8e4m3" and SCALED_BLOCK % k:
-        return f"BLOCK_SIZE_K must divide {SCALED_BLOCK}, the length that a scale is for, but is {k}"
+        return f"BLOCK_SIZE_K must divide {SCALED_BLOCK}, the block length of a scale, but is {k}"
     if accumulators(config, device) > _MOST_ACCUMULATORS:
-        return f"num_warps must be more for a tile of BLOCK_SIZE_M={m} by BLOCK_SIZE_N={n}: a thread has 255 registers"
+        return (
+            f"num_warps must be more than {config.num_warps} for BLOCK_SIZE_M={m} and BLOCK_SIZE_N={n}: a thread "
+            "has 255 registers"
+        )
     return too_much_smem(smem_bytes(config, dtype, device), device, "BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K")
 
 
 def uses_tma(config: KernelConfig) -> bool:
+    """Return whether a config loads its operands with TMA."""
     return dict(config.meta).get(TMA) == 1
 
 
 def is_asynchronous(config: KernelConfig, dtype: str, device: DeviceSpec) -> bool:
-    """Whether the tile's product runs on Hopper's wgmma, which takes 64 rows and four warps, or Blackwell's tcgen05."""
+    """Return whether a tile's product runs on Hopper's wgmma (64 rows and four warps) or Blackwell's tcgen05."""
     rows = config["BLOCK_SIZE_N"] if swaps(config, dtype, device) else config["BLOCK_SIZE_M"]
     return device.arch in ASYNC_PRODUCT_ARCHS and rows >= 64 and config.num_warps >= 4
 
 
 def smem_bytes(config: KernelConfig, dtype: str, device: DeviceSpec) -> int:
-    """Shared memory of one program, as binaries of Triton 3.6 and 3.9 say it, rounded up: the loads in flight, of which
-    a synchronous product reads the last stage from registers; of fp8 its scales; the barriers of TMA."""
+    """Return the shared memory of one program in bytes, rounded up from binaries of Triton 3.6 and 3.9.
+
+    It is the loads in flight (a synchronous product reads its last stage from registers), the scales of fp8, and TMA's
+    barriers.
+    """
     m, n, k = (config[f"BLOCK_SIZE_{axis}"] for axis in "MNK")
     scaled = dtype == "fp8e4m3"
     stages = config.num_stages if is_asynchronous(config, dtype, device) else max(config.num_stages - 1, 1)
@@ -111,13 +119,13 @@ def smem_bytes(config: KernelConfig, dtype: str, device: DeviceSpec) -> int:
 
 
 def accumulators(config: KernelConfig, device: DeviceSpec) -> float:
-    """float32 registers of one thread for the tile."""
+    """Return the float32 accumulator registers per thread."""
     area: int = config["BLOCK_SIZE_M"] * config["BLOCK_SIZE_N"]
     return area / (device.warp_size * config.num_warps)
 
 
 def residents(config: KernelConfig, dtype: str, device: DeviceSpec) -> int:
-    """How many programs one SM holds at a time, by shared memory, registers and threads."""
+    """Return how many programs fit on one SM by shared memory, registers and threads."""
     return programs_that_fit(
         smem_bytes(config, dtype, device),
         accumulators(config, device),
@@ -127,15 +135,16 @@ def residents(config: KernelConfig, dtype: str, device: DeviceSpec) -> int:
     )
 
 
-def in_engine_words(config: KernelConfig) -> dict[str, Any]:
-    """A row of a tuned file: the knobs in the order in which the engines write them, USE_TMA as true or false."""
+def file_entry(config: KernelConfig) -> dict[str, Any]:
+    """Return a config as a row of a tuned file, with the engines' order of knobs and USE_TMA as a bool."""
     row: dict[str, Any] = {knob: config[knob] for knob in KNOBS}
     return row | ({TMA: uses_tma(config)} if TMA in dict(config.meta) else {})
 
 
-#: vLLM does without sorting where each token's experts are hardly ever another token's as well.
+#: vLLM does not sort rows if the number of experts is at least this many times the rows, so that tokens rarely share
+#: an expert.
 _SPARSITY = 4
-#: SGLang's kernel lets the next one start early for at most so many rows of its input.
+#: SGLang's kernel lets the next kernel start early if its input has at most this many rows.
 _EARLY_ROWS = 512
 
 
@@ -143,8 +152,8 @@ _EARLY_ROWS = 512
 class Product:
     """One of the two products of a layer: (rows, k) times the chosen experts of (experts, n, k).
 
-    The first has a row of input a token, which `top_k` rows of output share; the second a row of its own for each, and
-    multiplies it with the routing weight.
+    In the first product, `top_k` rows of output share one input row per token. In the second, each row has its own
+    input, and is multiplied by its routing weight.
     """
 
     problem: Problem
@@ -152,10 +161,12 @@ class Product:
 
     @property
     def n(self) -> int:
+        """Columns of the output."""
         return self.problem["hidden"] if self.down else 2 * self.problem["inter"]
 
     @property
     def k(self) -> int:
+        """Columns of the input."""
         return self.problem["inter"] if self.down else self.problem["hidden"]
 
     @property
@@ -165,34 +176,36 @@ class Product:
 
     @property
     def input_rows(self) -> int:
+        """Rows of the input."""
         return self.rows if self.down else self.problem["tokens"]
 
     @property
     def top_k(self) -> int:
+        """Rows of output per row of input."""
         return 1 if self.down else self.problem["topk"]
 
     @property
     def is_scaled(self) -> bool:
+        """True for block-scaled fp8."""
         return self.problem.dtype == "fp8e4m3"
 
     @property
     def is_unsorted(self) -> bool:
-        """Whether vLLM launches it with a block for each row, in the rows' order."""
+        """True if vLLM launches one block per row, in the order of the rows."""
         return engine_of(self.problem) == VLLM and self.rows * _SPARSITY <= self.problem["experts"]
 
     def sorted_length(self, block_m: int) -> int:
-        """Entries of the sorted rows' list: room for the most blocks that a routing can make."""
+        """Return the length of the list of sorted rows, which holds the most blocks that a routing can need."""
         rows, experts = self.rows, self.problem["experts"]
         if engine_of(self.problem) == VLLM:
             most = rows + experts * (block_m - 1)
             return min(rows * block_m, most) if rows < experts else most
-        # SGLang counts one expert more, for rows that are another rank's, and rounds up to four.
+        # SGLang adds one expert, for rows of other ranks, and rounds up to a multiple of four.
         most = rows * block_m if rows < experts + 1 else rows + (experts + 1) * (block_m - 1)
         return -(-most // 4) * 4
 
     def padded_rows(self, block_m: int) -> int:
-        """The kernel's EM with blocks of so many rows: rows that the grid covers, most of which may find nothing to
-        do."""
+        """Return the kernel's EM: the number of rows that the grid covers, many of them perhaps without work."""
         if self.is_unsorted:
             return self.rows * block_m
         length = self.sorted_length(block_m)
@@ -201,13 +214,16 @@ class Product:
         return length
 
     def programs(self, config: KernelConfig) -> int:
-        """The size of the grid."""
+        """Return the size of the grid."""
         block_m, block_n = int(config["BLOCK_SIZE_M"]), int(config["BLOCK_SIZE_N"])
         return -(-self.padded_rows(block_m) // block_m) * -(-self.n // block_n)
 
     def numbers(self, config: KernelConfig) -> dict[str, int]:
-        """The kernel's integers, which Triton specialises on whether they are 1 or multiples of 16. All tensors are
-        contiguous: x (input rows, k), w (experts, n, k), y (rows, n), and their scales."""
+        """Return the kernel's integer arguments by name.
+
+        Triton specializes them on being 1 or multiples of 16. All tensors are contiguous: x (input rows, k), w
+        (experts, n, k), y (rows, n), and their scales.
+        """
         n, k, scaled = self.n, self.k, self.is_scaled
         blocks_n, blocks_k = -(-n // SCALED_BLOCK), -(-k // SCALED_BLOCK)
         return {
@@ -230,7 +246,7 @@ class Product:
         } | dict.fromkeys(("stride_bias_e", "stride_bias_n", "stride_bbe", "stride_bbn"), 0)
 
     def constants(self, config: KernelConfig, device: DeviceSpec) -> dict[str, Any]:
-        """The kernel's constants and launch options, less `compute_type`, which is Triton's."""
+        """Return the kernel's constants and launch options, except `compute_type`, which needs Triton."""
         swapped = swaps(config, self.problem.dtype_name, device)
         block = SCALED_BLOCK * self.is_scaled
         off = (
@@ -252,23 +268,24 @@ class Product:
             "naive_block_assignment": self.is_unsorted,
         }
         if engine_of(self.problem) != VLLM and device.backend == "cuda" and int(device.arch.removeprefix("sm_")) >= 90:
-            # SGLang lets a kernel's start overlap the end of the one before it.
+            # SGLang overlaps a kernel's start with the end of the previous kernel.
             values |= {"USE_GDC": True, "GDC_EARLY": self._is_early(config), "launch_pdl": True}
         return values | knobs
 
     def _is_early(self, config: KernelConfig) -> bool:
+        """Return whether SGLang's kernel lets the next kernel start early."""
         rows = self.input_rows
-        if uses_tma(config):  # sorted, with room for the padding of the experts that there may be
+        if uses_tma(config):  # its input is sorted and padded to whole blocks of each expert
             rows += min(rows, self.problem["experts"] + 1) * (config["BLOCK_SIZE_M"] - 1)
         return rows <= _EARLY_ROWS
 
     def specialisation(self, config: KernelConfig) -> tuple[Hashable, ...]:
-        """What decides on the binary, whatever the arch, beside config, dtypes and flags."""
+        """Return what determines the binary in addition to arch, config, dtypes and flags."""
         numbers = tuple((name, _class(value)) for name, value in self.numbers(config).items())
         even = self.k % config["BLOCK_SIZE_K"] == 0
         return numbers, self.top_k, self.problem["topk"], even, self.is_unsorted, self._is_early(config)
 
 
 def _class(value: int) -> tuple[bool, bool, bool]:
-    """What Triton's binaries look at of an integer: whether it is 1, a multiple of 16, or needs 64 bits."""
+    """Return what Triton specializes an integer on: being 1, being a multiple of 16, and needing 64 bits."""
     return value == 1, value % 16 == 0, value >= 2**31

@@ -1,5 +1,7 @@
-"""The engines' MoE products as `Measurable` families: inputs, launches, references and the workload. torch and triton
-are imported when they are needed, and of an engine only its kernel."""
+"""The engines' MoE products as `Measurable` families: inputs, launches, references and the workload.
+
+torch and triton are imported inside the functions that need them. Of an engine only the kernel is loaded.
+"""
 
 from __future__ import annotations
 
@@ -31,18 +33,20 @@ if TYPE_CHECKING:
 
     from ...runtime.launching.kernel import Kernel
 
-#: What the engines pass as launch options, beside their constants.
+#: Launch options that the engines pass in addition to the kernel's constants.
 _OPTIONS = ("num_warps", "num_stages", "num_ctas")
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Routed rows for one BLOCK_SIZE_M, as the kernel wants them: sorted by expert, each expert's padded to whole
-    blocks."""
+    """Routed rows for one BLOCK_SIZE_M in the layout that the kernel expects.
 
-    sorted_rows: torch.Tensor | None  # (length,) int32; the number of rows where there is padding; None if unsorted
+    Rows are sorted by expert, and each expert's rows are padded to a multiple of BLOCK_SIZE_M.
+    """
+
+    sorted_rows: torch.Tensor | None  # (length,) int32; padding entries hold the number of rows; None if unsorted
     experts: torch.Tensor  # (blocks,) int32
-    padded: torch.Tensor  # (1,) int32: how many of sorted_rows count
+    padded: torch.Tensor  # (1,) int32: the number of entries of sorted_rows in use
 
 
 @dataclass(frozen=True)
@@ -53,46 +57,52 @@ class Inputs:
     device: DeviceSpec
     x: torch.Tensor  # (input rows, k)
     w: torch.Tensor  # (experts, n, k)
-    y: torch.Tensor  # (rows, n), poisoned with NaN
+    y: torch.Tensor  # (rows, n), filled with NaN
     x_scale: torch.Tensor | None  # (input rows, k / 128) float32
     w_scale: torch.Tensor | None  # (experts, n / 128, k / 128) float32
     chosen: torch.Tensor  # (tokens, topk) int32
     weights: torch.Tensor  # (tokens, topk) float32
     blocks: dict[int, Blocks]  # by BLOCK_SIZE_M
-    sorted_x: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = field(default_factory=dict)  # and its scales
+    #: By BLOCK_SIZE_M: sorted and padded x, and its scales. For the second product of SGLang's kernel on CUDA.
+    sorted_x: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = field(default_factory=dict)
 
     @property
     def problem(self) -> Problem:
+        """The problem that the tensors are for."""
         return self.product.problem
 
 
 class FusedMoe(FusedMoeFamily, MeasuredFamily):
-    """What measuring needs, for both products."""
+    """Measuring, for both products."""
 
-    # Results of fp8 are bf16 too, and Hopper adds up 128 products in 14 bits or so before the scales (DeepSeek-V3's
-    # report, section 3.3.2).
+    # fp8 results are bf16, too, and Hopper accumulates 128 products with about 14 bits before it applies scales
+    # (DeepSeek-V3's report, section 3.3.2).
     tolerances: ClassVar[Mapping[str, float]] = ROUNDED_ONCE | {"fp8e4m3": 8e-3}
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
+        """Draw problems of real models and random layers for the installed engines; see `workload.draw`."""
         drawn["most_tflop"] = workload.MOST_TFLOP if max_tflop is None else max_tflop
         return workload.draw(self.name, self.down, installed() or (SGLANG,), models=models, **drawn)
 
     def flops(self, problem: Problem) -> float:
+        """Return the floating-point operations of a problem."""
         product = Product(problem, self.down)
         return 2.0 * product.rows * product.n * product.k
 
     def bytes(self, problem: Problem) -> float:
+        """Return the bytes that a problem reads and writes at least."""
         product = Product(problem, self.down)
         active = min(product.rows, problem["experts"])
         read = float(active) * product.n * product.k + float(product.input_rows) * product.k
         return read * problem.itemsize + 2.0 * product.rows * product.n
 
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
-        """What the engine runs where it finds no file."""
+        """Return the config that the engine runs if it finds no file."""
         config = default_config(engine_of(problem), problem.dtype_name, problem["tokens"], problem["experts"])
         return with_tma(config, 0) if self.down else config
 
     def inputs(self, problem: Problem, device: DeviceSpec, *, seed: int = 0) -> Inputs:
+        """Return random inputs on the device, and an output filled with NaN."""
         import torch
 
         where, generator = seeded(device, seed)
@@ -126,23 +136,26 @@ class FusedMoe(FusedMoeFamily, MeasuredFamily):
         return inputs
 
     def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
+        """Launch the engine's kernel once and return the output."""
         kernel = _kernel(inputs.product.problem)
         grid = (inputs.product.programs(config),)
         kernel.launch(grid, _given(kernel, inputs.product, config, inputs.device, _tensors(inputs, config)))
         return inputs.y
 
     def compile(self, config: KernelConfig, problem: Problem) -> Any:
+        """Compile the kernel with a config for a problem, without launching it."""
         import triton
 
         product, kernel = Product(problem, self.down), _kernel(problem)
         target = triton.runtime.driver.active.get_current_target()
-        # Of the device only backend and arch count, which the active driver, real or a stub, says.
+        # Only the device's backend and arch matter. The active driver, which may be a stub, reports both.
         h200 = DeviceSpec.named("h200")
         device = replace(h200, backend=target.backend, arch=f"sm_{target.arch}", name=f"any sm_{target.arch}")
         given = _given(kernel, product, config, device, _stand_ins(product, config))
         return kernel.compile((product.programs(config),), given)
 
     def reference(self, inputs: Inputs) -> torch.Tensor:
+        """Compute in float32 with PyTorch what `launch` returns."""
         import torch
 
         product = inputs.product
@@ -157,8 +170,11 @@ class FusedMoe(FusedMoeFamily, MeasuredFamily):
         return out * weights[:, None] if self.down else out
 
     def check_problem(self, config: KernelConfig, problem: Problem) -> Problem:
-        """A small layer that has the same binary: sizes that leave the same rest by 256, and by 16 where that is all
-        that the binary looks at."""
+        """Return a small problem with the same binary, to check a config's results.
+
+        Sizes keep their remainder by 256, or by 16 if the binary depends on nothing else. If no small problem has the
+        same binary, `problem` itself is returned.
+        """
         experts, tokens = problem["experts"], problem["tokens"]
         few = max(problem["topk"], 16)
         few += (experts - few) % 16
@@ -175,10 +191,15 @@ class FusedMoe(FusedMoeFamily, MeasuredFamily):
         return small if self.binary_key(config, small) == self.binary_key(config, problem) else problem
 
     def binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:
+        """Return what determines the compiled binary of a config and problem."""
         return config, problem.signature, Product(problem, self.down).specialisation(config)
 
     def source_hash(self) -> str:
-        """Of the kernels of all engines that are installed. Raises `EngineMissingError` where none is."""
+        """Return the hash of the kernels of all installed engines.
+
+        Raises:
+            EngineMissingError: No engine is installed.
+        """
         found = installed()
         if not found:
             raise EngineMissingError(f"none of the engines is installed: pip install {' or '.join(ENGINES)}")
@@ -186,7 +207,7 @@ class FusedMoe(FusedMoeFamily, MeasuredFamily):
 
 
 class FusedMoeUp(FusedMoe):
-    """The first product of a layer: y[token, choice] = x[token] @ w13[expert].T, (tokens * topk, 2 * inter).
+    """Compute the first product of a layer: y[token, choice] = x[token] @ w13[expert].T, (tokens * topk, 2 * inter).
 
     >>> family, h200 = FusedMoeUp(), DeviceSpec.named("h200")
     >>> problem = Problem.of("fused_moe", experts=64, topk=8, hidden=2048, inter=1024, tokens=128)
@@ -198,10 +219,10 @@ class FusedMoeUp(FusedMoe):
 
 
 class FusedMoeDown(FusedMoe):
-    """The second product: y[token, choice] = weight * x[token, choice] @ w2[expert].T, (tokens * topk, hidden).
+    """Compute the second product: y[token, choice] = weight * x[token, choice] @ w2[expert].T, (tokens * topk, hidden).
 
-    One sorting serves both products of a layer, so in the engines its BLOCK_SIZE_M is the first one's. With USE_TMA
-    (SGLang) x lies sorted and padded, as the first product then stores it.
+    The engines sort rows once per layer, so the two products share BLOCK_SIZE_M there. With USE_TMA (SGLang), x is
+    sorted and padded, as the first product stores it in that case.
 
     >>> FusedMoeDown().knobs[-1]
     'USE_TMA'
@@ -211,10 +232,12 @@ class FusedMoeDown(FusedMoe):
 
 
 def _kernel(problem: Problem) -> Kernel:
+    """Return the kernel of a problem's engine."""
     return _kernel_of(engine_of(problem))
 
 
 def _kernel_of(engine: str) -> Kernel:
+    """Return an engine's kernel, ready to compile and launch."""
     from ...runtime.launching.kernel import Kernel
 
     return Kernel(engine_kernel(engine))
@@ -223,7 +246,11 @@ def _kernel_of(engine: str) -> Kernel:
 def _given(
     kernel: Kernel, product: Product, config: KernelConfig, device: DeviceSpec, tensors: dict[str, Any]
 ) -> dict[str, Any]:
-    """What the kernel that is installed takes of all this. Raises `EngineMissingError` for a parameter that is new."""
+    """Return the arguments and options for the parameters that the installed kernel has.
+
+    Raises:
+        EngineMissingError: The kernel has a parameter that Foretune does not know.
+    """
     import triton.language as tl
 
     kind = tl.float16 if product.problem.dtype == "fp16" else tl.bfloat16
@@ -233,13 +260,13 @@ def _given(
         engine = engine_of(product.problem)
         raise EngineMissingError(
             f"the fused_moe_kernel of {engine} {engine_version(engine)} has the parameter {unknown[0]}, which Foretune "
-            "does not know: it knows SGLang 0.5.23's and vLLM 0.32's"
+            "does not know; it supports the kernels of SGLang 0.5.23 and vLLM 0.32"
         )
     return {name: values[name] for name in (*kernel.parameters, *options) if name in values}
 
 
 def _tensors(inputs: Inputs, config: KernelConfig) -> dict[str, Any]:
-    """The kernel's tensors and descriptors, by the engines' names."""
+    """Return the kernel's tensors and descriptors by the engines' parameter names."""
     block_m = config["BLOCK_SIZE_M"]
     blocks, x, x_scale = inputs.blocks[block_m], inputs.x, inputs.x_scale
     if uses_tma(config):
@@ -259,7 +286,7 @@ def _tensors(inputs: Inputs, config: KernelConfig) -> dict[str, Any]:
 
 
 def _stand_ins(product: Product, config: KernelConfig) -> dict[str, Any]:
-    """Tensors without memory, of the types and alignment that `_tensors` gives."""
+    """Return tensors without memory that have the types and alignment of those from `_tensors`."""
     import torch
 
     def like(dtype: torch.dtype, *shape: int) -> torch.Tensor:
@@ -284,11 +311,12 @@ def _stand_ins(product: Product, config: KernelConfig) -> dict[str, Any]:
 
 
 def _absent() -> dict[str, Any]:
+    """Return None for each tensor parameter that is never used here."""
     return dict.fromkeys(("a_desc", "b_desc", "bias_ptr", "b_bias_ptr", "add_mask_ptr"))
 
 
 def _descriptors(x: torch.Tensor, w: torch.Tensor, config: KernelConfig) -> dict[str, Any]:
-    """Of TMA, for a config with it."""
+    """Return the TMA descriptors of a config with USE_TMA; otherwise nothing."""
     if not uses_tma(config):
         return {}
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -301,7 +329,7 @@ def _descriptors(x: torch.Tensor, w: torch.Tensor, config: KernelConfig) -> dict
 
 
 def _sorted_x(inputs: Inputs, block_m: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The second product's input in the order of the sorted rows, zeros where there is padding."""
+    """Return the second product's input and scales in the order of the sorted rows, with zeros as padding."""
     rows = inputs.blocks[block_m].sorted_rows
     assert rows is not None
     real = rows < inputs.product.rows
@@ -315,7 +343,7 @@ def _sorted_x(inputs: Inputs, block_m: int) -> tuple[torch.Tensor, torch.Tensor 
 
 
 def _unscaled(values: torch.Tensor, scale: torch.Tensor | None, rows_a_scale: int) -> torch.Tensor:
-    """float32 values, (rows, columns), times the scales of their blocks of (rows_a_scale, 128)."""
+    """Return values, (rows, columns), as float32, multiplied by the scales of their (rows_a_scale, 128) blocks."""
     full = values.float()
     if scale is None:
         return full
@@ -324,7 +352,7 @@ def _unscaled(values: torch.Tensor, scale: torch.Tensor | None, rows_a_scale: in
 
 
 def chosen_experts(product: Product, generator: torch.Generator, where: str) -> torch.Tensor:
-    """(tokens, topk) int32: different experts for each token, all alike likely."""
+    """Draw topk different experts for each token uniformly, (tokens, topk) int32."""
     import torch
 
     tokens, experts, topk = (product.problem[dim] for dim in ("tokens", "experts", "topk"))
@@ -333,31 +361,31 @@ def chosen_experts(product: Product, generator: torch.Generator, where: str) -> 
 
 
 def blocks_of(product: Product, chosen: torch.Tensor, block_m: int) -> Blocks:
-    """The routed rows in blocks of `block_m`, each of one expert.
+    """Sort the routed rows into blocks of `block_m` rows, each of one expert.
 
-    The engines do this with compiled CUDA kernels (`moe_align_block_size`), which need not be installed; here plain
-    PyTorch stands in for them. It is not part of what is timed.
+    The engines do this with compiled CUDA kernels (`moe_align_block_size`), which need not be installed. Here it is
+    plain PyTorch, which is not part of the timed launch.
     """
     import torch
 
     flat, experts = chosen.flatten(), product.problem["experts"]
     device, rows = flat.device, flat.numel()
 
-    def whole(size: int, value: int) -> torch.Tensor:
+    def filled(size: int, value: int) -> torch.Tensor:
         return torch.full((size,), value, dtype=torch.int32, device=device)
 
     if product.is_unsorted:
-        return Blocks(None, flat.contiguous(), whole(1, rows * block_m))
+        return Blocks(None, flat.contiguous(), filled(1, rows * block_m))
     counts = torch.bincount(flat.long(), minlength=experts)
     padded = (counts + block_m - 1) // block_m * block_m
-    begins = padded.cumsum(0) - padded  # of each expert in the padded list
+    begins = padded.cumsum(0) - padded  # the first entry of each expert in the padded list
     order = flat.long().argsort(stable=True)
     expert = flat[order].long()
     within = torch.arange(rows, device=device) - (counts.cumsum(0) - counts)[expert]
     length = product.sorted_length(block_m)
-    sorted_rows = whole(length, rows)
+    sorted_rows = filled(length, rows)
     sorted_rows[begins[expert] + within] = order.to(torch.int32)
     blocks = torch.repeat_interleave(torch.arange(experts, device=device), padded // block_m).to(torch.int32)
-    named = whole(-(-length // block_m), 0)
+    named = filled(-(-length // block_m), 0)
     named[: len(blocks)] = blocks
     return Blocks(sorted_rows, named, padded.sum().to(torch.int32).reshape(1))

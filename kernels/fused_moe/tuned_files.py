@@ -1,5 +1,7 @@
-"""What an engine runs for a layer now (the row of the tuned file that it reads, or else its default config), and
-`TunedFiles`: the files for one layer that it looks up, and the verdict on what they are worth."""
+"""Tuned files of a serving engine: those that it reads now, and new ones with a verdict on their worth.
+
+`table_in_force` returns what an engine runs for a layer now. `TunedFiles` holds new files for one layer.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +30,20 @@ from .engines import (
     folder_name,
     shipped_folder,
 )
-from .launching import KNOBS, TMA, in_engine_words, with_tma
+from .launching import KNOBS, TMA, file_entry, with_tma
 
-#: The environment variable that names the folder in which an engine looks first.
+#: The environment variable with the folder that an engine searches first.
 VARIABLES = {SGLANG: "SGLANG_MOE_CONFIG_DIR", VLLM: "VLLM_TUNED_CONFIG_FOLDER"}
-#: Keys of rows that are not knobs, and the value that changes nothing on a CUDA device.
+#: Keys of rows that are not knobs, with the value that has no effect on a CUDA device.
 _IDLE_KEYS = {"SPLIT_K": 1, "num_ctas": 1}
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The configs of both products. One sorting serves them, so they share BLOCK_SIZE_M.
+    """The configs of both products. They share BLOCK_SIZE_M, because rows are sorted once for both.
 
-    Raises `ForetuneError` where they do not.
+    Raises:
+        ForetuneError: The configs have different BLOCK_SIZE_M.
     """
 
     up: KernelConfig
@@ -49,27 +52,28 @@ class Pair:
     def __post_init__(self) -> None:
         if self.up["BLOCK_SIZE_M"] != self.down["BLOCK_SIZE_M"]:
             raise ForetuneError(
-                "both products share one sorting, so BLOCK_SIZE_M must be the same but is "
+                "rows are sorted once for both products, so BLOCK_SIZE_M must be the same but is "
                 f"{self.up['BLOCK_SIZE_M']} and {self.down['BLOCK_SIZE_M']}"
             )
 
     @classmethod
     def alike(cls, config: KernelConfig) -> Pair:
-        """One config for both, as vLLM has it."""
+        """Return a pair with the same config for both products, as vLLM runs them."""
         return cls(config, with_tma(config, 0))
 
     @property
     def is_alike(self) -> bool:
+        """True if both products have the same config, without TMA."""
         return self.down == with_tma(self.up, 0)
 
     @property
-    def words(self) -> Words:
-        """Return what a tuned file says for these configs."""
-        return Words(in_engine_words(self.up), in_engine_words(self.down))
+    def entries(self) -> FileEntries:
+        """The rows of a tuned file that stand for these configs."""
+        return FileEntries(file_entry(self.up), file_entry(self.down))
 
 
-class Words(NamedTuple):
-    """The rows of an engine's files for both products, key by key."""
+class FileEntries(NamedTuple):
+    """The rows of an engine's files for both products, as JSON objects."""
 
     up: Mapping[str, Any]
     down: Mapping[str, Any]
@@ -77,16 +81,15 @@ class Words(NamedTuple):
 
 @dataclass(frozen=True)
 class TunedRow:
-    """One row of the file that an engine reads: what it says, and as which configs the engine launches it."""
+    """One row of the file that an engine reads, and the configs that the engine launches for it."""
 
-    words: Words
-    pair: Pair | None  # None where the engine launches what no KernelConfig says: such a row can only be copied
+    entries: FileEntries
+    pair: Pair | None  # None if no KernelConfig stands for the row, which then can only be copied
 
 
 @dataclass(frozen=True)
 class TunedTable:
-    """The rows that an engine reads for a layer, by the number of tokens in the order of its file; empty where it reads
-    no file and runs its default."""
+    """The rows that an engine reads for a layer, by number of tokens in the file's order; empty without a file."""
 
     rows: Mapping[int, TunedRow] = field(default_factory=dict)
     file: Path | None = None
@@ -94,7 +97,7 @@ class TunedTable:
 
 
 def default_pair(engine: str, layer: Layer, tokens: int) -> Pair:
-    """What the engine runs where it finds no file."""
+    """Return the pair that an engine runs if it finds no file."""
     return Pair.alike(default_config(engine, layer.dtype, tokens, layer.experts))
 
 
@@ -103,26 +106,26 @@ def table_in_force(
 ) -> TunedTable:
     """Return the rows that an engine reads for a layer now.
 
-    The first of these folders that has the layer's file decides: `out`, the folder that the engine's environment
-    variable names, and the installed engine's own. SGLang's variable replaces its own folder. Each row is read as the
-    engine launches it.
+    The file is taken from the first of these folders that has it: `out`, the folder in the engine's environment
+    variable, and the installed engine's own folder. SGLang's variable replaces its own folder. Each row is interpreted
+    as the engine launches it.
 
     Args:
         engine: "sglang" or "vllm".
         layer: The layer on one rank.
         device: The GPU that the file is for.
-        triton: The version of Triton, which decides on SGLang's folder.
+        triton: The version of Triton, which is part of SGLang's folder.
         out: The folder for new files.
 
     Returns:
-        The table; an empty one where there is no file.
+        The table; an empty one if there is no file.
 
     Raises:
-        ForetuneError: A file is there and is no table.
+        ForetuneError: A file cannot be parsed.
     """
-    told = os.environ.get(VARIABLES[engine])
-    own = None if told and engine == SGLANG else shipped_folder(engine)
-    for folder in (out, told or None, own):
+    variable = os.environ.get(VARIABLES[engine])
+    own = None if variable and engine == SGLANG else shipped_folder(engine)
+    for folder in (out, variable or None, own):
         if folder is None:
             continue
         file, up = _table(engine, Path(folder), file_name(engine, layer, device), triton)
@@ -137,7 +140,7 @@ def table_in_force(
 
 
 def row_for(rows: Mapping[int, Any], tokens: int) -> Any:
-    """The row that an engine takes: the one nearest to the number of tokens, the first of two as near.
+    """Return the row that an engine uses: the nearest number of tokens, and in a tie the first in the table.
 
     >>> row_for({1: "a", 4: "b", 8: "c"}, 6), row_for({1: "a"}, 9000)
     ('b', 'a')
@@ -146,8 +149,10 @@ def row_for(rows: Mapping[int, Any], tokens: int) -> Any:
 
 
 def _table(engine: str, folder: Path, name: str, triton: str) -> tuple[Path | None, dict[int, dict[str, Any]]]:
-    """Return the file that an engine reads in a folder, and its rows: SGLang's for this Triton, or else for the newest
-    other one. None and no rows where there is none."""
+    """Return the file that an engine reads in a folder, and its rows; None and no rows without a file.
+
+    SGLang reads the file for this version of Triton, or else the one for the newest other version.
+    """
     files = [folder / folder_name(engine, triton) / name]
     if engine == SGLANG:
         files += sorted(folder.glob(f"configs/triton_*/{name.replace('[', '[[]')}"), key=_version_of, reverse=True)
@@ -158,29 +163,32 @@ def _table(engine: str, folder: Path, name: str, triton: str) -> tuple[Path | No
             table = json.loads(file.read_text())
             return file, {int(tokens): dict(row) for tokens, row in table.items() if tokens != "triton_version"}
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise ForetuneError(f"{file}: no tuned file of {engine}: {error}") from None
+            raise ForetuneError(f"{file} is not a tuned file of {engine}: {error}") from None
     return None, {}
 
 
 def _version_of(file: Path) -> tuple[int, ...]:
+    """Return the Triton version in the name of a file's folder."""
     return tuple(int(part) for part in file.parent.name.removeprefix("triton_").split("_") if part.isdigit())
 
 
 def _row(engine: str, layer: Layer, up: dict[str, Any], down: dict[str, Any] | None) -> TunedRow:
-    """Return a row of the first product's file with that of the second's, where SGLang has one."""
+    """Combine a row of the first product's file with the row of the second's, if SGLang has a second file."""
     if down is None:
-        words = Words(up, {TMA: False} | up if engine == SGLANG else up)
-    else:  # SGLang overrides what the second says
-        words = Words(up, down | {"BLOCK_SIZE_M": up["BLOCK_SIZE_M"]} if "BLOCK_SIZE_M" in up else down)
-    first, second = (_config(engine, layer, row) for row in words)
+        entries = FileEntries(up, {TMA: False} | up if engine == SGLANG else up)
+    else:  # SGLang overrides BLOCK_SIZE_M of the second file
+        entries = FileEntries(up, down | {"BLOCK_SIZE_M": up["BLOCK_SIZE_M"]} if "BLOCK_SIZE_M" in up else down)
+    first, second = (_config(engine, layer, row) for row in entries)
     if first is None or second is None:
-        return TunedRow(words, None)
-    return TunedRow(words, Pair(first, with_tma(second, int(bool(words.down.get(TMA, False))))))
+        return TunedRow(entries, None)
+    return TunedRow(entries, Pair(first, with_tma(second, int(bool(entries.down.get(TMA, False))))))
 
 
 def _config(engine: str, layer: Layer, row: Mapping[str, Any]) -> KernelConfig | None:
-    """Return a row as the config that the engine launches; launch options that it leaves out are Triton's. None for a
-    row with keys of another kernel or device, or with values that no config has."""
+    """Return the config that the engine launches for a row, with Triton's launch options where the row has none.
+
+    None if the row has keys of another kernel or device, or values that a `KernelConfig` cannot hold.
+    """
     if any(key not in (*KNOBS, TMA) and value != _IDLE_KEYS.get(key) for key, value in row.items()):
         return None
     knobs = {knob: row[knob] for knob in KNOBS if knob in row}
@@ -195,43 +203,43 @@ def _config(engine: str, layer: Layer, row: Mapping[str, Any]) -> KernelConfig |
 
 
 OURS, DEFAULT, SHIPPED = "ours", "default", "shipped"
-#: Engines look nothing up beyond so many tokens at once that a default would change for.
+#: Most tokens that an engine looks up at once; changes of its default beyond are not considered.
 _MOST_TOKENS = 16384
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the files, and how long both products take together with it and with what else could run.
+    """One row of the new files, and the times of both products together with it and with the alternatives.
 
-    `times_us` has "ours" (what was found, pinned or not), "default", and "shipped" where the engine reads a file now
-    whose row can be ranked.
+    `times_us` has "ours" (the best pair found, also if the row is pinned), "default", and "shipped" if the engine reads
+    a file now whose row can be expressed as configs.
     """
 
     tokens: int
-    words: Words  # what the file says
-    pinned: str  # "default" or "shipped" where nothing was gained, so that the row says that; else ""
+    entries: FileEntries  # the row in the file
+    pinned: str  # "default" or "shipped" if the row repeats that one because ours gains too little; else ""
     times_us: Mapping[str, float]
 
     @property
     def gain(self) -> float:
-        """How many times as fast the row is as what the engine runs now; 1.0 for a pinned row, which says just that."""
+        """Current time divided by the row's time; 1.0 for a pinned row, which changes nothing."""
         now = SHIPPED if SHIPPED in self.times_us else DEFAULT
         return 1.0 if self.pinned else self.times_us[now] / self.times_us[OURS]
 
 
 @dataclass(frozen=True)
 class TunedFiles:
-    """A row for each batch size that the engines' tuners measure."""
+    """New tuned files for one layer: a row for each tuned batch size."""
 
     engine: str
     layer: Layer
     device: DeviceSpec
     triton: str
     rows: tuple[Row, ...]
-    measured: bool  # else predicted
-    least: float  # the gain that is believed: below it a row is pinned, and the files are not worth their upkeep
-    reason: str  # who predicted, or what was measured
-    now: TunedTable = field(default_factory=TunedTable)  # what the engine reads without these files
+    measured: bool  # False: predicted
+    least: float  # least reliable gain: rows below it are pinned, and files below it are not worth using
+    reason: str  # how the times were predicted or measured
+    now: TunedTable = field(default_factory=TunedTable)  # the file that the engine reads now
 
     @property
     def gain(self) -> float:
@@ -240,44 +248,47 @@ class TunedFiles:
 
     @property
     def verdict(self) -> str:
+        """One sentence that says if the files are worth using, and their gain."""
         how = "measured" if self.measured else "predicted, not measured"
         now = f"{self.engine}'s default" if self.now.file is None else f"the file that {self.engine} reads now"
         best = max(self.rows, key=lambda row: row.gain)
         pinned = sum(bool(row.pinned) for row in self.rows)
         figure = (
             f"{self.gain:.3f}x over {now} in the geometric mean of {len(self.rows)} batch sizes, at most "
-            f"{best.gain:.3f}x at {best.tokens} tokens; {pinned} rows are pinned to what runs without ({how})"
+            f"{best.gain:.3f}x at {best.tokens} tokens; {pinned} rows are pinned to the current config ({how})"
         )
         return f"worth it: {figure}" if self.gain >= self.least else f"not worth it: {figure}"
 
     def tables(self) -> dict[str, dict[str, Any]]:
-        """The files' contents by their path below the folder that the engine is told. SGLang's second product has a
-        file of its own where a row of it differs from the first one's."""
+        """Return the files' contents by their path below the folder in the engine's environment variable.
+
+        SGLang gets a second file for the second product if its rows differ, or if such a file exists already.
+        """
         folder = folder_name(self.engine, self.triton)
         written = self._written()
         version: dict[str, Any] = (
             {"triton_version": self.triton} if self.engine != SGLANG else {}
-        )  # SGLang takes each key for a number
-        up = {str(tokens): dict(words.up) for tokens, words in written.items()}
+        )  # SGLang parses each key as a number
+        up = {str(tokens): dict(entries.up) for tokens, entries in written.items()}
         files = {str(Path(folder, file_name(self.engine, self.layer, self.device))): version | up}
-        differ = any(words.down != {TMA: False, **words.up} for words in written.values())
+        differ = any(entries.down != {TMA: False, **entries.up} for entries in written.values())
         if self.engine == SGLANG and (differ or self.now.has_down):
-            down = {str(tokens): dict(words.down) for tokens, words in written.items()}
+            down = {str(tokens): dict(entries.down) for tokens, entries in written.items()}
             files[str(Path(folder, file_name(self.engine, self.layer, self.device, down=True)))] = down
         return files
 
     def save(self, folder: Path | str, *, force: bool = False) -> list[Path]:
-        """Write the files, each whole or not at all.
+        """Write the files, each atomically.
 
         Args:
-            folder: The folder that the engine will be told.
-            force: Whether to replace files of other contents that lie there.
+            folder: The folder that the engine's environment variable will name.
+            force: Whether to replace existing files that have other contents.
 
         Returns:
-            Where the files lie.
+            The paths of the files.
 
         Raises:
-            ForetuneError: Such a file is there, and `force` is False.
+            ForetuneError: Such a file exists, and `force` is false.
         """
         contents = {inside(folder, name): json.dumps(rows, indent=4) + "\n" for name, rows in self.tables().items()}
         for path in contents:
@@ -293,6 +304,7 @@ class TunedFiles:
         return list(contents)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the result as JSON values."""
         return {
             "engine": self.engine,
             "device": self.device.name,
@@ -309,8 +321,8 @@ class TunedFiles:
                     "pinned": row.pinned,
                     "times_us": {name: round(us, 3) for name, us in row.times_us.items()},
                     "gain": round(row.gain, 4),
-                    "up": dict(row.words.up),
-                    "down": dict(row.words.down),
+                    "up": dict(row.entries.up),
+                    "down": dict(row.entries.down),
                 }
                 for row in self.rows
             ],
@@ -324,8 +336,8 @@ class TunedFiles:
                 *(f"{row.times_us[name]:.1f}" if name in row.times_us else "" for name in names),
                 f"{row.gain:.3f}x",
                 row.pinned,
-                _short(row.words.up),
-                "same" if _short(row.words.down) == _short(row.words.up) else _short(row.words.down),
+                _short(row.entries.up),
+                "same" if _short(row.entries.down) == _short(row.entries.up) else _short(row.entries.down),
             ]
             for row in self.rows
         ]
@@ -335,25 +347,25 @@ class TunedFiles:
             f"{layer.dtype}, on {self.device.name}; us of both products",
             ("tokens", *names, "gain", "pinned to", "first (M N K group warps stages)", "second"),
             rows,
-            below=[self.verdict, self.reason, f"Looked up with {VARIABLES[self.engine]}=FOLDER"],
+            below=[self.verdict, self.reason, f"To use the files, set {VARIABLES[self.engine]}=FOLDER"],
         )
 
-    def _written(self) -> dict[int, Words]:
-        """Return what the files say, by the number of tokens.
+    def _written(self) -> dict[int, FileEntries]:
+        """Return the rows to write by number of tokens.
 
-        An engine gives a batch the nearest row. So that each batch that is nearest to a pinned row, or to one of the
-        file in force for another number of tokens, gets what it would get without these files, there are more rows on
-        both sides of a number of tokens where that changes.
+        An engine uses the nearest row for a batch. Batches nearest to a pinned row, or to a row copied from the current
+        file, must run what they run without these files. So rows are added on both sides of each number of tokens at
+        which that would change.
         """
-        rows = {row.tokens: row.words for row in self.rows}
-        rows |= {tokens: row.words for tokens, row in self.now.rows.items() if tokens not in rows}
+        rows = {row.tokens: row.entries for row in self.rows}
+        rows |= {tokens: row.entries for tokens, row in self.now.rows.items() if tokens not in rows}
         pinned = rows.keys() - {row.tokens for row in self.rows if not row.pinned}
         changes = list(self._changes()) if pinned else []
         nearest = {tokens: tokens for tokens in sorted(rows)}
         while True:
-            more: dict[int, Words] = {}
+            more: dict[int, FileEntries] = {}
             for last in changes:
-                sides = {tokens: self._words_now(tokens) for tokens in (last, last + 1)}
+                sides = {tokens: self._entries_now(tokens) for tokens in (last, last + 1)}
                 taken = {tokens: row_for(nearest, tokens) for tokens in sides}
                 affected = [tokens for tokens in sides if taken[tokens] in pinned]
                 if any(rows[taken[tokens]] != sides[tokens] for tokens in affected):
@@ -364,25 +376,25 @@ class TunedFiles:
             pinned |= more.keys()
             nearest = {tokens: tokens for tokens in sorted(rows)}
 
-    def _words_now(self, tokens: int) -> Words:
-        """Return what the engine runs so many tokens with when it does not have these files."""
+    def _entries_now(self, tokens: int) -> FileEntries:
+        """Return what the engine runs for a number of tokens without these files."""
         if self.now.rows:
-            words: Words = row_for(self.now.rows, tokens).words
-            return words
-        return default_pair(self.engine, self.layer, tokens).words
+            entries: FileEntries = row_for(self.now.rows, tokens).entries
+            return entries
+        return default_pair(self.engine, self.layer, tokens).entries
 
     def _changes(self) -> Iterator[int]:
-        """Yield the numbers of tokens after which the engine may run something else without these files."""
+        """Yield the numbers of tokens after which the engine's choice without these files may change."""
         if self.now.rows:
             batches = sorted(self.now.rows)
             for low, high in pairwise(batches):
-                yield from {(low + high - 1) // 2, (low + high) // 2}  # of two as near it takes the first of the file
+                yield from {(low + high - 1) // 2, (low + high) // 2}  # in a tie the engine uses the first in the file
         else:
             yield from _changes(self.engine, self.layer)
 
 
 def check_none_there(engine: str, layer: Layer, device: DeviceSpec, triton: str, folder: Path | str) -> None:
-    """Check that no file for this layer lies where one would be written.
+    """Check that no file exists where one would be written for this layer.
 
     Args:
         engine: "sglang" or "vllm".
@@ -392,7 +404,7 @@ def check_none_there(engine: str, layer: Layer, device: DeviceSpec, triton: str,
         folder: The folder for new files.
 
     Raises:
-        ForetuneError: There is such a file; the error names it.
+        ForetuneError: There is such a file; the message names it.
     """
     for down in (False, True) if engine == SGLANG else (False,):
         path = Path(folder, folder_name(engine, triton), file_name(engine, layer, device, down=down))
@@ -401,11 +413,12 @@ def check_none_there(engine: str, layer: Layer, device: DeviceSpec, triton: str,
 
 
 def _already_there(path: Path) -> ForetuneError:
-    return ForetuneError(f"{path} is there already: name another folder, or replace it with --force")
+    """Return the error for a file that would be replaced."""
+    return ForetuneError(f"{path} exists already: pass another folder, or --force to replace it")
 
 
 def _changes(engine: str, layer: Layer) -> Iterable[int]:
-    """The numbers of tokens after which the engine's default is another one."""
+    """Yield the numbers of tokens after which the engine's default config changes."""
     before = default_knobs(engine, layer.dtype, BATCH_SIZES[0], layer.experts)
     for tokens in range(BATCH_SIZES[0] + 1, _MOST_TOKENS + 1):
         after = default_knobs(engine, layer.dtype, tokens, layer.experts)
@@ -414,5 +427,6 @@ def _changes(engine: str, layer: Layer) -> Iterable[int]:
         before = after
 
 
-def _short(words: Mapping[str, Any]) -> str:
-    return " ".join(str(words.get(knob, "-")) for knob in KNOBS) + " TMA" * bool(words.get(TMA))
+def _short(entry: Mapping[str, Any]) -> str:
+    """Return a row's knob values in one line."""
+    return " ".join(str(entry.get(knob, "-")) for knob in KNOBS) + " TMA" * bool(entry.get(TMA))

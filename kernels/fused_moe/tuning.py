@@ -1,4 +1,4 @@
-"""Which rows an engine's files for a layer should have: predicted, and measured where the card is there."""
+"""Tune one layer: choose the rows of an engine's tuned files, by prediction, and by timing if the GPU is present."""
 
 from __future__ import annotations
 
@@ -22,19 +22,22 @@ if TYPE_CHECKING:
     from ...model import Bundle
     from ...runtime.timing.timer import Timer
 
-#: Other pairs to time beside ours, by name, for a number of tokens.
+#: Returns additional pairs to time for a number of tokens, by name.
 Others: TypeAlias = Callable[[int], Mapping[str, Pair]]
 CompileAhead: TypeAlias = Callable[[Measurable, Sequence[tuple[KernelConfig, Problem]], DeviceSpec], None]
-#: A row that gains less than this over what runs anyway is pinned to that: the noise of what was measured; what the
-#: first choice of a learned ranker may be off; what it is predicted to gain, in nine of ten problems at most, over the
-#: config that is the fastest of all, as one in a file that the engine tuned may be; and what a choice may be off that
-#: nothing has confirmed. Such are those of the analytic estimate, and of what is so many octaves from the data (another
-#: engine's kernel, and another card, count as one). `pytest -m slow tests/kernels/test_fused_moe_tuning.py` finds the
-#: third in h200_fused_moe.
+#: Least gains: a row that gains less over what the engine runs without it is pinned. In order:
+#: - measured: the noise of the measurement;
+#: - predicted, over a default config: the error of the ranker's first choice;
+#: - predicted, over a tuned file, whose row may already be the fastest config: the 90th percentile over problems of
+#:   the gain that the ranker then predicts wrongly (`pytest -m slow tests/kernels/test_fused_moe_tuning.py` computes it
+#:   from h200_fused_moe);
+#: - unconfirmed: the error of the analytic estimate, or of a prediction `_FAR_OCTAVES` or more from the data. Another
+#:   engine's kernel and another card each count as one octave.
 _NOISE, _LEARNED, OVER_TUNED, _UNCONFIRMED = 1.01, 1.03, 1.1, 1.15
 _FAR_OCTAVES = 1.0
-#: So many configs of each product are timed for a row (`tests/kernels/searched_replay.py` says what more would find).
+#: Configs of each product to time per row (`tests/kernels/searched_replay.py` shows what more would gain).
 CANDIDATES = 8
+#: Rounds, and samples per round, in which the chosen pair and the contenders take turns.
 _ROUNDS, _SAMPLES = 4, 5
 
 
@@ -45,27 +48,30 @@ class _Predicted:
     configs: tuple[KernelConfig, ...]
     times_us: np.ndarray[Any, np.dtype[np.float64]]
     reason: str
-    confirmed: bool  # whether anything like it was measured
+    confirmed: bool  # False for the analytic estimate, and far from the measured data
 
     @property
     def by_config(self) -> dict[KernelConfig, float]:
+        """The predicted times in microseconds by config."""
         return dict(zip(self.configs, self.times_us.tolist(), strict=True))
 
 
 class _Product:
-    """One of the two products, of one engine's kernel on one layer."""
+    """One of the two products of a layer, for one engine's kernel."""
 
     def __init__(self, family: Measurable, engine: str, layer: Layer, device: DeviceSpec) -> None:
         self.family, self._engine, self._layer, self._device = family, engine, layer, device
 
     def problem(self, tokens: int) -> Problem:
+        """Return the problem of a number of tokens."""
         return self._layer.problem(self.family.name, self._engine, tokens)
 
     def supports(self, config: KernelConfig, tokens: int) -> bool:
+        """Return whether a config can run this many tokens."""
         return self.family.supports(config, self.problem(tokens), self._device) is None
 
     def configs(self, more: Iterable[KernelConfig], tokens: int) -> tuple[KernelConfig, ...]:
-        """The whole space, and `more`, as far as they run: whatever the number of tokens."""
+        """Return the family's space and the configs in `more`, without those that cannot run."""
         wanted = dict.fromkeys((*self.family.space(self._device), *more))
         return tuple(config for config in wanted if self.supports(config, tokens))
 
@@ -73,17 +79,27 @@ class _Product:
 def predicted(
     family: Family, problem: Problem, device: DeviceSpec, configs: tuple[KernelConfig, ...], bundle: Bundle | None
 ) -> _Predicted:
-    """Times of configs: slowdowns of the bundle's ranker times the analytic estimate of the fastest; the estimate alone
-    where the bundle has nothing on the family, which the reason says."""
+    """Predict the times of configs for a problem.
+
+    A time is the slowdown that the bundle's ranker predicts, times the analytic estimate of the fastest config. If the
+    bundle has no ranker for the family, it is the analytic estimate alone, and the reason says so.
+
+    Args:
+        family: The family of the product.
+        problem: The problem.
+        device: The GPU.
+        configs: The configs to predict.
+        bundle: The bundle; None for the one in force.
+    """
     from ...runtime.shortlist import bundle_in_force, make_shortlist
 
     estimate = family.estimate_us(problem, device, configs)
-    with warnings.catch_warnings():  # that nothing is learned is in the reason
+    with warnings.catch_warnings():  # the reason already says if nothing was learned
         warnings.simplefilter("ignore", ForetuneWarning)
         chosen = make_shortlist(family, problem, device, k=len(configs), configs=configs, bundle=bundle)
     if not chosen.predicted:
         return _Predicted(
-            configs, estimate, f"by the analytic estimate alone, which nothing has confirmed ({chosen.reason})", False
+            configs, estimate, f"by the analytic estimate alone, which no measurement confirms ({chosen.reason})", False
         )
     times = np.full(len(configs), np.inf)
     scale = float(estimate[chosen.positions[0]])
@@ -106,15 +122,30 @@ def tune_layer(
     out: Path | str | None = None,
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> TunedFiles:
-    """The rows of an engine's files for a layer on one rank.
+    """Return the rows of an engine's tuned files for a layer on one rank, and what they are worth.
 
-    With `measure` the `candidates` predicted fastest of each product are timed on the current device, with what the
-    engine runs by default or by the file that it reads now (see `table_in_force`, which looks into `out` first). Ours,
-    the best of these, is timed once more, in turn with both of them and `others`, which have no part in the choice;
-    this takes the engine's kernel. Without, all of that is predicted. A row that gains nothing is pinned to what the
-    engine runs anyway. So is one for which the engine reads a row now that cannot be ranked: it is copied as it stands.
+    Without `measure`, all times are predicted. With it, the `candidates` configs predicted fastest of each product are
+    timed on the current device, together with the engine's default config and the row of the file that it reads now
+    (see `table_in_force`, which looks into `out` first). The fastest pair is then timed again in turn with the default,
+    the current row and `others`; these `others` cannot be chosen. A row whose gain is too small to be reliable is
+    pinned: it repeats what the engine runs without these files. The same holds if the engine's current row cannot be
+    expressed as a config: it is copied unchanged.
 
-    Raises `ForetuneError` for an engine, a layer or batches that cannot be, and for `measure` without the engine.
+    Args:
+        engine: "sglang" or "vllm".
+        layer: The layer on one rank.
+        device: The GPU that the files are for; with `measure`, the current one.
+        bundle: The bundle that predicts; None for the one in force.
+        measure: Time candidates; needs the engine's package.
+        batches: Numbers of tokens, one row each.
+        candidates: Configs of each product to time per row.
+        compile_ahead: Called with the configs to time, to compile them in parallel.
+        others: Returns further pairs to time for a number of tokens, by name.
+        out: The folder for new files.
+        on_row: Called with each row when it is known.
+
+    Raises:
+        ForetuneError: The engine, layer or batches are invalid, or `measure` is true and the engine is not installed.
 
     >>> files = tune_layer("vllm", Layer(64, 8, 2048, 1024), DeviceSpec.named("h200"), batches=[1, 4096])
     >>> list(files.tables())
@@ -127,7 +158,7 @@ def tune_layer(
         raise ForetuneError("there must be at least one batch size")
     if measure and engine not in installed():
         raise ForetuneError(
-            f"measuring takes {engine}'s kernel: pip install {engine}, or --no-deps {engine} for its Python files alone"
+            f"measuring needs {engine}'s kernel: pip install {engine}, or --no-deps {engine} for only its Python files"
         )
     products = [_Product(family, engine, layer, device) for family in (FusedMoeUp(), FusedMoeDown())]
     triton = triton_version()
@@ -178,7 +209,7 @@ def tune_layer(
     if measure:
         what = f"the {candidates} best of each product were timed, {what}; {engine} {engine_version(engine)}"
     elif engine not in installed() and now.file is None:
-        what += f"; {engine} is not installed here, so a file that it ships is not compared with"
+        what += f"; {engine} is not installed here, so its shipped files are not considered"
     return TunedFiles(engine, layer, device, triton, tuple(rows), measure, least, what, now)
 
 
@@ -187,10 +218,18 @@ def best_pairs(
     up: Mapping[KernelConfig, float],
     down: Mapping[KernelConfig, float],
 ) -> list[tuple[float, Pair]]:
-    """What runs both products in the least time, first: vLLM's one config for both, and of SGLang's the best of each
-    for every BLOCK_SIZE_M. Times by config, in microseconds, of each product.
+    """Return the pairs of configs that can run together, fastest first, with their times in microseconds.
 
-    Raises `ForetuneError` where no two configs go together.
+    For vLLM, which runs one config for both products, there is a pair per config. For SGLang there is one per
+    BLOCK_SIZE_M: the best config of each product.
+
+    Args:
+        engine: "sglang" or "vllm".
+        up: Times of the first product's configs in microseconds.
+        down: Times of the second product's configs in microseconds.
+
+    Raises:
+        ForetuneError: No config of the first product can run with one of the second.
     """
     if engine == SGLANG:
         found = []
@@ -204,24 +243,25 @@ def best_pairs(
         both = (Pair.alike(config) for config in up)
         found = [(up[pair.up] + down[pair.down], pair) for pair in both if pair.down in down]
     if not found:
-        raise ForetuneError("no two configs of the products share BLOCK_SIZE_M")
+        raise ForetuneError("no config of the first product can run with one of the second")
     return sorted(found, key=itemgetter(0))
 
 
 def _contenders(
     engine: str, layer: Layer, tokens: int, in_force: TunedRow | None, products: Sequence[_Product]
 ) -> dict[str, Pair]:
-    """What the engine could run so many tokens with, by name."""
+    """Return the pairs that the engine can run without these files, by name."""
     pairs = {DEFAULT: default_pair(engine, layer, tokens)}
     if in_force is not None and in_force.pair is not None:
         pairs[SHIPPED] = in_force.pair
     able = _able(pairs, products, tokens)
     if DEFAULT not in able:
-        raise ForetuneError(f"{engine}'s default config cannot run {tokens} tokens of {layer} here")
+        raise ForetuneError(f"{engine}'s default config cannot run {layer} with {tokens} tokens on this device")
     return able
 
 
 def _able(pairs: Mapping[str, Pair], products: Sequence[_Product], tokens: int) -> dict[str, Pair]:
+    """Return the pairs whose configs can run both products."""
     return {
         name: pair
         for name, pair in pairs.items()
@@ -232,7 +272,7 @@ def _able(pairs: Mapping[str, Pair], products: Sequence[_Product], tokens: int) 
 def _predicted_times(
     engine: str, up: _Predicted, down: _Predicted, contenders: Mapping[str, Pair]
 ) -> tuple[Pair, dict[str, float]]:
-    """Return our pair, and the times of it and of the contenders by name."""
+    """Return the pair predicted fastest, and the predicted times of it and of the contenders by name."""
     times_up, times_down = up.by_config, down.by_config
     best_us, best = best_pairs(engine, times_up, times_down)[0]
     return best, {OURS: best_us} | {name: times_up[p.up] + times_down[p.down] for name, p in contenders.items()}
@@ -241,24 +281,27 @@ def _predicted_times(
 def _row(
     tokens: int, best: Pair, default: Pair, in_force: TunedRow | None, times: Mapping[str, float], least: float
 ) -> Row:
-    """Return our row, or what the engine runs now where ours gains less than `least` or nothing tells what it gains."""
+    """Return the row to write.
+
+    It is ours, or the engine's current one if ours gains less than the factor `least` or if its gain is unknown.
+    """
     if in_force is None:
-        now, words = DEFAULT, default.words
+        now, entries = DEFAULT, default.entries
     else:
-        now, words = SHIPPED, in_force.words
+        now, entries = SHIPPED, in_force.entries
     if now in times and times[now] >= least * times[OURS]:
-        return Row(tokens, best.words, "", times)
-    return Row(tokens, words, now, times)
+        return Row(tokens, best.entries, "", times)
+    return Row(tokens, entries, now, times)
 
 
 def _to_time(
     engine: str, up: _Predicted, down: _Predicted, contenders: Mapping[str, Pair], candidates: int
 ) -> tuple[list[KernelConfig], list[KernelConfig]]:
-    """The configs of each product to choose from: of the pairs predicted fastest, and of what the engine has."""
+    """Return the configs of each product to time: those of the pairs predicted fastest, and the contenders'."""
     firsts: dict[KernelConfig, None] = {}
     seconds: dict[KernelConfig, None] = {}
     ranked = best_pairs(engine, up.by_config, down.by_config)
-    if engine == SGLANG:  # of the best BLOCK_SIZE_M half of the candidates, of the next two a quarter each
+    if engine == SGLANG:  # half of the candidates have the best BLOCK_SIZE_M, a quarter each the next two
         shares = (candidates - candidates // 4 * 2, candidates // 4, candidates // 4)
         for found, times in ((firsts, up.by_config), (seconds, down.by_config)):
             order = sorted(times, key=times.__getitem__)
@@ -281,8 +324,10 @@ def _measured_times(
     products: Sequence[_Product],
     device: DeviceSpec,
 ) -> tuple[Pair, dict[str, float]]:
-    """Return our pair, chosen in one pass over the candidates, and the times of it and of the contenders by name, from
-    another pass in which they take turns."""
+    """Time candidates and return the fastest correct pair, and the times of it and of the contenders by name.
+
+    The pair is chosen in a first pass. The returned times are from a second pass, in which all pairs take turns.
+    """
     from ...runtime.timing.timer import Timer, time_configs
 
     timer = Timer()
@@ -316,16 +361,16 @@ def _measured_times(
 
 
 def _runs(family: Measurable, inputs: Any, config: KernelConfig) -> bool:
-    """Whether a config compiles and launches, which `supports` cannot know."""
+    """Return whether a config compiles and launches, which `supports` cannot predict."""
     try:
         family.launch(inputs, config)
-    except Exception:  # noqa: BLE001 - whatever it is, nobody can run it
+    except Exception:  # noqa: BLE001 - any failure means that the engine cannot run it
         return False
     return True
 
 
 def _is_right(product: _Product, tokens: int, config: KernelConfig, device: DeviceSpec) -> bool:
-    """Whether a config computes what the reference does."""
+    """Return whether a config's results match the reference."""
     family = product.family
     problem = family.check_problem(config, product.problem(tokens))
     inputs = family.inputs(problem, device, seed=1)
@@ -335,7 +380,7 @@ def _is_right(product: _Product, tokens: int, config: KernelConfig, device: Devi
 
 
 def _in_turn(timer: Timer, family: Measurable, inputs: Any, runs: Mapping[str, KernelConfig]) -> dict[str, float]:
-    """The median time of each, equal configs once."""
+    """Return the median time of each config in microseconds by name; equal configs are timed once."""
     from ...runtime.timing.compare import time_side_by_side
 
     launches = {str(config): (lambda config=config: family.launch(inputs, config)) for config in runs.values()}
@@ -344,8 +389,12 @@ def _in_turn(timer: Timer, family: Measurable, inputs: Any, runs: Mapping[str, K
 
 
 def triton_version() -> str:
-    """Return the version of the installed Triton, without importing it. Raises `ForetuneError` where there is none."""
+    """Return the version of the installed Triton without importing it.
+
+    Raises:
+        ForetuneError: Triton is not installed.
+    """
     try:
         return version("triton")
     except PackageNotFoundError:
-        raise ForetuneError("the files are for a version of triton, and none is installed") from None
+        raise ForetuneError("tuned files are for a version of triton, but triton is not installed") from None

@@ -1,5 +1,7 @@
-"""Which problems to measure: the layers of real MoE models as serving engines run them, and random ones besides; and
-the layer that a caller requests, by a model's name or by its dimensions."""
+"""Problems to measure, and the layer that a caller requests by a model's name or by dimensions.
+
+Problems are the layers of real MoE models as serving engines run them, and random layers.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,11 @@ from .engines import BATCH_SIZES, SCALED_BLOCK, Layer
 from .family import DTYPES, LARGEST
 from .launching import Product
 
-#: A rank's part is at least this wide.
+#: The least `inter` of one rank.
 LEAST_INTER = 64
-#: The share of the problems in block-scaled fp8, where the layer has whole blocks.
+#: Fraction of problems in block-scaled fp8, among layers that have entire scale blocks.
 FP8_SHARE = 0.35
-#: Limits of one problem: a few milliseconds on an H200, and weights that fit beside everything else.
+#: Limits of one problem: a few milliseconds on an H200, and weights that fit into memory with all other tensors.
 MOST_TFLOP = 2.5
 MOST_WEIGHT_BYTES = 30e9
 _EXPERTS, _TOPKS = (8, 16, 32, 60, 64, 128, 160, 256, 384, 512), (1, 2, 4, 6, 8, 10)
@@ -39,11 +41,24 @@ def draw(
     most_tflop: float = MOST_TFLOP,
     seed: int = 0,
 ) -> tuple[Case, ...]:
-    """Problems of one product: `per_layer` of each distinct layer on a rank, and `random` layers that nobody has, with
-    batches of the engines' tuners (or `tokens`), for each of the engines in turn; shuffled. The same arguments give the
-    same cases.
+    """Draw problems of one product, in random order.
 
-    Raises `ForetuneError` for numbers that cannot be.
+    Engines alternate. Equal arguments give equal cases.
+
+    Args:
+        family: The name of the product's family.
+        down: Whether it is the second product.
+        engines: Engines whose kernels run the problems.
+        models: A CSV file of models; the shipped table by default.
+        tokens: Token counts to draw from; the batch sizes of the engines' tuners by default. Random layers have
+            log-uniform counts in the same range.
+        per_layer: Problems per distinct layer on a rank.
+        random: Number of random layers.
+        most_tflop: The largest problem, in 1e12 floating-point operations.
+        seed: Seed of the random generator.
+
+    Raises:
+        ForetuneError: An argument is out of range, or almost no random layer is within `most_tflop`.
 
     >>> len(draw("fused_moe", False, ["sglang"], per_layer=1, random=3))
     98
@@ -56,7 +71,7 @@ def draw(
     for (experts, inter), found in layers_on_ranks(load_models(models)).items():
         taken: set[Problem] = set()
         for _ in range(per_layer):
-            for _ in range(_TRIES):  # a draw over the limits, or a repeated one, is drawn again
+            for _ in range(_TRIES):  # draw again if over the limits or repeated
                 model = found[int(rng.integers(len(found)))][0]
                 count, hidden = deck.draw(), model.expert_hidden_size
                 layer = Layer(experts, model.top_k, hidden, inter, _dtype(hidden, inter, rng))
@@ -75,14 +90,14 @@ def draw(
                 drawn.append(Case(problem, (RANDOM,)))
                 break
         else:
-            raise ForetuneError(f"no random layer has at most {most_tflop} TFLOP: allow more, or fewer tokens")
+            raise ForetuneError(f"no random layer has at most {most_tflop} TFLOP: raise the limit or lower tokens")
     return shuffled(drawn, rng)
 
 
 def layers_on_ranks(models: Sequence[Model]) -> dict[tuple[int, int], list[tuple[Model, int]]]:
-    """Return the models and tensor-parallel degrees of each layer, by (experts, inter) as engines name files.
+    """Return the models and tensor-parallel degrees of each layer, by (experts, inter) as in the engines' file names.
 
-    Models whose experts have no gate are left out: the families are of gated experts.
+    Models with ungated experts are skipped: the families are for gated experts.
 
     >>> len(layers_on_ranks(load_models()))
     95
@@ -97,11 +112,13 @@ def layers_on_ranks(models: Sequence[Model]) -> dict[tuple[int, int], list[tuple
 
 
 def _dtype(hidden: int, inter: int, rng: np.random.Generator) -> str:
-    whole = hidden % 128 == 0 and inter % 128 == 0
-    return "fp8e4m3" if rng.uniform() < FP8_SHARE and whole else "bf16"
+    """Draw fp8e4m3 (only if the layer has entire scale blocks) or bf16."""
+    has_blocks = hidden % 128 == 0 and inter % 128 == 0
+    return "fp8e4m3" if rng.uniform() < FP8_SHARE and has_blocks else "bf16"
 
 
 def _random_layer(rng: np.random.Generator) -> Layer:
+    """Draw a random layer."""
     experts = int(rng.choice(_EXPERTS))
     topk = int(rng.choice([count for count in _TOPKS if count <= experts // 2]))
     step = int(rng.choice((64, 128, 256)))
@@ -112,6 +129,7 @@ def _random_layer(rng: np.random.Generator) -> Layer:
 
 
 def _affordable(product: Product, most_tflop: float) -> bool:
+    """Return whether a product is within the limits of operations and weight bytes."""
     weights = float(product.problem["experts"]) * product.n * product.k * product.problem.itemsize
     return 2e-12 * product.rows * product.n * product.k <= most_tflop and weights <= MOST_WEIGHT_BYTES
 
@@ -126,11 +144,21 @@ def requested_layer(
     tp: int = 1,
     dtype: str = "bf16",
 ) -> Layer:
-    """One of `tp` ranks' part of a model's MoE layer: of a model in the shipped table, by its name, or of the whole
-    layer's dimensions, of which `inter` is the intermediate size of one expert, after the activation.
+    """Return one rank's part of an MoE layer, by a model's name or by dimensions.
 
-    Raises `ForetuneError` for a model that is not in the table or whose experts have no gate, dimensions that are
-    missing or no whole numbers, and an `inter` that `tp` ranks cannot share.
+    Args:
+        model: A model of the shipped table. Exclusive with the four dimensions.
+        experts: Number of experts.
+        topk: Experts per token.
+        hidden: Hidden size.
+        inter: Intermediate size of one expert after the activation, over all ranks.
+        tp: Number of tensor-parallel ranks; it must divide `inter`.
+        dtype: "bf16", "fp16" or "fp8e4m3".
+
+    Raises:
+        ForetuneError: The model is unknown or its experts have no gate, a dimension is missing or invalid, or `tp`
+        ranks
+            cannot share `inter`.
 
     >>> requested_layer("Qwen3-30B-A3B", tp=2)
     Layer(experts=128, topk=8, hidden=2048, inter=384, dtype='bf16')
@@ -138,33 +166,37 @@ def requested_layer(
     given = {"experts": experts, "topk": topk, "hidden": hidden, "inter": inter}
     if model is not None:
         if both := [name for name, value in given.items() if value is not None]:
-            raise ForetuneError(f"{model} has its own {both[0]}: give a model, or dimensions without one")
+            raise ForetuneError(f"{model} has its own {both[0]}: pass either a model or dimensions")
         known = {one.model: one for one in load_models()}
-        called = {name.partition("/")[0]: one for name, one in known.items()} | known  # "DeepSeek-V3/R1" by its first
+        called = {
+            name.partition("/")[0]: one for name, one in known.items()
+        } | known  # "DeepSeek-V3/R1" is also found as "DeepSeek-V3"
         if model not in called:
-            raise ForetuneError(f"unknown model {shown(model)}; known: {', '.join(known)}; others by their dimensions")
+            raise ForetuneError(f"unknown model {shown(model)}; known: {', '.join(known)}; pass dimensions for others")
         one = called[model]
         if not one.is_gated:
-            raise ForetuneError(f"the experts of {model} have no gate, and the engines' tuned files are for gated ones")
+            raise ForetuneError(
+                f"the experts of {model} have no gate, but the engines' tuned files are for gated experts"
+            )
         sizes = (one.num_experts, one.top_k, one.expert_hidden_size, one.moe_intermediate_size)
         given = dict(zip(given, sizes, strict=True))
     if missing := [name for name, value in given.items() if value is None]:
         raise ForetuneError(
-            f"{' and '.join(missing)} missing: a layer is a model's, or has experts, topk, hidden and inter (topk and "
-            "hidden are in no file's name, but decide the times)"
+            f"{' and '.join(missing)} missing: pass a model, or experts, topk, hidden and inter (topk and hidden are "
+            "not part of a file's name, but the times depend on them)"
         )
-    whole = {name: check_integer(name, value, 1, LARGEST[name]) for name, value in given.items()}
+    layer = {name: check_integer(name, value, 1, LARGEST[name]) for name, value in given.items()}
     check_integer("tp", tp, 1, 1024)
     if dtype not in DTYPES:
         raise ForetuneError(f"dtype must be one of {', '.join(DTYPES)} but is {shown(dtype)}")
-    if whole["topk"] > whole["experts"]:
-        raise ForetuneError(f"topk must be at most experts, {whole['experts']}, but is {whole['topk']}")
-    part, rest = divmod(whole["inter"], tp)
+    if layer["topk"] > layer["experts"]:
+        raise ForetuneError(f"topk must be at most experts, {layer['experts']}, but is {layer['topk']}")
+    part, rest = divmod(layer["inter"], tp)
     if rest:
-        raise ForetuneError(f"tp must divide inter, {whole['inter']}, but is {tp}")
+        raise ForetuneError(f"tp must divide inter, {layer['inter']}, but is {tp}")
     if dtype == "fp8e4m3" and part % SCALED_BLOCK:
         raise ForetuneError(
-            f"a rank must have whole blocks of {SCALED_BLOCK} in fp8e4m3, but {whole['inter']} / {tp} is {part}: fewer "
-            "ranks, or expert parallelism"
+            f"with fp8e4m3, inter / tp must be a multiple of {SCALED_BLOCK}, but {layer['inter']} / {tp} is {part}: "
+            "use fewer ranks or expert parallelism"
         )
-    return Layer(**whole | {"inter": part}, dtype=dtype)
+    return Layer(**layer | {"inter": part}, dtype=dtype)

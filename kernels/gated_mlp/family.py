@@ -1,5 +1,7 @@
-"""The gated MLP as a family: what predicting, pruning and measuring need. torch and triton are imported when they are
-needed: a prediction needs neither."""
+"""The gated MLP as a family, for predicting, pruning and measuring.
+
+torch and triton are imported inside the functions that need them, because predicting needs neither.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ from .space import (
 if TYPE_CHECKING:
     import torch
 
-#: Rows, columns and depth are 32 bits on the device.
+#: The largest M, and the largest N and K: the kernel has these sizes as 32-bit integers.
 MOST_ROWS, MOST_COLUMNS = 2**30, 2**30
 
 
@@ -39,28 +41,28 @@ class Inputs:
 
     x: torch.Tensor  # (m, k)
     w: torch.Tensor  # (2 n, k)
-    out: torch.Tensor  # (m, n), or with "saves" (3, m, n) flat: h, then the rows of gate and up; poisoned with NaN
+    out: torch.Tensor  # flat, filled with NaN: h (m, n), then with "saves" gate and up (m, 2 n)
     problem: Problem
     device: DeviceSpec
 
     @property
     def h(self) -> torch.Tensor:
-        """The output proper, (m, n)."""
+        """The output, (m, n)."""
         m, n = self.problem["m"], self.problem["n"]
         return self.out[: m * n].view(m, n)
 
     @property
     def saved(self) -> torch.Tensor | None:
-        """Gate and up, (m, 2 n), where they are saved."""
+        """The saved gate and up, (m, 2 n); None without the flag "saves"."""
         m, n = self.problem["m"], self.problem["n"]
         return self.out[m * n :].view(m, 2 * n) if "saves" in self.problem.flags else None
 
 
 class GatedMlp(GemmFamily, MeasuredFamily):
-    """h (m, n) = act(x @ gate.T) * (x @ up.T), with x (m, k) and one weight (2 n, k), gate's rows first.
+    """The gated MLP: h (m, n) = act(x @ gate.T) * (x @ up.T).
 
-    Flags of a problem: "gelu" or "gelu_tanh" (silu without one), and "saves", where gate and up are stored for the
-    backward pass.
+    x is (m, k), and one weight (2 n, k) holds the rows of gate and then those of up. Flags of a problem: "gelu" or
+    "gelu_tanh" choose the activation (silu without either), and "saves" stores gate and up for the backward pass.
 
     >>> from foretune.datasets import DeviceSpec
     >>> family, h200 = GatedMlp(), DeviceSpec.named("h200")
@@ -84,41 +86,52 @@ class GatedMlp(GemmFamily, MeasuredFamily):
     launch_knobs = BANDS_AND_PROGRAMS
 
     def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
+        """Return why knob values are not a config of the kernel, or None."""
         return VALUES.wrong(knobs)
 
     def full_space(self) -> tuple[KernelConfig, ...]:
+        """Return all configs worth measuring."""
         return full_space()
 
     def wrong_problem(self, problem: Problem) -> str | None:
+        """Return why no config can run a problem, or None."""
         if {"gelu", "gelu_tanh"} <= set(problem.flags):
-            return "gelu and gelu_tanh exclude each other"
+            return "a problem can have only one of the flags gelu and gelu_tanh"
         return wrong_widths(problem["n"], problem["k"])
 
     def wrong_pair(self, config: KernelConfig, problem: Problem) -> str | None:
+        """Return why a config cannot run a problem on any device, or None."""
         return wrong_tile(config, problem.dtype_name)
 
     def smem_bytes(self, config: Knobs, elements: Any, device: DeviceSpec) -> int:
+        """Return an upper bound of one program's shared memory in bytes."""
         return smem_bytes(config, elements, device.arch)
 
     def flops(self, problem: Problem) -> float:
+        """Return the floating-point operations of a problem: two products of 2 m n k each."""
         return 4.0 * problem["m"] * problem["n"] * problem["k"]
 
     def bytes(self, problem: Problem) -> float:
+        """Return the bytes that a problem reads and writes at least."""
         return moved_bytes(problem)
 
     def call_features(self, problem: Problem, device: DeviceSpec, configs: Configs) -> Groups:
+        """Return the features of a problem and configs, in groups."""
         return feature_groups(problem, device, configs)
 
     def flags_of_call(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the flags of the problem that a launch's arguments describe."""
         return flags_of(arguments["ACTIVATION"], arguments.get("saved_ptr") is not None)
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
+        """Draw problems of real models and random shapes; see `workload.draw`."""
         from . import workload
 
         most_tflop = workload.MOST_TFLOP if max_tflop is None else max_tflop
         return workload.draw(load_dense_models(models), most_tflop=most_tflop, **drawn)
 
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
+        """Return the config for calls without a prediction: a plain heuristic on rows, shared memory and dtype."""
         many, smem = problem["m"] > 64, device.smem_per_block_bytes
         block_m, block_n, block_k = (128 if many else 16 if problem["m"] <= 16 else 64), 64, 64
         if smem < 96 * 1024:  # 64 KiB on CDNA
@@ -133,11 +146,12 @@ class GatedMlp(GemmFamily, MeasuredFamily):
             PROGRAMS_PER_SM=0,
             TMA=int(device.arch in TMA_ARCHS),
             num_warps=4,
-            # 2-byte operands, 4 stages of (128 + 2 x 64) x 64 and a tile: 144 KiB; less where there is less.
+            # With 2-byte elements, 4 stages of (128 + 2 x 64) x 64 and the output tile take 144 KiB.
             num_stages=4 if smem >= 160 * 1024 else 2,
         )
 
     def inputs(self, problem: Problem, device: DeviceSpec, *, seed: int = 0) -> Inputs:
+        """Return random inputs on the device, and an output filled with NaN."""
         import torch
 
         where, generator = seeded(device, seed)
@@ -146,7 +160,7 @@ class GatedMlp(GemmFamily, MeasuredFamily):
         parts = 3 if "saves" in problem.flags else 1
         return Inputs(
             x=torch.randn(m, k, generator=generator, device=where, dtype=dtype),
-            # So that gate and up are of the size that an activation is about.
+            # Scaled so that gate and up have unit variance, where the activation is not close to linear.
             w=torch.randn(2 * n, k, generator=generator, device=where, dtype=dtype).div_(k**0.5),
             out=torch.full((parts * m * n,), float("nan"), dtype=dtype, device=where),
             problem=problem,
@@ -154,6 +168,7 @@ class GatedMlp(GemmFamily, MeasuredFamily):
         )
 
     def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
+        """Launch the kernel once and return the output, with gate and up if they are saved."""
         from .launches import launch_gated
 
         activation = activation_of(inputs.problem)
@@ -161,6 +176,7 @@ class GatedMlp(GemmFamily, MeasuredFamily):
         return inputs.out
 
     def reference(self, inputs: Inputs) -> torch.Tensor:
+        """Compute in float32 with PyTorch what `launch` returns."""
         import torch
 
         both = inputs.x.float() @ inputs.w.float().t()
@@ -169,10 +185,12 @@ class GatedMlp(GemmFamily, MeasuredFamily):
         return torch.cat([h.flatten(), *[both.flatten()] * ("saves" in inputs.problem.flags)])
 
     def check_problem(self, config: KernelConfig, problem: Problem) -> Problem:
-        # Off every block: M = 256 + 37, N = 2 x 128 + 72, K = 2 x 128 + 72.
+        # No block size divides these: M = 256 + 37, N = K = 2 x 128 + 72.
+        """Return a small problem that no block size divides, to check a config's results."""
         return replace(problem, dims=(("m", 293), ("n", 328), ("k", 328)))
 
     def compile(self, config: KernelConfig, problem: Problem) -> Any:
+        """Compile the kernel with a config for a problem, without launching it."""
         from .triton_kernels import gated_mlp_kernel
 
         element = torch_dtype(problem.dtype_name)
@@ -181,6 +199,7 @@ class GatedMlp(GemmFamily, MeasuredFamily):
         return gated_mlp_kernel.warmup(element, element, element, saved, 1024, 128, 128, grid=(1,), **constants)
 
     def source_hash(self) -> str:
+        """Return the hash of the kernel's source and of all functions that it calls."""
         from ...runtime.launching.source_hash import hash_of_kernel
         from .triton_kernels import gated_mlp_kernel
 
@@ -188,19 +207,19 @@ class GatedMlp(GemmFamily, MeasuredFamily):
 
 
 def activation_of(problem: Problem) -> str:
-    """The inverse of `flags_of`."""
+    """Return the activation that a problem's flags name: the inverse of `flags_of`."""
     return next((flag for flag in problem.flags if flag in ACTIVATIONS), ACTIVATIONS[0])
 
 
 def wrong_widths(n: int, k: int) -> str | None:
-    """The reason why the kernel does not take such widths, or None."""
+    """Return why the kernel cannot run these widths, or None."""
     if n % 8 or k % 8 or min(n, k) < 8:
-        return f"N and K must be multiples of 8, and 8 at least, but are {n} and {k}"
+        return f"N and K must be positive multiples of 8 but are {n} and {k}"
     return None
 
 
 def activated(gate: torch.Tensor, activation: str) -> torch.Tensor:
-    """Return the activation by its name, by plain PyTorch: silu, gelu or gelu_tanh."""
+    """Apply an activation ("silu", "gelu" or "gelu_tanh") with plain PyTorch."""
     from torch.nn import functional
 
     if activation == "silu":

@@ -1,4 +1,4 @@
-"""Launches of the kernels with tensors and a config, for the op and for measuring."""
+"""Launch the gated MLP's kernels on tensors with a config; used by the op and for measuring."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _launch = Launcher(gated_mlp_kernel)
 _launch_backward = Launcher(gated_backward_kernel)
-#: Columns of one program of the activation's gradient: 8 elements a thread.
+#: Columns and warps of one program of the activation's gradient: 8 elements per thread.
 _BACKWARD_BLOCK, _BACKWARD_WARPS = 1024, 4
 
 
@@ -30,14 +30,27 @@ def launch_gated(
     sm_count: int,
     activation: str,
 ) -> None:
-    """x (M, K), w (2 N, K), h (M, N); `saved` (M, 2 N) gets gate and up. All contiguous."""
+    """Launch the forward kernel once. All tensors are contiguous.
+
+    Args:
+        x: (M, K).
+        w: (2 N, K), the rows of gate first.
+        h: (M, N), the output.
+        saved: (M, 2 N), where gate and up are stored; None to not store them.
+        config: The kernel's config.
+        sm_count: The SMs of the device, for the persistent grid.
+        activation: "silu", "gelu" or "gelu_tanh".
+    """
     prepare_gated(len(x), h.shape[1], x.shape[1], config, sm_count, activation)((x, w, h, saved))
 
 
 def prepare_gated(
     m: int, n: int, k: int, config: KernelConfig, sm_count: int, activation: str
 ) -> Callable[[Sequence[torch.Tensor | None]], None]:
-    """What launches the kernel on (x, w, h, saved) of these sizes, again and again. All as in `launch_gated`."""
+    """Return a function that launches the forward kernel on (x, w, h, saved) of the given sizes.
+
+    It can be called repeatedly with different tensors of the same sizes; the arguments are those of `launch_gated`.
+    """
     if m == 0:
         return launch_nothing
     grid = (programs_of(m, n, config, sm_count), 1, 1)
@@ -46,7 +59,14 @@ def prepare_gated(
 
 
 def launch_backward(dh: torch.Tensor, saved: torch.Tensor, grad: torch.Tensor, activation: str) -> None:
-    """dh (M, N), saved (M, 2 N); writes the gradient of what was saved, (M, 2 N). All contiguous."""
+    """Launch the gradient of the activation and the product with up. All tensors are contiguous.
+
+    Args:
+        dh: (M, N), the gradient of the output.
+        saved: (M, 2 N), gate and up.
+        grad: (M, 2 N), where the gradients of gate and up are stored.
+        activation: "silu", "gelu" or "gelu_tanh".
+    """
     m, n = dh.shape
     if m == 0:
         return

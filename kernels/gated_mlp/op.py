@@ -1,6 +1,6 @@
-"""`gated_mlp`: the op that people call, with gradients, in eager mode and under `torch.compile`.
+"""`gated_mlp`: the differentiable op, for eager mode and `torch.compile`.
 
-The products of the backward pass are `foretune.matmul`'s, so that a compiler sees them, and schedules them, one by one.
+The products of the backward pass are separate calls of `foretune.matmul`, so that a compiler can schedule each of them.
 """
 
 from __future__ import annotations
@@ -47,36 +47,43 @@ def gated_mlp(
     config: KernelConfig | None = None,
     mode: str | None = None,
 ) -> torch.Tensor:
-    """act(x @ gate.T) * (x @ up.T): both up projections of a gated MLP and its activation, in one GEMM. Differentiable.
+    """Compute a gated MLP's up projections and activation, act(x @ gate.T) * (x @ up.T), in one GEMM.
 
-    SwiGLU with "silu", GeGLU with "gelu" or "gelu_tanh" (Shazeer, 2020). The down projection is a plain product.
+    This is SwiGLU with "silu", and GeGLU with "gelu" or "gelu_tanh" (Shazeer, 2020, arXiv:2002.05202). The op is
+    differentiable in `x` and `w_gate_up`. The down projection is not included: it is a plain product.
 
     Args:
-        x: (..., K), bfloat16, float16 or, for reference work, float32, whose config is always the family's default.
-        w_gate_up: (2 N, K) of the same dtype, gate's rows first, as serving engines and many checkpoints store it.
-            N and K are any multiples of 8.
-        activation: "silu", "gelu" (by the error function) or "gelu_tanh" (its approximation, as Gemma has it).
-        recompute: keeps only x and the weight for the backward pass, which then multiplies again; else gate and up,
-            (rows, 2 N), are kept.
-        config: the kernel's config. It may name some knobs only, as those of `foretune.grouped_gemm` may. Chosen as
-            `mode` says where left out. The products of the backward pass are `foretune.matmul`'s (float32's, which that
-            multiplies as tf32, PyTorch's), their configs chosen as `mode` says.
-        mode: "predict" (the default, or the environment variable FORETUNE_MODE) runs the config that is predicted to be
-            the fastest; "shortlist" times the 8 best on the first call of about that many rows, and "off" runs the
-            family's default.
+        x: (..., K), bfloat16, float16 or float32. float32 is for reference work and always runs the family's default
+            config.
+        w_gate_up: (2 N, K), of x's dtype. The N rows of gate come first, as serving engines and many checkpoints do.
+            N and K must be multiples of 8.
+        activation: "silu", "gelu" (exact, with the error function) or "gelu_tanh" (the tanh approximation that Gemma
+            uses).
+        recompute: If true, only x and the weight are kept for the backward pass, which computes gate and up again. If
+            false, gate and up, (rows, 2 N), are kept.
+        config: The kernel's config, which may name only some knobs, as in `foretune.grouped_gemm`. If None, `mode`
+            decides. The backward pass does not use it. Its products are `foretune.matmul` with configs chosen by
+            `mode`, or for float32 `torch.mm`, because `foretune.matmul` multiplies float32 as tf32.
+        mode: How configs are chosen. "predict" runs the config that is predicted to be fastest; "shortlist" times the
+            8 best on the first call with about this number of rows; "off" runs the family's default. If None, the
+            environment variable FORETUNE_MODE decides, and without it "predict".
 
     Returns:
-        h, (..., N), of x's dtype: sums, activation and product in float32, rounded once. The same to the bit in every
-        run with the same config.
+        h, (..., N), of x's dtype. Sums, activation and product are computed in float32 and rounded once. Results are
+        bitwise equal in all runs with the same config.
 
     Raises:
-        ForetuneError: for what the host can see to be wrong (shapes, dtypes, devices, options, a config that cannot run
-            this), naming it.
+        ForetuneError: If shapes, dtypes, devices or options are wrong, or the config cannot run the problem. The
+            message names the argument.
 
+    >>> import torch, foretune
+    >>> x, w = torch.empty(6, 64, device="meta"), torch.empty(2 * 32, 64, device="meta")
+    >>> foretune.gated_mlp(x, w, "gelu_tanh").shape
+    torch.Size([6, 32])
     >>> if torch.cuda.is_available():
     ...     x = torch.randn(6, 64, device="cuda", dtype=torch.bfloat16)
     ...     w = torch.randn(2 * 32, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    ...     gated_mlp(x, w).sum().backward()
+    ...     foretune.gated_mlp(x, w).sum().backward()
     ...     assert w.grad.shape == w.shape
     """
     if type(recompute) is not bool:
@@ -87,24 +94,28 @@ def gated_mlp(
 
 
 def check_call(x: torch.Tensor, w: torch.Tensor, activation: str) -> None:
-    """Raise `ForetuneError` naming what is wrong with a call, of what the host knows without waiting for the device."""
+    """Check the arguments of a call without waiting for the device.
+
+    Raises:
+        ForetuneError: An argument is wrong; the message names it.
+    """
     check_operands(_OPERANDS, (x, w))
     if activation not in ACTIVATIONS:
         raise ForetuneError(f"activation must be one of {', '.join(ACTIVATIONS)} but is {activation!r}")
     require(w.dim() == 2, f"w_gate_up must be (2 N, K) but is {tuple(w.shape)}")
-    require(x.dim() >= 1, "x must be (..., K) but is a number")
+    require(x.dim() >= 1, "x must be (..., K) but has no dimensions")
     rows, k = w.shape
-    require(x.shape[-1] == k, f"x has {x.shape[-1]} columns but w_gate_up {tuple(w.shape)}, (2 N, K), has K = {k}")
-    require(rows % 2 == 0, f"w_gate_up must have 2 N rows, gate's first, but has {rows}")
+    require(x.shape[-1] == k, f"x has {x.shape[-1]} columns but w_gate_up, (2 N, K) = {tuple(w.shape)}, has K = {k}")
+    require(rows % 2 == 0, f"w_gate_up must have an even number of rows, 2 N with those of gate first, but has {rows}")
     reason = wrong_widths(rows // 2, k)
     require(reason is None, str(reason))
     require(max(rows, k) <= MOST_COLUMNS, f"N and K must be at most {MOST_COLUMNS} but w_gate_up is {tuple(w.shape)}")
-    count = prod(x.shape[:-1])  # numel() would make a number of a size that a compiler leaves open
+    count = prod(x.shape[:-1])  # not numel(), which would specialize a compiler's symbolic size
     require(count <= MOST_ROWS, f"x must have at most {MOST_ROWS} rows but has {count}")
 
 
 def _shapes(x: torch.Tensor, w: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, int]]:
-    """Of h, (..., N), and of what is saved of it, gate and up: (M, 2 N)."""
+    """Return the shapes of h, (..., N), and of the saved gate and up, (M, 2 N)."""
     return (*x.shape[:-1], w.shape[0] // 2), (prod(x.shape[:-1]), w.shape[0])
 
 
@@ -117,6 +128,7 @@ def _find(
     config: KernelConfig | None,
     mode: str | None,
 ) -> Call[tuple[tuple[int, ...], tuple[int, int]]]:
+    """Check a call and prepare its launch; the result is cached for equal calls."""
     check_call(x, w, activation)
     shapes, copies = _shapes(x, w), not (x.is_contiguous() and w.is_contiguous())
     m, n, k = shapes[1][0], w.shape[0] // 2, w.shape[1]
@@ -128,7 +140,7 @@ def _find(
 
     problem = Problem.of("gated_mlp", dtype=DTYPES[x.dtype], flags=flags_of(activation, saves), m=m, n=n, k=k)
     chosen = resolve_mode(mode, default=Mode.PREDICT)
-    if x.dtype == torch.float32:  # which runs without tensor cores: the space has no config for it
+    if x.dtype == torch.float32:  # runs without tensor cores, and the space has no config for it
         chosen = Mode.OFF
     return Call(shapes, ConfiguredLaunch(problem, place, config, chosen, prepare))
 
@@ -141,9 +153,10 @@ def _run(
     saves: bool,
     *options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    if call.copies or not are_placed((x, w)):
+    """Run a checked call; returns h and, if they are saved, gate and up."""
+    if call.copies or not are_placed((x, w)):  # call again with tensors that the kernel can read
         made: tuple[torch.Tensor, torch.Tensor | None] = OP.direct(ready(x), ready(w), activation, saves, *options)
-        return made  # a call like any other
+        return made
     of_h, of_saved = call.seen
     h = x.new_empty(*of_h)
     saved = x.new_empty(*of_saved) if saves else None
@@ -153,16 +166,19 @@ def _run(
 
 
 def _fake(x: torch.Tensor, w: torch.Tensor, activation: str, saves: bool, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return outputs without data, for tracing by `torch.compile`; saved is empty if not saved."""
     check_call(x, w, activation)
     of_h, of_saved = _shapes(x, w)
     return x.new_empty(of_h), x.new_empty(of_saved if saves else (0,))
 
 
 def _save(ctx: Any, arguments: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor | None]) -> None:
+    """Save x, w and, if the op stored them, gate and up for the backward pass."""
     ctx.save_for_backward(arguments[0], arguments[1], output[1])
 
 
 def _backward(ctx: Any, dh: torch.Tensor | None, *_: Any) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients of x and w."""
     if dh is None:
         return None, None
     x, w, saved = ctx.saved_tensors
@@ -182,7 +198,7 @@ def _run_gradient(
     activation: str,
     mode: str | None,
 ) -> torch.Tensor:
-    """The gradient of gate and up, (M, 2 N); they are computed again where they were not saved."""
+    """Return the gradient of gate and up, (M, 2 N); compute gate and up again if they were not saved."""
     if saved is None or saved.dim() != 2:
         saved = _product(x.reshape(-1, w.shape[1]), w.t(), mode)
     grad = torch.empty_like(saved)
@@ -192,11 +208,12 @@ def _run_gradient(
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, mode: str | None) -> torch.Tensor:
-    """a @ b of the backward pass, by the dense GEMM. That multiplies float32 as tf32: here it is exact, so torch's."""
+    """Return a @ b: by `matmul`, or for float32 by `torch.mm`, because `matmul` multiplies float32 as tf32."""
     return torch.mm(a, b) if a.dtype == torch.float32 else matmul(a, b, mode=mode)
 
 
 def _flops(x: Any, w: Any, *_: Any, **__: Any) -> Any:
+    """Return the floating-point operations of a call, from the shapes of x and w."""
     return 2 * prod(x) * w[0]
 
 
@@ -214,5 +231,5 @@ GRADIENT = Op(
     "gated_mlp_backward(Tensor dh, Tensor x, Tensor w, Tensor saved, str activation, str? mode) -> Tensor",
     run=_run_gradient,
     fake=lambda dh, x, w, *_: x.new_empty(_shapes(x, w)[1]),
-    flops=lambda dh, x, w, saved, *_, **__: 0 if len(saved) == 2 else _flops(x, w),  # which are computed again
+    flops=lambda dh, x, w, saved, *_, **__: 0 if len(saved) == 2 else _flops(x, w),  # gate and up are computed again
 )

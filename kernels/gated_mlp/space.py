@@ -1,4 +1,4 @@
-"""The tuning space of the gated MLP, what a config costs on a device, and what the ranker sees of a call."""
+"""The tuning space of the gated MLP, the resources that a config needs, and the ranker's features."""
 
 from __future__ import annotations
 
@@ -13,42 +13,46 @@ from ...model.configs_memo import remembered
 from ..config_limits import Knobs, KnobValues, programs_that_fit
 from ..config_table import BLOCKS, L2_OVER_DRAM, TILE, ConfigTable, TiledWork, alignment, config_columns
 
-#: Knobs and their values. A tile is BLOCK_M x BLOCK_N of the output, so twice as many columns of the weights.
+#: Knobs and their values. A tile is BLOCK_M x BLOCK_N of the output, which needs 2 BLOCK_N rows of the weights.
 SPACE: Mapping[str, Sequence[int]] = {
     "BLOCK_M": [16, 32, 64, 128, 256],
     "BLOCK_N": [16, 32, 64, 128],
     "BLOCK_K": [32, 64, 128],
-    "GROUP_M": [1, 8],  # M tiles side by side in the L2 order; a runtime argument
-    "PROGRAMS_PER_SM": [0, 1, 2],  # of a persistent grid; 0: a program a tile; a runtime argument
+    "GROUP_M": [1, 8],  # M tiles that share weights in the L2 cache; a runtime argument
+    "PROGRAMS_PER_SM": [0, 1, 2],  # of a persistent grid; 0: one program per tile; a runtime argument
     "TMA": [0, 1],
     "num_warps": [4, 8],
     "num_stages": [2, 3, 4, 5, 6],
 }
 VALUES = KnobValues("gated_mlp", SPACE)
-#: Past 128 of a thread's 255 registers in accumulators a kernel spills, and compiling takes up to minutes.
+#: Accumulators per thread (of 255 registers): with more, kernels spill and compiling can take minutes.
 _MOST_ACCUMULATORS = 128
-#: Configs under this many bytes of loads in flight never hide the latency of memory.
+#: Bytes of loads in flight per program: configs with fewer do not hide the memory latency.
 _LEAST_BYTES_IN_FLIGHT = 16 * 1024
-#: float32 products run without tensor cores, and each step of them is unrolled.
+#: Limits of a float32 tile: these products run without tensor cores, and the compiler unrolls each step.
 _MOST_FP32_TILE, _MOST_FP32_BLOCK_K = 32 * 32, 32
-#: The SM for which the space is laid out (sm_90, sm_100).
+#: Shared memory and registers of the SM that the space is designed for (sm_90 and sm_100).
 _SM_SMEM_BYTES, _SM_REGISTERS = 228 * 1024, 65536
 
 
 @lru_cache
 def full_space() -> tuple[KernelConfig, ...]:
-    """The whole grid less what can't be fast: spilling accumulators, idle warps, too little in flight, more programs
-    than any SM holds, bands of small tiles."""
+    """Return all configs worth measuring: the grid of `SPACE` without configs that cannot be fast.
+
+    Excluded are configs with spilling accumulators, idle warps, too few bytes in flight, more programs than an SM can
+    hold, and bands (GROUP_M > 1) of small tiles.
+    """
     return tuple(VALUES.grid(_is_of_use))
 
 
 def _is_of_use(knobs: Mapping[str, int]) -> bool:
+    """Return whether a config can be among the fastest for some problem."""
     m, n, k, warps = knobs["BLOCK_M"], knobs["BLOCK_N"], knobs["BLOCK_K"], knobs["num_warps"]
     in_flight = (knobs["num_stages"] - 1) * (m + 2 * n) * k * 2
     return (
         accumulators_per_thread(knobs) <= _MOST_ACCUMULATORS
-        and (warps == 4 or m >= 128)  # of fewer rows warps would share one
-        and (k == 64 or (k == 32) == (m * n >= 128 * 64))  # short steps for the largest tiles, long ones for others
+        and (warps == 4 or m >= 128)  # with fewer rows, warps would share rows
+        and (k == 64 or (k == 32) == (m * n >= 128 * 64))  # BLOCK_K 32 for the largest tiles, 128 for the others
         and in_flight >= _LEAST_BYTES_IN_FLIGHT
         and smem_bytes(knobs, 2) <= _SM_SMEM_BYTES
         and knobs["PROGRAMS_PER_SM"] <= _resident(knobs)
@@ -57,57 +61,59 @@ def _is_of_use(knobs: Mapping[str, int]) -> bool:
 
 
 def _resident(knobs: Mapping[str, int]) -> int:
+    """Return how many programs with these knobs fit on an SM."""
     taken = smem_bytes(knobs, 2), accumulators_per_thread(knobs), knobs["num_warps"]
     return programs_that_fit(*taken, _SM_SMEM_BYTES, _SM_REGISTERS)
 
 
 def accumulators_per_thread(config: Knobs) -> float:
-    """float32 accumulators of a thread, gate's and up's."""
+    """Return the float32 accumulators per thread, of gate and up together."""
     return float(2 * config["BLOCK_M"] * config["BLOCK_N"] / (32 * config["num_warps"]))
 
 
 def smem_bytes(config: Knobs, itemsize: int, arch: str = "sm_90") -> int:
-    """A bound of one program's shared memory: every stage's operands, where the output changes its layout, and
-    barriers. (Tests compare it with binaries.)
+    """Return an upper bound of one program's shared memory in bytes.
 
-    Where each warp has its rows whole, gate and up of one element are in one thread, and the output is stored in 16
-    bits. That is so of sm_90's wgmma, whose warps hold 16 rows each. Else up goes to gate's thread first, in float32.
+    It is the operands of all stages, the conversion of the output's layout, and barriers; tests compare it with
+    binaries. If each warp holds entire rows, gate and up of an element are in the same thread, and the output is
+    converted in 16 bits. That is so with sm_90's wgmma, whose warps hold 16 rows each. Otherwise up first moves to
+    gate's thread, in float32.
     """
     m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     loaded = (m + 2 * n) * k * itemsize
     operands = loaded * max(config["num_stages"], 1)
     if itemsize == 4:
-        operands += loaded  # laid out anew for the product without tensor cores
+        operands += loaded  # the layout conversion for products without tensor cores
     rows_whole = arch == "sm_90" and itemsize == 2 and m >= max(16 * config["num_warps"], 64)
     return int(operands + m * n * (2 if rows_whole else 4) + 16 * config["num_stages"] + 64)
 
 
 def programs_of(m: int, n: int, config: KernelConfig, sm_count: int) -> int:
-    """Programs of a launch: PROGRAMS_PER_SM on each SM, or one a tile where that is 0."""
+    """Return the grid size: PROGRAMS_PER_SM programs per SM, or one per tile if that knob is 0."""
     tiles = -(-m // int(config["BLOCK_M"])) * -(-n // int(config["BLOCK_N"]))
     return min(sm_count * int(config["PROGRAMS_PER_SM"]) or tiles, tiles)
 
 
 def wrong_tile(config: KernelConfig, dtype: str) -> str | None:
-    """The reason why the blocks of a config, whose knobs are all right one by one, do not go together, or None."""
+    """Return why the blocks of a config, each valid alone, cannot be combined, or None."""
     m, n = config["BLOCK_M"], config["BLOCK_N"]
     if dtype == "fp32" and (m * n > _MOST_FP32_TILE or config["BLOCK_K"] > _MOST_FP32_BLOCK_K):
         return (
-            f"BLOCK_M x BLOCK_N x BLOCK_K cannot be {m} x {n} x {config['BLOCK_K']} in fp32: at most "
-            f"{_MOST_FP32_TILE} elements by {_MOST_FP32_BLOCK_K}"
+            f"BLOCK_M x BLOCK_N x BLOCK_K cannot be {m} x {n} x {config['BLOCK_K']} in fp32: BLOCK_M x BLOCK_N must be "
+            f"at most {_MOST_FP32_TILE} and BLOCK_K at most {_MOST_FP32_BLOCK_K}"
         )
     if accumulators_per_thread(config) > _MOST_ACCUMULATORS:
         most = _MOST_ACCUMULATORS * 16 * config.num_warps
         return (
-            f"BLOCK_M x BLOCK_N cannot be {m} x {n} with num_warps = {config.num_warps}: at most {most} elements "
-            "of gate, and as many of up, which registers hold"
+            f"BLOCK_M x BLOCK_N cannot be {m} x {n} with num_warps = {config.num_warps}: the registers hold at most "
+            f"{most} elements each of gate and up"
         )
     return None
 
 
-#: What the gate goes through; each but the first is a flag of a problem.
+#: Activations of the gate; each except the first is also a flag of a problem.
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
-#: Flags of a problem; without one of the first two the activation is silu.
+#: Flags of a problem; without one of the first two, the activation is silu.
 FLAGS = (*ACTIVATIONS[1:], "saves")
 
 _PROBLEM_FEATURES = (
@@ -152,20 +158,23 @@ _MIXED_FEATURES = (
     "log_l2_footprint",
     "roofline_us",
 )
-#: What of a config decides on all other features.
+#: The config columns that determine the features of a problem and config together (`_MIXED_FEATURES`).
 _DECIDING = (*BLOCKS, "programs_per_sm", "num_stages")
 FEATURE_NAMES = _PROBLEM_FEATURES + CONFIG_FEATURES + _MIXED_FEATURES
 
 
 def moved_bytes(problem: Problem) -> float:
-    """Bytes of x, both weights, h, and gate and up where they are saved, each once."""
+    """Return the bytes of x, both weights, h, and gate and up if they are saved, each counted once."""
     m, n, k = (problem[dim] for dim in "mnk")
     written = 3 if "saves" in problem.flags else 1
     return float(problem.itemsize) * (m * k + 2 * n * k + written * m * n)
 
 
 def feature_groups(problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> tuple[FeatureGroup, ...]:
-    """The features, finite also without rows: those of the call, of the config, and of its tile and stages."""
+    """Return the features of a problem and configs, in groups: of the call, of the config, and of its tile and stages.
+
+    All features are finite, also for a problem without rows.
+    """
     space = _space(tuple(configs), problem.itemsize, device)
     m, n, k = (max(problem[dim], 1) for dim in "mnk")
     flops, touched = 4.0 * m * n * k, max(moved_bytes(problem), 1.0)
@@ -185,14 +194,14 @@ def feature_groups(problem: Problem, device: DeviceSpec, configs: Sequence[Kerne
         alignment(k),
     ]
 
-    # For each kind of tile, (n_kinds,), of which there are a quarter as many as configs.
+    # (n_kinds,): computed once per distinct tile; there are a quarter as many as configs.
     block_m, block_n, block_k, group_m, programs, stages = space.kinds
     m_tiles, n_tiles, steps = np.ceil(m / block_m), np.ceil(n / block_n), np.ceil(k / block_k)
     work = TiledWork(device, programs, m_tiles * n_tiles, steps)
     compute_us = work.compute_us(4.0 * block_m * block_n * block_k, device.matrix_tflops)
     dram_us = work.moved_us(touched)
     l2_us = work.moved_us(work.tiles * steps * (block_m + 2 * block_n) * block_k * problem.itemsize, L2_OVER_DRAM)
-    # How many programs that run at one time share tiles of the weights (M tiles side by side in a band), or of x.
+    # Concurrent programs that share tiles of the weights: the M tiles of a band.
     sharing = np.minimum(group_m, m_tiles)
     times_us = {"compute_us": compute_us, "dram_us": dram_us, "l2_us": l2_us}
     found = work.columns((m, n, k), (block_m, block_n, block_k), m_tiles, n_tiles, **times_us) | {
@@ -205,14 +214,17 @@ def feature_groups(problem: Problem, device: DeviceSpec, configs: Sequence[Kerne
 
 @remembered(maxsize=64)
 def _space(configs: tuple[KernelConfig, ...], itemsize: int, device: DeviceSpec) -> ConfigTable:
-    """What depends only on the configs, the dtype's size and the device."""
+    """Return the features that depend only on the configs, the dtype's size and the device."""
     smem = [smem_bytes(config, itemsize, device.arch) for config in configs]
     columns = config_columns(configs, smem, device, itemsize=itemsize, rights=2)
     return ConfigTable.of(len(_PROBLEM_FEATURES), CONFIG_FEATURES, columns, _DECIDING)
 
 
 def flags_of(activation: str, saves: bool) -> tuple[str, ...]:
-    """The flags of a problem. Raises `ForetuneError` for an activation that there is not.
+    """Return the flags of a problem.
+
+    Raises:
+        ForetuneError: `activation` is not one of `ACTIVATIONS`.
 
     >>> flags_of("gelu", saves=True)
     ('gelu', 'saves')

@@ -1,6 +1,7 @@
-"""The kernels of a gated MLP: both up projections with the activation in one, and the activation's way back.
+"""The gated MLP's kernels: both up projections with the activation, and the activation's gradient.
 
-h = act(x @ gate.T) * (x @ up.T), with x (M, K) and one weight (2 N, K), gate's rows first. All sums are in float32.
+h = act(x @ gate.T) * (x @ up.T), with x (M, K) and one weight (2 N, K), the rows of gate first. All sums are
+in float32.
 """
 
 from __future__ import annotations
@@ -10,20 +11,20 @@ import triton.language as tl
 
 from ..gelu import normal_cdf
 
-#: One binary of a config serves every shape: no runtime integer is specialised, and N and K come divided by 8, so that
-#: the compiler still knows that rows begin at multiples of 16 bytes.
+#: Integer arguments that Triton must not specialize, so that one binary of a config runs every shape. N and K are
+#: passed divided by 8, so that the compiler still knows that rows begin at multiples of 16 bytes.
 UNSPECIALIZED = ["M", "N8", "K8", "GROUP_M", "PROGRAMS_PER_SM"]
 
 
 @triton.jit
 def tanh(x):
-    """By way of a sigmoid, which every target has."""
+    """Compute tanh with a sigmoid, which every target supports."""
     return 2.0 * tl.sigmoid(2.0 * x) - 1.0
 
 
 @triton.jit
 def activated(x, ACTIVATION: tl.constexpr):
-    """silu, gelu (by erf) or gelu_tanh of float32."""
+    """Apply silu, gelu (with erf) or gelu_tanh to float32 values."""
     if ACTIVATION == "silu":
         y = x * tl.sigmoid(x)
     elif ACTIVATION == "gelu":
@@ -36,7 +37,7 @@ def activated(x, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def activation_slope(x, ACTIVATION: tl.constexpr):
-    """The derivative of `activated`."""
+    """Return the derivative of `activated`."""
     if ACTIVATION == "silu":
         sigmoid = tl.sigmoid(x)
         y = sigmoid * (1.0 + x * (1.0 - sigmoid))
@@ -52,8 +53,11 @@ def activation_slope(x, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def tile_position(tile, m_tiles, n_tiles, GROUP_M):
-    """(m_tile, n_tile) of a linear tile: bands of GROUP_M M tiles, M fastest within a band, so that programs that run
-    at the same time share tiles of the weights in L2."""
+    """Return (m_tile, n_tile) of a linear tile index.
+
+    Tiles come in bands of GROUP_M M tiles, with M fastest inside a band, so that concurrent programs share tiles of the
+    weights in the L2 cache.
+    """
     band = GROUP_M * n_tiles
     first_m = (tile // band) * GROUP_M
     height = tl.minimum(m_tiles - first_m, GROUP_M)
@@ -64,9 +68,9 @@ def tile_position(tile, m_tiles, n_tiles, GROUP_M):
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def gated_mlp_kernel(
     x_ptr,  # (M, K)
-    w_ptr,  # (2 N, K), gate first
+    w_ptr,  # (2 N, K), the rows of gate first
     h_ptr,  # (M, N)
-    saved_ptr,  # (M, 2 N): gate and up as they are before the activation; or None
+    saved_ptr,  # (M, 2 N): gate and up before the activation; or None
     M,
     N8,  # N // 8
     K8,  # K // 8
@@ -76,9 +80,9 @@ def gated_mlp_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    TMA: tl.constexpr,  # of x and both halves of w
+    TMA: tl.constexpr,  # whether x and both halves of w are loaded with TMA
 ):
-    """Program p takes tiles p, p + programs, ...; a tile is BLOCK_M x BLOCK_N of gate and the same of up."""
+    """Compute tiles p, p + programs, ... in program p; a tile is BLOCK_M x BLOCK_N of gate and the same of up."""
     N = N8 * 8
     K = K8 * 8
     m_tiles = tl.cdiv(M, BLOCK_M)
@@ -95,8 +99,8 @@ def gated_mlp_kernel(
             w_ptr, [2, N, K], [N.to(tl.int64) * K, K.to(tl.int64), 1], [2, BLOCK_N, BLOCK_K]
         )
 
-    # Flattened: the next tile's loads are in flight while this one is stored. Nothing may be carried from tile to tile:
-    # Triton 3.6 flattens that wrongly.
+    # The loop is flattened, so that the next tile's loads are in flight while this tile is stored. No value may be
+    # carried from tile to tile, because Triton 3.6 flattens such loops wrongly.
     for tile in tl.range(tl.program_id(0), m_tiles * n_tiles, tl.num_programs(0), flatten=True):
         m_tile, n_tile = tile_position(tile, m_tiles, n_tiles, GROUP_M)
         row = m_tile * BLOCK_M
@@ -142,7 +146,7 @@ def gated_backward_kernel(
     ACTIVATION: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """BLOCK columns of a row a program; column blocks are the faster axis."""
+    """Store the gradients of gate and up; a program does BLOCK columns of a row, column blocks first."""
     N = N8 * 8
     blocks = tl.cdiv(N, BLOCK)
     row = (tl.program_id(0) // blocks).to(tl.int64)

@@ -1,4 +1,4 @@
-"""Which problems to measure: the gate-up layers of real dense models on one tensor-parallel rank, and random shapes."""
+"""Problems to measure: gate-up layers of real dense models on one tensor-parallel rank, and random shapes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ...model.splits import RANDOM
 from ..workloads import TENSOR_PARALLEL, TOKENS, Deck, DenseModel, check_drawn, shuffled
 from .space import flags_of
 
-#: Models whose gate goes through another activation than silu.
+#: Prefixes of the names of models that use gelu_tanh instead of silu.
 GELU_TANH = ("Gemma",)
-#: Shares of fp16 (the others are bf16), of a gelu in random shapes, and of calls that save gate and up, as training
-#: does.
+#: Fractions of fp16 problems (the others are bf16), of gelu_tanh in random shapes, and of calls that save gate and up,
+#: as training does.
 FP16_SHARE, GELU_SHARE, SAVING_SHARE = 0.15, 0.15, 0.3
-#: Random widths: N and K.
+#: Ranges of the random N and K.
 RANDOM_WIDTHS = ((128, 28672), (256, 16384))
-#: Limits of one problem: on an H200 a few milliseconds at the best config.
+#: Operations of the largest problem, in 1e12: a few milliseconds on an H200 with the best config.
 MOST_TFLOP = 2.5
 
 
@@ -31,11 +31,21 @@ def draw(
     most_tflop: float = MOST_TFLOP,
     seed: int = 0,
 ) -> tuple[Case, ...]:
-    """`per_layer` problems of each distinct gate-up layer of the models on one of 1, 2, 4 or 8 ranks, and `random`
-    random shapes, none of more than `most_tflop` times 1e12 floating-point operations. Token counts come equally often.
-    The order is shuffled, so that a run cut short has a fair sample; the same arguments give the same cases.
+    """Draw problems of real models and random shapes, in random order.
 
-    Raises `ForetuneError` for a count that cannot be, or where hardly any problem is within the limit.
+    Token counts of real layers are drawn equally often; those of random shapes are log-uniform. Because the order is
+    random, a run that stops early has a fair sample. Equal arguments give equal cases.
+
+    Args:
+        models: Models whose gate-up layers are drawn, on one of 1, 2, 4 or 8 tensor-parallel ranks.
+        tokens: Token counts to draw from; `workloads.TOKENS` by default.
+        per_layer: Problems per distinct layer.
+        random: Number of random shapes.
+        most_tflop: The largest problem, in 1e12 floating-point operations.
+        seed: Seed of the random generator.
+
+    Raises:
+        ForetuneError: An argument is out of range, or almost no random shape is within `most_tflop`.
 
     >>> from ..workloads import load_dense_models
     >>> len(draw(load_dense_models()[:1], random=3))
@@ -47,7 +57,7 @@ def draw(
     deck = Deck(tokens or TOKENS, rng)
     for (n, k), sources in _layers(models).items():
         for _ in range(per_layer):
-            for _ in range(50):  # one over the limit, or a repeated one, is drawn again
+            for _ in range(50):  # draw again if over the limit or repeated
                 count = deck.draw()
                 if 4e-12 * count * n * k > most_tflop:
                     continue
@@ -70,13 +80,14 @@ def draw(
                 break
         else:
             raise ForetuneError(
-                f"no random shape of {low} rows or more has at most {most_tflop} TFLOP: allow more, or fewer tokens"
+                f"no random shape with at least {low} rows has at most {most_tflop} TFLOP: raise the limit or lower "
+                "tokens"
             )
     return shuffled(list(drawn.values()), rng)
 
 
 def _layers(models: Sequence[DenseModel]) -> dict[tuple[int, int], tuple[str, ...]]:
-    """Distinct (N, K) of one rank, and whose they are."""
+    """Return the distinct (N, K) of one rank, each with the names of its layers."""
     layers: dict[tuple[int, int], tuple[str, ...]] = {}
     for model in models:
         for degree in TENSOR_PARALLEL:
@@ -87,6 +98,7 @@ def _layers(models: Sequence[DenseModel]) -> dict[tuple[int, int], tuple[str, ..
 
 
 def _problem(m: int, n: int, k: int, sources: Sequence[str], rng: np.random.Generator) -> Problem:
+    """Return a problem with random dtype and flags."""
     dtype = "fp16" if rng.uniform() < FP16_SHARE else "bf16"
     gelu = sources[0].startswith(GELU_TANH) or (sources[0] == RANDOM and rng.uniform() < GELU_SHARE)
     flags = flags_of("gelu_tanh" if gelu else "silu", saves=bool(rng.uniform() < SAVING_SHARE))

@@ -160,7 +160,7 @@ def _tuned_files(written: Written) -> TunedFiles:
     config = KernelConfig.of(
         BLOCK_SIZE_M=16, BLOCK_SIZE_N=64, BLOCK_SIZE_K=64, GROUP_SIZE_M=1, num_warps=4, num_stages=3
     )
-    rows = (Row(1, Pair.alike(config).words, "", {"ours": 1.0, "default": 2.0}),)
+    rows = (Row(1, Pair.alike(config).entries, "", {"ours": 1.0, "default": 2.0}),)
     layer = Layer(8, 2, 64, 64)
     return TunedFiles(written.engine, layer, device, written.triton, rows, False, 1.0, "")
 

@@ -124,7 +124,7 @@ def test_without_an_engine_it_is_said_what_to_install(monkeypatch):
     ("changed", "problem", "why"),
     [
         ({"BLOCK_SIZE_K": 256}, {"dtype": "fp8e4m3"}, "BLOCK_SIZE_K must divide 128"),
-        ({"BLOCK_SIZE_M": 256, "BLOCK_SIZE_N": 256}, {}, "num_warps must be more"),
+        ({"BLOCK_SIZE_M": 256, "BLOCK_SIZE_N": 256}, {}, "num_warps must be more than 4 for BLOCK_SIZE_M=256"),
         ({"BLOCK_SIZE_M": 8}, {}, "BLOCK_SIZE_M must be 16, 32, 64, 128 or 256 but is 8"),
         ({"BLOCK_SIZE_K": 256, "BLOCK_SIZE_M": 128, "num_stages": 5}, {}, "bytes of shared memory"),
         ({"USE_TMA": 1}, {"engine": VLLM}, "USE_TMA must be 0: vLLM's kernel"),
@@ -194,7 +194,7 @@ def test_it_is_compared_with_what_the_engine_runs(family, monkeypatch):
     ways = comparison.contenders(kernel, problem, None, H200, {})
     assert {name: way() for name, way in ways.items()} == {"default": kernel.default(problem, H200)}
     pair = Pair.alike(of_file)
-    table = TunedTable({64: TunedRow(pair.words, pair), 4096: TunedRow(pair.words, None)})
+    table = TunedTable({64: TunedRow(pair.entries, pair), 4096: TunedRow(pair.entries, None)})
     monkeypatch.setattr(contenders, "table_in_force", lambda *_: table)
     ways = comparison.contenders(kernel, problem, None, H200, {})
     assert tuple(ways) == comparison.others

@@ -27,7 +27,7 @@ from foretune.kernels.fused_moe.engines import (
     shipped_folder,
     tuner_space,
 )
-from foretune.kernels.fused_moe.launching import in_engine_words, with_tma
+from foretune.kernels.fused_moe.launching import file_entry, with_tma
 from foretune.kernels.fused_moe.tuned_files import (
     DEFAULT,
     OURS,
@@ -54,7 +54,7 @@ def config(m=16, **changed):
 
 def made(engine, pairs, *, layer=LAYER, pinned=()):
     rows = [
-        Row(tokens, pair.words, DEFAULT * (tokens in pinned), {OURS: 1.0, DEFAULT: 2.0})
+        Row(tokens, pair.entries, DEFAULT * (tokens in pinned), {OURS: 1.0, DEFAULT: 2.0})
         for tokens, pair in pairs.items()
     ]
     return TunedFiles(engine, layer, H200, TRITON, tuple(rows), measured=False, least=1.03, reason="")
@@ -125,7 +125,7 @@ def test_files_have_what_the_engine_reads(engine, tmp_path):
         assert [row["USE_TMA"] for row in read[f"configs/triton_3_6_0/{name[:-5]}_down.json"].values()] == [False, True]
         read = {name: read[f"configs/triton_3_6_0/{name}"]}
     assert [*read[name]] == ["1", "64"]
-    assert read[name]["64"] == in_engine_words(config(32))
+    assert read[name]["64"] == file_entry(config(32))
     assert [*read[name]["64"]] == [
         *("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages"),
     ]
@@ -153,15 +153,15 @@ def test_a_row_pinned_to_the_default_gives_no_batch_another_default(engine, dtyp
     for tokens in [*range(1, 600), *range(600, 9000, 37)]:
         was_pinned = row_for({row.tokens: row for row in files.rows}, tokens).pinned
         if was_pinned:
-            assert row_for(rows, tokens) == in_engine_words(default_config(engine, dtype, tokens, 200)), tokens
-    assert rows[24] == in_engine_words(config(64))
+            assert row_for(rows, tokens) == file_entry(default_config(engine, dtype, tokens, 200)), tokens
+    assert rows[24] == file_entry(config(64))
 
 
 def test_an_engines_own_file_is_read_as_the_engine_reads_it(tmp_path, monkeypatch):
     name = "E=128,N=384,device_name=NVIDIA_H200"
     row = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1}  # Triton's warps and stages
-    down = {"8": {**in_engine_words(config(64, num_stages=2)), "USE_TMA": True}}
-    for version, table in (("3_2_0", {"1": in_engine_words(config(128))}), ("3_10_0", {"1": row, "8": row})):
+    down = {"8": {**file_entry(config(64, num_stages=2)), "USE_TMA": True}}
+    for version, table in (("3_2_0", {"1": file_entry(config(128))}), ("3_10_0", {"1": row, "8": row})):
         (folder := tmp_path / "configs" / f"triton_{version}").mkdir(parents=True)
         (folder / f"{name}.json").write_text(json.dumps(table))
     (tmp_path / "configs/triton_3_2_0" / f"{name}_down.json").write_text(json.dumps(down))
@@ -175,7 +175,7 @@ def test_an_engines_own_file_is_read_as_the_engine_reads_it(tmp_path, monkeypatc
     assert table_in_force(SGLANG, LAYER, H200, "3.2.0").rows[1].pair.up == config(128)
     assert table_in_force(SGLANG, FP8, H200, "3.6.0").rows == {}
     (tmp_path / "configs/triton_3_10_0" / f"{name}.json").write_text("[1]")
-    with pytest.raises(ForetuneError, match="no tuned file of sglang"):
+    with pytest.raises(ForetuneError, match="is not a tuned file of sglang"):
         table_in_force(SGLANG, LAYER, H200, "3.6.0")
 
 
@@ -185,7 +185,7 @@ def test_a_file_without_the_function_is_of_another_version(tmp_path):
         "STEP = 2\nimport nothing_that_is_there\n\ndef two(x):\n    return one(x) + STEP\n\ndef one(x): return x"
     )
     assert functions_of(file, ["two"], {})["two"](1) == 3
-    with pytest.raises(EngineMissingError, match="has no three: it is another version"):
+    with pytest.raises(EngineMissingError, match="has no three: Foretune does not know this version"):
         functions_of(file, ["three"], {})
 
 
@@ -263,8 +263,8 @@ def test_the_installed_engine_finds_what_is_written(engine, layer, tmp_path, mon
         )
         if engine == SGLANG:
             found, (down, _) = found
-            assert down == in_engine_words(expected.down)
-        assert found == in_engine_words(expected.up)
+            assert down == file_entry(expected.down)
+        assert found == file_entry(expected.up)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -300,4 +300,4 @@ def test_no_row_that_the_engine_ships_for_an_h200_is_lost(engine, monkeypatch):
         table = {int(tokens): row for tokens, row in next(iter(files.tables().values())).items() if tokens.isdigit()}
         ours = {row.tokens for row in files.rows if not row.pinned}
         for tokens in now.keys() - ours:
-            assert table[tokens] == now[tokens].words.up
+            assert table[tokens] == now[tokens].entries.up

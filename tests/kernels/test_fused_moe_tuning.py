@@ -39,7 +39,7 @@ def nothing_learned():
 def test_next_to_a_tuned_file_a_prediction_must_promise_more(none_installed, monkeypatch):
     """It promises some of it next to the fastest config of all, too."""
     pair = default_pair(SGLANG, LAYER, 64)
-    table = TunedTable({64: TunedRow(pair.words, pair)}, Path("there"))
+    table = TunedTable({64: TunedRow(pair.entries, pair)}, Path("there"))
     alone = tuning.tune_layer(SGLANG, LAYER, H200, batches=[64])
     monkeypatch.setattr(tuning, "table_in_force", lambda *of: table)
     beside = tuning.tune_layer(SGLANG, LAYER, H200, batches=[64])
@@ -77,11 +77,11 @@ def test_without_measurements_the_estimate_says_what_and_says_so(engine, none_in
     for row in files.rows:
         assert row.times_us[OURS] <= row.times_us[DEFAULT]
         if row.pinned:
-            assert row.words == default_pair(engine, LAYER, row.tokens).words
+            assert row.entries == default_pair(engine, LAYER, row.tokens).entries
             assert row.gain == 1.0
         else:
             assert row.gain >= files.least
-        assert engine == SGLANG or row.words.down == {"USE_TMA": False} | row.words.up
+        assert engine == SGLANG or row.entries.down == {"USE_TMA": False} | row.entries.up
 
 
 def test_what_was_measured_of_one_engine_confirms_nothing_of_another_or_of_another_card(none_installed):
@@ -262,7 +262,7 @@ def test_a_row_that_gains_takes_the_place_of_one_that_can_be_ranked_alone(tmp_pa
     for row in files.rows:
         can_be_ranked = "shipped" in row.times_us
         assert row.pinned == ("" if can_be_ranked else "shipped")
-        assert written[str(row.tokens)] == (row.words.up if can_be_ranked else row_for(rows, row.tokens))
+        assert written[str(row.tokens)] == (row.entries.up if can_be_ranked else row_for(rows, row.tokens))
     assert written["100"] == rows[100]  # a batch that our files have no row for
     assert written["8192"] == rows[8192]
 
@@ -277,7 +277,7 @@ def test_the_file_in_the_folder_is_the_one_in_force_and_is_not_replaced_unasked(
     files = tuning.tune_layer(VLLM, layer, H200, batches=[1, 64], out=out)
     assert files.now.file == mine
     assert [*files.now.rows] == [1]
-    with pytest.raises(ForetuneError, match=r"NVIDIA_H200.*is there already: name another folder, or .*--force"):
+    with pytest.raises(ForetuneError, match=r"NVIDIA_H200.*exists already: pass another folder, or --force"):
         files.save(out)
     assert json.loads(mine.read_text()) == {"1": rows[1]}
     files.save(out, force=True)
@@ -286,4 +286,4 @@ def test_the_file_in_the_folder_is_the_one_in_force_and_is_not_replaced_unasked(
     line = f"export vllm --experts 256 --topk 8 --hidden 7168 --inter 512 --dtype fp8e4m3 --device h200 --out {out}"
     refused = call(line)
     assert refused.exit_code == 1
-    assert "is there already" in " ".join(refused.output.replace("│", " ").split())
+    assert "exists already" in " ".join(refused.output.replace("│", " ").split())

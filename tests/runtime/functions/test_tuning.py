@@ -627,7 +627,7 @@ def test_the_example_of_the_readme_runs(monkeypatch):
     import re
     from pathlib import Path
 
-    readme = (Path(foretune.__file__).parent / "runtime" / "tuning" / "README.md").read_text()
+    readme = (Path(foretune.__file__).parent / "runtime" / "tuning" / "functions" / "README.md").read_text()
     (example,) = [code for code in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "foretune.tune" in code]
     space = {"__name__": "example"}
     exec(compile(example, "README.md", "exec"), space)
