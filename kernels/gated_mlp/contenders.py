@@ -1,5 +1,8 @@
-"""What the gated MLP is compared with: plain PyTorch, the same under `torch.compile`, two products with Liger's fused
-activation, and cuBLAS's product alone."""
+"""The contenders that the gated MLP is compared with.
+
+They are plain PyTorch, the same under `torch.compile`, two products with Liger's fused activation, and cuBLAS's product
+without the activation.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,19 @@ from .space import flags_of
 if TYPE_CHECKING:
     import torch
 
-#: Layers: model, and tensor-parallel degree.
+#: The layers of the comparison: model, and tensor-parallel degree.
 LAYERS = (("Qwen3-1.7B", 1), ("Llama-3.1-8B", 1), ("Qwen3-32B", 4), ("Gemma-3-12B", 1), ("Qwen2.5-72B", 8))
-#: Rows of one call, by phase.
+#: The number of rows (tokens) of one call, by phase.
 PHASES = {"decode": 16, "mid": 512, "training": 8192}
 
 
 class GatedMlpComparison:
-    """The contenders; see `runtime.timing.compare.Comparison`."""
+    """The comparison of the family `gated_mlp`; implements `runtime.timing.compare.Comparison`."""
 
     others = ("cublas", "eager", "liger", "compile")
 
     def suite(self, family: Measurable) -> Mapping[str, Case]:
+        """Return the cases to compare, by name: each layer of `LAYERS` in each phase."""
         models = {model.model: model for model in load_dense_models()}
         cases = {}
         for name, degree in LAYERS:
@@ -41,11 +45,16 @@ class GatedMlpComparison:
     def contenders(
         self, family: Measurable, problem: Problem, inputs: Inputs, device: DeviceSpec, best: BestConfigs
     ) -> dict[str, Callable[[], Any]]:
-        """`cublas` is the product alone, without the activation. `liger` is there where it is installed."""
+        """Return the contenders by name, each a function that runs the problem once.
+
+        "cublas" is the product alone, without the activation. "liger" is missing if liger-kernel is not installed, or
+        lacks the problem's activation.
+        """
         import torch
 
         x, w, activation = inputs.x, inputs.w, activation_of(problem)
-        torch._dynamo.reset()  # or of a function that has met many shapes Dynamo would make one for all of them
+        # Without this, Dynamo would stop compiling `gated` for exact sizes after some number of shapes.
+        torch._dynamo.reset()
         compiled = torch.compile(gated, dynamic=False)
         ways: dict[str, Callable[[], Any]] = {
             "eager": lambda: gated(x, w, activation),
@@ -58,6 +67,7 @@ class GatedMlpComparison:
         return ways
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath:
+        """Return what a call of `foretune.gated_mlp` takes on the host, next to the bare launch of its kernel."""
         from .launches import launch_gated
         from .op import gated_mlp
 
@@ -71,22 +81,22 @@ class GatedMlpComparison:
         )
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
-        """To be faster than each of them, and not far from the product alone."""
+        """Return the goals: faster than each other implementation, and 0.9 of the speed of cuBLAS's product alone."""
         return judge_predicted(rows, {"eager": (1.0,), "compile": (1.0,), "liger": (1.0,), "cublas": (0.9,)})
 
 
-#: Found by `kernels.comparisons.comparison_of`.
+#: The object that `kernels.comparisons.comparison_of` looks up by this name.
 COMPARISON = GatedMlpComparison()
 
 
 def gated(x: torch.Tensor, w: torch.Tensor, activation: str) -> torch.Tensor:
-    """Return act(x @ gate.T) * (x @ up.T) by plain PyTorch, with x (M, K) and w (2 N, K), gate's rows first; (M, N)."""
+    """Return act(x @ gate.T) * (x @ up.T), (M, N), with plain PyTorch; x is (M, K), w (2 N, K), gate's rows first."""
     gate, up = (x @ w.t()).chunk(2, -1)
     return activated(gate, activation) * up
 
 
 def _liger(activation: str) -> Callable[..., Any] | None:
-    """Its activation times up; None without it, and for a gelu that it lacks."""
+    """Return Liger's function of (gate, up) that computes act(gate) * up, or None if there is none."""
     try:
         from liger_kernel.ops import LigerGELUMulFunction, LigerSiLUMulFunction
     except ImportError:

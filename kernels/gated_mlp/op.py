@@ -1,6 +1,7 @@
-"""`gated_mlp`: the op that people call, with gradients, in eager mode and under `torch.compile`.
+"""`foretune.gated_mlp`: the differentiable op, for eager mode and `torch.compile`.
 
-The products of the backward pass are `foretune.matmul`'s, so that a compiler sees them, and schedules them, one by one.
+The backward pass calls `foretune.matmul` for its products, so that a compiler sees each of them as an op of its own and
+can schedule it.
 """
 
 from __future__ import annotations
@@ -47,32 +48,38 @@ def gated_mlp(
     config: KernelConfig | None = None,
     mode: str | None = None,
 ) -> torch.Tensor:
-    """act(x @ gate.T) * (x @ up.T): both up projections of a gated MLP and its activation, in one GEMM. Differentiable.
+    """Compute act(x @ gate.T) * (x @ up.T), the gate and up projections of a gated MLP and its activation, in one GEMM.
 
-    SwiGLU with "silu", GeGLU with "gelu" or "gelu_tanh" (Shazeer, 2020). The down projection is a plain product.
+    This is SwiGLU with "silu", and GeGLU with "gelu" or "gelu_tanh" (Shazeer, 2020: "GLU Variants Improve
+    Transformer"). The MLP's down projection is not included. The function is differentiable in x and w_gate_up.
 
     Args:
-        x: (..., K), bfloat16, float16 or, for reference work, float32, whose config is always the family's default.
-        w_gate_up: (2 N, K) of the same dtype, gate's rows first, as serving engines and many checkpoints store it.
-            N and K are any multiples of 8.
-        activation: "silu", "gelu" (by the error function) or "gelu_tanh" (its approximation, as Gemma has it).
-        recompute: keeps only x and the weight for the backward pass, which then multiplies again; else gate and up,
-            (rows, 2 N), are kept.
-        config: the kernel's config. It may name some knobs only, as those of `foretune.grouped_gemm` may. Chosen as
-            `mode` says where left out. The products of the backward pass are `foretune.matmul`'s (float32's, which that
-            multiplies as tf32, PyTorch's), their configs chosen as `mode` says.
-        mode: "predict" (the default, or the environment variable FORETUNE_MODE) runs the config that is predicted to be
-            the fastest; "shortlist" times the 8 best on the first call of about that many rows, and "off" runs the
-            family's default.
+        x: (..., K), bfloat16, float16 or float32. float32 is meant for reference results: it runs without tensor cores
+            and, unless `config` is given, always with the family's default config.
+        w_gate_up: (2 N, K) of the same dtype, with gate's rows first, as serving engines and many checkpoints store it.
+            N and K must be multiples of 8.
+        activation: "silu", "gelu" (with the error function) or "gelu_tanh" (its tanh approximation, which Gemma uses).
+        recompute: If True, the backward pass keeps only x and the weight, and computes gate and up again. If False,
+            gate and up, (rows, 2 N), are kept for it.
+        config: The config of the forward kernel. It may name only some of the knobs, as configs of
+            `foretune.grouped_gemm` may. If None, `mode` decides how it is chosen. The products of the backward pass
+            run in `foretune.matmul`, which chooses its configs by `mode`; those of float32 run in PyTorch, because
+            `foretune.matmul` would round their operands to tf32.
+        mode: "predict" runs the config with the least predicted time. "shortlist" times the 8 most promising configs on
+            the first call with about this number of rows, and runs the fastest. "off" runs the family's default config.
+            If None, the environment variable FORETUNE_MODE decides; if that is not set, "predict".
 
     Returns:
-        h, (..., N), of x's dtype: sums, activation and product in float32, rounded once. The same to the bit in every
-        run with the same config.
+        h, (..., N), of x's dtype. Sums, activation and product are computed in float32 and rounded once. The result is
+        bitwise reproducible for the same config.
 
     Raises:
-        ForetuneError: for what the host can see to be wrong (shapes, dtypes, devices, options, a config that cannot run
-            this), naming it.
+        ForetuneError: An argument is not valid (shape, dtype, device, option), or `config` cannot run this problem. The
+            message names the bad value.
 
+    >>> import foretune, torch
+    >>> foretune.gated_mlp(torch.ones(3, 64, device="meta"), torch.ones(2 * 32, 64, device="meta")).shape
+    torch.Size([3, 32])
     >>> if torch.cuda.is_available():
     ...     x = torch.randn(6, 64, device="cuda", dtype=torch.bfloat16)
     ...     w = torch.randn(2 * 32, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
@@ -87,24 +94,28 @@ def gated_mlp(
 
 
 def check_call(x: torch.Tensor, w: torch.Tensor, activation: str) -> None:
-    """Raise `ForetuneError` naming what is wrong with a call, of what the host knows without waiting for the device."""
+    """Check everything of a call that the host knows without waiting for the device.
+
+    Raises:
+        ForetuneError: An argument is not valid. The message names it and the valid values.
+    """
     check_operands(_OPERANDS, (x, w))
     if activation not in ACTIVATIONS:
         raise ForetuneError(f"activation must be one of {', '.join(ACTIVATIONS)} but is {activation!r}")
     require(w.dim() == 2, f"w_gate_up must be (2 N, K) but is {tuple(w.shape)}")
-    require(x.dim() >= 1, "x must be (..., K) but is a number")
+    require(x.dim() >= 1, "x must be (..., K) but has no dimensions")
     rows, k = w.shape
-    require(x.shape[-1] == k, f"x has {x.shape[-1]} columns but w_gate_up {tuple(w.shape)}, (2 N, K), has K = {k}")
-    require(rows % 2 == 0, f"w_gate_up must have 2 N rows, gate's first, but has {rows}")
+    require(x.shape[-1] == k, f"x has {x.shape[-1]} columns but w_gate_up, (2 N, K) = {tuple(w.shape)}, has K = {k}")
+    require(rows % 2 == 0, f"w_gate_up must have 2 N rows, an even number, but has {rows}")
     reason = wrong_widths(rows // 2, k)
     require(reason is None, str(reason))
     require(max(rows, k) <= MOST_COLUMNS, f"N and K must be at most {MOST_COLUMNS} but w_gate_up is {tuple(w.shape)}")
-    count = prod(x.shape[:-1])  # numel() would make a number of a size that a compiler leaves open
+    count = prod(x.shape[:-1])  # under torch.compile, numel() would specialize a dynamic size to a number
     require(count <= MOST_ROWS, f"x must have at most {MOST_ROWS} rows but has {count}")
 
 
 def _shapes(x: torch.Tensor, w: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, int]]:
-    """Of h, (..., N), and of what is saved of it, gate and up: (M, 2 N)."""
+    """Return the shape of h, (..., N), and that of the saved gate and up, (M, 2 N)."""
     return (*x.shape[:-1], w.shape[0] // 2), (prod(x.shape[:-1]), w.shape[0])
 
 
@@ -128,7 +139,7 @@ def _find(
 
     problem = Problem.of("gated_mlp", dtype=DTYPES[x.dtype], flags=flags_of(activation, saves), m=m, n=n, k=k)
     chosen = resolve_mode(mode, default=Mode.PREDICT)
-    if x.dtype == torch.float32:  # which runs without tensor cores: the space has no config for it
+    if x.dtype == torch.float32:  # the space has no config that runs float32; only the default does
         chosen = Mode.OFF
     return Call(shapes, ConfiguredLaunch(problem, place, config, chosen, prepare))
 
@@ -143,7 +154,7 @@ def _run(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     if call.copies or not are_placed((x, w)):
         made: tuple[torch.Tensor, torch.Tensor | None] = OP.direct(ready(x), ready(w), activation, saves, *options)
-        return made  # a call like any other
+        return made
     of_h, of_saved = call.seen
     h = x.new_empty(*of_h)
     saved = x.new_empty(*of_saved) if saves else None
@@ -182,7 +193,7 @@ def _run_gradient(
     activation: str,
     mode: str | None,
 ) -> torch.Tensor:
-    """The gradient of gate and up, (M, 2 N); they are computed again where they were not saved."""
+    """Return the gradient of gate and up, (M, 2 N); they are computed again if they were not saved."""
     if saved is None or saved.dim() != 2:
         saved = _product(x.reshape(-1, w.shape[1]), w.t(), mode)
     grad = torch.empty_like(saved)
@@ -192,7 +203,7 @@ def _run_gradient(
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, mode: str | None) -> torch.Tensor:
-    """a @ b of the backward pass, by the dense GEMM. That multiplies float32 as tf32: here it is exact, so torch's."""
+    """Return a @ b with `foretune.matmul`, or with PyTorch for float32, which `matmul` would round to tf32."""
     return torch.mm(a, b) if a.dtype == torch.float32 else matmul(a, b, mode=mode)
 
 
@@ -214,5 +225,5 @@ GRADIENT = Op(
     "gated_mlp_backward(Tensor dh, Tensor x, Tensor w, Tensor saved, str activation, str? mode) -> Tensor",
     run=_run_gradient,
     fake=lambda dh, x, w, *_: x.new_empty(_shapes(x, w)[1]),
-    flops=lambda dh, x, w, saved, *_, **__: 0 if len(saved) == 2 else _flops(x, w),  # which are computed again
+    flops=lambda dh, x, w, saved, *_, **__: 0 if len(saved) == 2 else _flops(x, w),  # gate and up are computed again
 )

@@ -116,7 +116,7 @@ def test_pytorchs_own_checks_of_the_operator():
         (torch.zeros(3, 32), torch.zeros(48, 40), {}, "x has 32 columns but w_gate_up"),
         (torch.zeros(3, 40), torch.zeros(2, 48, 40), {}, r"w_gate_up must be \(2 N, K\)"),
         (torch.zeros(3, 40), torch.zeros(49, 40), {}, "w_gate_up must have 2 N rows"),
-        (torch.zeros(3, 40), torch.zeros(40, 40), {}, "N and K must be multiples of 8"),
+        (torch.zeros(3, 40), torch.zeros(40, 40), {}, "N and K must be positive multiples of 8"),
         (torch.zeros(3, 40), torch.zeros(48, 40), {"activation": "relu"}, "silu, gelu, gelu_tanh but is 'relu'"),
         (torch.zeros(3, 40), torch.zeros(48, 40), {"config": KernelConfig.of(BLOCK_M=24)}, "BLOCK_M cannot be 24"),
         (torch.zeros(3, 40), torch.zeros(48, 40), {"mode": "fast"}, "fast"),
