@@ -56,15 +56,15 @@ class GatedMlpComparison:
         # Without this, Dynamo would stop compiling `gated` for exact sizes after some number of shapes.
         torch._dynamo.reset()
         compiled = torch.compile(gated, dynamic=False)
-        ways: dict[str, Callable[[], Any]] = {
+        functions: dict[str, Callable[[], Any]] = {
             "eager": lambda: gated(x, w, activation),
             "compile": lambda: compiled(x, w, activation),
             "cublas": lambda: torch.mm(x, w.t()),
         }
         if (liger := _liger(activation)) is not None:
             gate, up = w.chunk(2)
-            ways["liger"] = lambda: liger(torch.mm(x, gate.t()), torch.mm(x, up.t()))
-        return ways
+            functions["liger"] = lambda: liger(torch.mm(x, gate.t()), torch.mm(x, up.t()))
+        return functions
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath:
         """Return what a call of `foretune.gated_mlp` takes on the host, next to the bare launch of its kernel."""
@@ -101,5 +101,8 @@ def _liger(activation: str) -> Callable[..., Any] | None:
         from liger_kernel.ops import LigerGELUMulFunction, LigerSiLUMulFunction
     except ImportError:
         return None
-    ways: dict[str, Callable[..., Any]] = {"silu": LigerSiLUMulFunction.apply, "gelu_tanh": LigerGELUMulFunction.apply}
-    return ways.get(activation)
+    functions: dict[str, Callable[..., Any]] = {
+        "silu": LigerSiLUMulFunction.apply,
+        "gelu_tanh": LigerGELUMulFunction.apply,
+    }
+    return functions.get(activation)
