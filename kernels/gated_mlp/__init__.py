@@ -1,7 +1,7 @@
 """The gated MLP (SwiGLU, GeGLU): both up projections and the activation in one GEMM.
 
-Importing this package imports neither torch nor triton, because predicting needs neither. The op imports both on its
-first use.
+Importing this package imports neither torch nor triton, because a prediction needs neither. The op `gated_mlp` is
+imported, with both, on its first use.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Contenders for the gated MLP.
+"""The contenders that the gated MLP is compared with.
 
-They are plain PyTorch, the same under `torch.compile`, two cuBLAS products with Liger's fused activation, and cuBLAS's
-product alone.
+They are plain PyTorch, the same under `torch.compile`, two products with Liger's fused activation, and cuBLAS's product
+without the activation.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from .space import flags_of
 if TYPE_CHECKING:
     import torch
 
-#: Layers: model and tensor-parallel degree.
+#: The layers of the comparison: model, and tensor-parallel degree.
 LAYERS = (("Qwen3-1.7B", 1), ("Llama-3.1-8B", 1), ("Qwen3-32B", 4), ("Gemma-3-12B", 1), ("Qwen2.5-72B", 8))
-#: Rows per call, by phase.
+#: The number of rows (tokens) of one call, by phase.
 PHASES = {"decode": 16, "mid": 512, "training": 8192}
 
 
 class GatedMlpComparison:
-    """Contenders and goals of the gated MLP; see `runtime.timing.compare.Comparison`."""
+    """The comparison of the family `gated_mlp`; implements `runtime.timing.compare.Comparison`."""
 
     others = ("cublas", "eager", "liger", "compile")
 
     def suite(self, family: Measurable) -> Mapping[str, Case]:
-        """Return the gate-up layers of five models in decode, medium and training batches."""
+        """Return the cases to compare, by name: each layer of `LAYERS` in each phase."""
         models = {model.model: model for model in load_dense_models()}
         cases = {}
         for name, degree in LAYERS:
@@ -45,28 +45,29 @@ class GatedMlpComparison:
     def contenders(
         self, family: Measurable, problem: Problem, inputs: Inputs, device: DeviceSpec, best: BestConfigs
     ) -> dict[str, Callable[[], Any]]:
-        """Return the contenders by name, each a function that runs the layer once.
+        """Return the contenders by name, each a function that runs the problem once.
 
-        `cublas` is the product alone, without the activation. `liger` is present only if it is installed and has the
-        activation.
+        "cublas" is the product alone, without the activation. "liger" is missing if liger-kernel is not installed, or
+        lacks the problem's activation.
         """
         import torch
 
         x, w, activation = inputs.x, inputs.w, activation_of(problem)
-        torch._dynamo.reset()  # without it, Dynamo compiles one dynamic-shape function after it has seen several shapes
+        # Without this, Dynamo would stop compiling `gated` for exact sizes after some number of shapes.
+        torch._dynamo.reset()
         compiled = torch.compile(gated, dynamic=False)
-        ways: dict[str, Callable[[], Any]] = {
+        functions: dict[str, Callable[[], Any]] = {
             "eager": lambda: gated(x, w, activation),
             "compile": lambda: compiled(x, w, activation),
             "cublas": lambda: torch.mm(x, w.t()),
         }
         if (liger := _liger(activation)) is not None:
             gate, up = w.chunk(2)
-            ways["liger"] = lambda: liger(torch.mm(x, gate.t()), torch.mm(x, up.t()))
-        return ways
+            functions["liger"] = lambda: liger(torch.mm(x, gate.t()), torch.mm(x, up.t()))
+        return functions
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath:
-        """Time a call of the op and a bare launch of its kernel on a small problem."""
+        """Return what a call of `foretune.gated_mlp` takes on the host, next to the bare launch of its kernel."""
         from .launches import launch_gated
         from .op import gated_mlp
 
@@ -80,34 +81,28 @@ class GatedMlpComparison:
         )
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
-        """Return the goals: faster than each contender, and at least 0.9 times the speed of the product alone."""
+        """Return the goals: faster than each other implementation, and 0.9 of the speed of cuBLAS's product alone."""
         return judge_predicted(rows, {"eager": (1.0,), "compile": (1.0,), "liger": (1.0,), "cublas": (0.9,)})
 
 
-#: `kernels.comparisons.comparison_of` looks up this name.
+#: The object that `kernels.comparisons.comparison_of` looks up by this name.
 COMPARISON = GatedMlpComparison()
 
 
 def gated(x: torch.Tensor, w: torch.Tensor, activation: str) -> torch.Tensor:
-    """Compute act(x @ gate.T) * (x @ up.T) with plain PyTorch.
-
-    Args:
-        x: (M, K).
-        w: (2 N, K), the rows of gate first.
-        activation: "silu", "gelu" or "gelu_tanh".
-
-    Returns:
-        The output, (M, N).
-    """
+    """Return act(x @ gate.T) * (x @ up.T), (M, N), with plain PyTorch; x is (M, K), w (2 N, K), gate's rows first."""
     gate, up = (x @ w.t()).chunk(2, -1)
     return activated(gate, activation) * up
 
 
 def _liger(activation: str) -> Callable[..., Any] | None:
-    """Return Liger's function for act(gate) * up; None if Liger is not installed or lacks the activation."""
+    """Return Liger's function of (gate, up) that computes act(gate) * up, or None if there is none."""
     try:
         from liger_kernel.ops import LigerGELUMulFunction, LigerSiLUMulFunction
     except ImportError:
         return None
-    ways: dict[str, Callable[..., Any]] = {"silu": LigerSiLUMulFunction.apply, "gelu_tanh": LigerGELUMulFunction.apply}
-    return ways.get(activation)
+    functions: dict[str, Callable[..., Any]] = {
+        "silu": LigerSiLUMulFunction.apply,
+        "gelu_tanh": LigerGELUMulFunction.apply,
+    }
+    return functions.get(activation)

@@ -1,6 +1,6 @@
-"""The gated MLP as a family, for predicting, pruning and measuring.
+"""The gated MLP as a family: prediction, pruning and measurement.
 
-torch and triton are imported inside the functions that need them, because predicting needs neither.
+torch and triton are imported inside the functions that use them, because a prediction needs neither.
 """
 
 from __future__ import annotations
@@ -31,23 +31,27 @@ from .space import (
 if TYPE_CHECKING:
     import torch
 
-#: The largest M, and the largest N and K: the kernel has these sizes as 32-bit integers.
+#: The largest M, and the largest N and K: the kernel holds each of them in a 32-bit integer.
 MOST_ROWS, MOST_COLUMNS = 2**30, 2**30
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The tensors of one call, on the device."""
+    """The tensors of one call, on the device.
+
+    `out` is one flat buffer, filled with NaN so that a check finds elements that the kernel did not write. It holds h,
+    m n elements. With the flag "saves", the rows of gate and up follow, 2 m n elements.
+    """
 
     x: torch.Tensor  # (m, k)
-    w: torch.Tensor  # (2 n, k)
-    out: torch.Tensor  # flat, filled with NaN: h (m, n), then with "saves" gate and up (m, 2 n)
+    w: torch.Tensor  # (2 n, k), gate's rows first
+    out: torch.Tensor  # (m n,), or (3 m n,) with "saves"
     problem: Problem
     device: DeviceSpec
 
     @property
     def h(self) -> torch.Tensor:
-        """The output, (m, n)."""
+        """The output h, (m, n)."""
         m, n = self.problem["m"], self.problem["n"]
         return self.out[: m * n].view(m, n)
 
@@ -59,10 +63,11 @@ class Inputs:
 
 
 class GatedMlp(GemmFamily, MeasuredFamily):
-    """The gated MLP: h (m, n) = act(x @ gate.T) * (x @ up.T).
+    """The family of `foretune.gated_mlp`'s forward kernel, h = act(x @ gate.T) * (x @ up.T).
 
-    x is (m, k), and one weight (2 n, k) holds the rows of gate and then those of up. Flags of a problem: "gelu" or
-    "gelu_tanh" choose the activation (silu without either), and "saves" stores gate and up for the backward pass.
+    x is (m, k), h is (m, n), and gate and up are the first and last n rows of one weight (2 n, k). A problem's flags
+    are "gelu" or "gelu_tanh" (with neither, the activation is silu), and "saves" if the kernel also stores gate and up
+    for the backward pass.
 
     >>> from foretune.datasets import DeviceSpec
     >>> family, h200 = GatedMlp(), DeviceSpec.named("h200")
@@ -86,17 +91,17 @@ class GatedMlp(GemmFamily, MeasuredFamily):
     launch_knobs = BANDS_AND_PROGRAMS
 
     def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
-        """Return why knob values are not a config of the kernel, or None."""
+        """Return why no config of the kernel has these knob values, or None."""
         return VALUES.wrong(knobs)
 
     def full_space(self) -> tuple[KernelConfig, ...]:
-        """Return all configs worth measuring."""
+        """Return every config worth measuring on some device."""
         return full_space()
 
     def wrong_problem(self, problem: Problem) -> str | None:
-        """Return why no config can run a problem, or None."""
+        """Return why no config runs a problem, or None."""
         if {"gelu", "gelu_tanh"} <= set(problem.flags):
-            return "a problem can have only one of the flags gelu and gelu_tanh"
+            return "gelu and gelu_tanh exclude each other"
         return wrong_widths(problem["n"], problem["k"])
 
     def wrong_pair(self, config: KernelConfig, problem: Problem) -> str | None:
@@ -104,19 +109,19 @@ class GatedMlp(GemmFamily, MeasuredFamily):
         return wrong_tile(config, problem.dtype_name)
 
     def smem_bytes(self, config: Knobs, elements: Any, device: DeviceSpec) -> int:
-        """Return an upper bound of one program's shared memory in bytes."""
+        """Return an upper bound of one program's shared memory; `elements` is the size of an element in bytes."""
         return smem_bytes(config, elements, device.arch)
 
     def flops(self, problem: Problem) -> float:
-        """Return the floating-point operations of a problem: two products of 2 m n k each."""
+        """Return the number of floating-point operations of both up projections."""
         return 4.0 * problem["m"] * problem["n"] * problem["k"]
 
     def bytes(self, problem: Problem) -> float:
-        """Return the bytes that a problem reads and writes at least."""
+        """Return the bytes that a problem must at least read and write."""
         return moved_bytes(problem)
 
     def call_features(self, problem: Problem, device: DeviceSpec, configs: Configs) -> Groups:
-        """Return the features of a problem and configs, in groups."""
+        """Return a problem's features for each config, in groups by what they depend on."""
         return feature_groups(problem, device, configs)
 
     def flags_of_call(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:
@@ -124,17 +129,17 @@ class GatedMlp(GemmFamily, MeasuredFamily):
         return flags_of(arguments["ACTIVATION"], arguments.get("saved_ptr") is not None)
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
-        """Draw problems of real models and random shapes; see `workload.draw`."""
+        """Draw the problems to measure from the models of a file, or from the shipped models."""
         from . import workload
 
         most_tflop = workload.MOST_TFLOP if max_tflop is None else max_tflop
         return workload.draw(load_dense_models(models), most_tflop=most_tflop, **drawn)
 
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
-        """Return the config for calls without a prediction: a plain heuristic on rows, shared memory and dtype."""
+        """Return the config to run when nothing was measured or predicted."""
         many, smem = problem["m"] > 64, device.smem_per_block_bytes
         block_m, block_n, block_k = (128 if many else 16 if problem["m"] <= 16 else 64), 64, 64
-        if smem < 96 * 1024:  # 64 KiB on CDNA
+        if smem < 96 * 1024:  # such as CDNA, which has 64 KiB
             block_m, block_n = min(block_m, 64), 32
         if problem.dtype == "fp32":
             block_m, block_n, block_k = 32, 32, 32
@@ -146,12 +151,13 @@ class GatedMlp(GemmFamily, MeasuredFamily):
             PROGRAMS_PER_SM=0,
             TMA=int(device.arch in TMA_ARCHS),
             num_warps=4,
-            # With 2-byte elements, 4 stages of (128 + 2 x 64) x 64 and the output tile take 144 KiB.
+            # Four stages of (128 + 2 x 64) x 64 operands of 2 bytes, and the output's tile, take about 144 KiB on
+            # sm_90, and 160 KiB on other devices (see `smem_bytes`).
             num_stages=4 if smem >= 160 * 1024 else 2,
         )
 
     def inputs(self, problem: Problem, device: DeviceSpec, *, seed: int = 0) -> Inputs:
-        """Return random inputs on the device, and an output filled with NaN."""
+        """Return random tensors of a problem on a device, with the output filled with NaN."""
         import torch
 
         where, generator = seeded(device, seed)
@@ -160,7 +166,7 @@ class GatedMlp(GemmFamily, MeasuredFamily):
         parts = 3 if "saves" in problem.flags else 1
         return Inputs(
             x=torch.randn(m, k, generator=generator, device=where, dtype=dtype),
-            # Scaled so that gate and up have unit variance, where the activation is not close to linear.
+            # Divided by the root of k, gate and up have about unit variance, where activations are not linear.
             w=torch.randn(2 * n, k, generator=generator, device=where, dtype=dtype).div_(k**0.5),
             out=torch.full((parts * m * n,), float("nan"), dtype=dtype, device=where),
             problem=problem,
@@ -168,7 +174,7 @@ class GatedMlp(GemmFamily, MeasuredFamily):
         )
 
     def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
-        """Launch the kernel once and return the output, with gate and up if they are saved."""
+        """Launch the kernel with a config, and return the output buffer without waiting for it."""
         from .launches import launch_gated
 
         activation = activation_of(inputs.problem)
@@ -176,7 +182,7 @@ class GatedMlp(GemmFamily, MeasuredFamily):
         return inputs.out
 
     def reference(self, inputs: Inputs) -> torch.Tensor:
-        """Compute in float32 with PyTorch what `launch` returns."""
+        """Return the correct output buffer in float32, computed by PyTorch."""
         import torch
 
         both = inputs.x.float() @ inputs.w.float().t()
@@ -185,12 +191,12 @@ class GatedMlp(GemmFamily, MeasuredFamily):
         return torch.cat([h.flatten(), *[both.flatten()] * ("saves" in inputs.problem.flags)])
 
     def check_problem(self, config: KernelConfig, problem: Problem) -> Problem:
-        # No block size divides these: M = 256 + 37, N = K = 2 x 128 + 72.
-        """Return a small problem that no block size divides, to check a config's results."""
+        """Return a small problem whose sizes are multiples of no block, to check a config's results on."""
+        # M = 256 + 37, and N = K = 2 x 128 + 72: past the largest blocks, and still multiples of 8 where required.
         return replace(problem, dims=(("m", 293), ("n", 328), ("k", 328)))
 
     def compile(self, config: KernelConfig, problem: Problem) -> Any:
-        """Compile the kernel with a config for a problem, without launching it."""
+        """Compile the kernel with a config for a problem's dtype and flags, and return the binary."""
         from .triton_kernels import gated_mlp_kernel
 
         element = torch_dtype(problem.dtype_name)
@@ -199,7 +205,7 @@ class GatedMlp(GemmFamily, MeasuredFamily):
         return gated_mlp_kernel.warmup(element, element, element, saved, 1024, 128, 128, grid=(1,), **constants)
 
     def source_hash(self) -> str:
-        """Return the hash of the kernel's source and of all functions that it calls."""
+        """Return a hash of the source of the kernel and all functions that it calls."""
         from ...runtime.launching.source_hash import hash_of_kernel
         from .triton_kernels import gated_mlp_kernel
 
@@ -207,19 +213,19 @@ class GatedMlp(GemmFamily, MeasuredFamily):
 
 
 def activation_of(problem: Problem) -> str:
-    """Return the activation that a problem's flags name: the inverse of `flags_of`."""
+    """Return the activation that a problem's flags name; the inverse of `flags_of`."""
     return next((flag for flag in problem.flags if flag in ACTIVATIONS), ACTIVATIONS[0])
 
 
 def wrong_widths(n: int, k: int) -> str | None:
-    """Return why the kernel cannot run these widths, or None."""
+    """Return why the kernel cannot run with these N and K, or None if it can."""
     if n % 8 or k % 8 or min(n, k) < 8:
         return f"N and K must be positive multiples of 8 but are {n} and {k}"
     return None
 
 
 def activated(gate: torch.Tensor, activation: str) -> torch.Tensor:
-    """Apply an activation ("silu", "gelu" or "gelu_tanh") with plain PyTorch."""
+    """Apply the activation named "silu", "gelu" or "gelu_tanh" to a tensor with plain PyTorch."""
     from torch.nn import functional
 
     if activation == "silu":

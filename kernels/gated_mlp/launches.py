@@ -1,4 +1,4 @@
-"""Launch the gated MLP's kernels on tensors with a config; used by the op and for measuring."""
+"""Launch the gated MLP's kernels on tensors with a config; the op and the measurements use this."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 _launch = Launcher(gated_mlp_kernel)
 _launch_backward = Launcher(gated_backward_kernel)
-#: Columns and warps of one program of the activation's gradient: 8 elements per thread.
+#: Columns that one program of the activation's backward kernel takes, and its warps: 8 elements per thread of 32-thread
+#: warps.
 _BACKWARD_BLOCK, _BACKWARD_WARPS = 1024, 4
 
 
@@ -30,15 +31,17 @@ def launch_gated(
     sm_count: int,
     activation: str,
 ) -> None:
-    """Launch the forward kernel once. All tensors are contiguous.
+    """Compute h = act(x @ gate.T) * (x @ up.T) in one launch, without waiting for it.
+
+    All tensors must be contiguous, and of one dtype on one CUDA or HIP device.
 
     Args:
         x: (M, K).
-        w: (2 N, K), the rows of gate first.
-        h: (M, N), the output.
-        saved: (M, 2 N), where gate and up are stored; None to not store them.
-        config: The kernel's config.
-        sm_count: The SMs of the device, for the persistent grid.
+        w: (2 N, K), gate's rows first.
+        h: The output, (M, N); overwritten.
+        saved: If not None, (M, 2 N); overwritten with gate and up as they were before the activation, side by side.
+        config: A config of the family `gated_mlp`.
+        sm_count: The number of SMs of the device, which bounds the grid if the config is persistent.
         activation: "silu", "gelu" or "gelu_tanh".
     """
     prepare_gated(len(x), h.shape[1], x.shape[1], config, sm_count, activation)((x, w, h, saved))
@@ -47,9 +50,9 @@ def launch_gated(
 def prepare_gated(
     m: int, n: int, k: int, config: KernelConfig, sm_count: int, activation: str
 ) -> Callable[[Sequence[torch.Tensor | None]], None]:
-    """Return a function that launches the forward kernel on (x, w, h, saved) of the given sizes.
+    """Return a function that launches the kernel on (x, w, h, saved) of these sizes, and can be called repeatedly.
 
-    It can be called repeatedly with different tensors of the same sizes; the arguments are those of `launch_gated`.
+    The tensors and the other arguments are those of `launch_gated`.
     """
     if m == 0:
         return launch_nothing
@@ -59,12 +62,14 @@ def prepare_gated(
 
 
 def launch_backward(dh: torch.Tensor, saved: torch.Tensor, grad: torch.Tensor, activation: str) -> None:
-    """Launch the gradient of the activation and the product with up. All tensors are contiguous.
+    """Compute the gradients of gate and up from the output's gradient, without waiting for them.
+
+    All tensors must be contiguous.
 
     Args:
-        dh: (M, N), the gradient of the output.
-        saved: (M, 2 N), gate and up.
-        grad: (M, 2 N), where the gradients of gate and up are stored.
+        dh: The gradient of h, (M, N).
+        saved: Gate and up before the activation, (M, 2 N).
+        grad: The result, (M, 2 N): the gradients of gate and up; overwritten.
         activation: "silu", "gelu" or "gelu_tanh".
     """
     m, n = dh.shape

@@ -1,6 +1,7 @@
-"""`gated_mlp`: the differentiable op, for eager mode and `torch.compile`.
+"""`foretune.gated_mlp`: the differentiable op, for eager mode and `torch.compile`.
 
-The products of the backward pass are separate calls of `foretune.matmul`, so that a compiler can schedule each of them.
+The backward pass calls `foretune.matmul` for its products, so that a compiler sees each of them as an op of its own and
+can schedule it.
 """
 
 from __future__ import annotations
@@ -47,43 +48,42 @@ def gated_mlp(
     config: KernelConfig | None = None,
     mode: str | None = None,
 ) -> torch.Tensor:
-    """Compute a gated MLP's up projections and activation, act(x @ gate.T) * (x @ up.T), in one GEMM.
+    """Compute act(x @ gate.T) * (x @ up.T), the gate and up projections of a gated MLP and its activation, in one GEMM.
 
-    This is SwiGLU with "silu", and GeGLU with "gelu" or "gelu_tanh" (Shazeer, 2020, arXiv:2002.05202). The op is
-    differentiable in `x` and `w_gate_up`. The down projection is not included: it is a plain product.
+    This is SwiGLU with "silu", and GeGLU with "gelu" or "gelu_tanh" (Shazeer, 2020: "GLU Variants Improve
+    Transformer"). The MLP's down projection is not included. The function is differentiable in x and w_gate_up.
 
     Args:
-        x: (..., K), bfloat16, float16 or float32. float32 is for reference work and always runs the family's default
-            config.
-        w_gate_up: (2 N, K), of x's dtype. The N rows of gate come first, as serving engines and many checkpoints do.
+        x: (..., K), bfloat16, float16 or float32. float32 is meant for reference results: it runs without tensor cores
+            and, unless `config` is given, always with the family's default config.
+        w_gate_up: (2 N, K) of the same dtype, with gate's rows first, as serving engines and many checkpoints store it.
             N and K must be multiples of 8.
-        activation: "silu", "gelu" (exact, with the error function) or "gelu_tanh" (the tanh approximation that Gemma
-            uses).
-        recompute: If true, only x and the weight are kept for the backward pass, which computes gate and up again. If
-            false, gate and up, (rows, 2 N), are kept.
-        config: The kernel's config, which may name only some knobs, as in `foretune.grouped_gemm`. If None, `mode`
-            decides. The backward pass does not use it. Its products are `foretune.matmul` with configs chosen by
-            `mode`, or for float32 `torch.mm`, because `foretune.matmul` multiplies float32 as tf32.
-        mode: How configs are chosen. "predict" runs the config that is predicted to be fastest; "shortlist" times the
-            8 best on the first call with about this number of rows; "off" runs the family's default. If None, the
-            environment variable FORETUNE_MODE decides, and without it "predict".
+        activation: "silu", "gelu" (with the error function) or "gelu_tanh" (its tanh approximation, which Gemma uses).
+        recompute: If True, the backward pass keeps only x and the weight, and computes gate and up again. If False,
+            gate and up, (rows, 2 N), are kept for it.
+        config: The config of the forward kernel. It may name only some of the knobs, as configs of
+            `foretune.grouped_gemm` may. If None, `mode` decides how it is chosen. The products of the backward pass
+            run in `foretune.matmul`, which chooses its configs by `mode`; those of float32 run in PyTorch, because
+            `foretune.matmul` would round their operands to tf32.
+        mode: "predict" runs the config with the least predicted time. "shortlist" times the 8 most promising configs on
+            the first call with about this number of rows, and runs the fastest. "off" runs the family's default config.
+            If None, the environment variable FORETUNE_MODE decides; if that is not set, "predict".
 
     Returns:
-        h, (..., N), of x's dtype. Sums, activation and product are computed in float32 and rounded once. Results are
-        bitwise equal in all runs with the same config.
+        h, (..., N), of x's dtype. Sums, activation and product are computed in float32 and rounded once. The result is
+        bitwise reproducible for the same config.
 
     Raises:
-        ForetuneError: If shapes, dtypes, devices or options are wrong, or the config cannot run the problem. The
-            message names the argument.
+        ForetuneError: An argument is not valid (shape, dtype, device, option), or `config` cannot run this problem. The
+            message names the bad value.
 
-    >>> import torch, foretune
-    >>> x, w = torch.empty(6, 64, device="meta"), torch.empty(2 * 32, 64, device="meta")
-    >>> foretune.gated_mlp(x, w, "gelu_tanh").shape
-    torch.Size([6, 32])
+    >>> import foretune, torch
+    >>> foretune.gated_mlp(torch.ones(3, 64, device="meta"), torch.ones(2 * 32, 64, device="meta")).shape
+    torch.Size([3, 32])
     >>> if torch.cuda.is_available():
     ...     x = torch.randn(6, 64, device="cuda", dtype=torch.bfloat16)
     ...     w = torch.randn(2 * 32, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    ...     foretune.gated_mlp(x, w).sum().backward()
+    ...     gated_mlp(x, w).sum().backward()
     ...     assert w.grad.shape == w.shape
     """
     if type(recompute) is not bool:
@@ -94,10 +94,10 @@ def gated_mlp(
 
 
 def check_call(x: torch.Tensor, w: torch.Tensor, activation: str) -> None:
-    """Check the arguments of a call without waiting for the device.
+    """Check everything of a call that the host knows without waiting for the device.
 
     Raises:
-        ForetuneError: An argument is wrong; the message names it.
+        ForetuneError: An argument is not valid. The message names it and the valid values.
     """
     check_operands(_OPERANDS, (x, w))
     if activation not in ACTIVATIONS:
@@ -106,16 +106,16 @@ def check_call(x: torch.Tensor, w: torch.Tensor, activation: str) -> None:
     require(x.dim() >= 1, "x must be (..., K) but has no dimensions")
     rows, k = w.shape
     require(x.shape[-1] == k, f"x has {x.shape[-1]} columns but w_gate_up, (2 N, K) = {tuple(w.shape)}, has K = {k}")
-    require(rows % 2 == 0, f"w_gate_up must have an even number of rows, 2 N with those of gate first, but has {rows}")
+    require(rows % 2 == 0, f"w_gate_up must have 2 N rows, an even number, but has {rows}")
     reason = wrong_widths(rows // 2, k)
     require(reason is None, str(reason))
     require(max(rows, k) <= MOST_COLUMNS, f"N and K must be at most {MOST_COLUMNS} but w_gate_up is {tuple(w.shape)}")
-    count = prod(x.shape[:-1])  # not numel(), which would specialize a compiler's symbolic size
+    count = prod(x.shape[:-1])  # under torch.compile, numel() would specialize a dynamic size to a number
     require(count <= MOST_ROWS, f"x must have at most {MOST_ROWS} rows but has {count}")
 
 
 def _shapes(x: torch.Tensor, w: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, int]]:
-    """Return the shapes of h, (..., N), and of the saved gate and up, (M, 2 N)."""
+    """Return the shape of h, (..., N), and that of the saved gate and up, (M, 2 N)."""
     return (*x.shape[:-1], w.shape[0] // 2), (prod(x.shape[:-1]), w.shape[0])
 
 
@@ -128,7 +128,6 @@ def _find(
     config: KernelConfig | None,
     mode: str | None,
 ) -> Call[tuple[tuple[int, ...], tuple[int, int]]]:
-    """Check a call and prepare its launch; the result is cached for equal calls."""
     check_call(x, w, activation)
     shapes, copies = _shapes(x, w), not (x.is_contiguous() and w.is_contiguous())
     m, n, k = shapes[1][0], w.shape[0] // 2, w.shape[1]
@@ -140,7 +139,7 @@ def _find(
 
     problem = Problem.of("gated_mlp", dtype=DTYPES[x.dtype], flags=flags_of(activation, saves), m=m, n=n, k=k)
     chosen = resolve_mode(mode, default=Mode.PREDICT)
-    if x.dtype == torch.float32:  # runs without tensor cores, and the space has no config for it
+    if x.dtype == torch.float32:  # the space has no config that runs float32; only the default does
         chosen = Mode.OFF
     return Call(shapes, ConfiguredLaunch(problem, place, config, chosen, prepare))
 
@@ -153,8 +152,7 @@ def _run(
     saves: bool,
     *options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Run a checked call; returns h and, if they are saved, gate and up."""
-    if call.copies or not are_placed((x, w)):  # call again with tensors that the kernel can read
+    if call.copies or not are_placed((x, w)):
         made: tuple[torch.Tensor, torch.Tensor | None] = OP.direct(ready(x), ready(w), activation, saves, *options)
         return made
     of_h, of_saved = call.seen
@@ -166,19 +164,16 @@ def _run(
 
 
 def _fake(x: torch.Tensor, w: torch.Tensor, activation: str, saves: bool, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return outputs without data, for tracing by `torch.compile`; saved is empty if not saved."""
     check_call(x, w, activation)
     of_h, of_saved = _shapes(x, w)
     return x.new_empty(of_h), x.new_empty(of_saved if saves else (0,))
 
 
 def _save(ctx: Any, arguments: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor | None]) -> None:
-    """Save x, w and, if the op stored them, gate and up for the backward pass."""
     ctx.save_for_backward(arguments[0], arguments[1], output[1])
 
 
 def _backward(ctx: Any, dh: torch.Tensor | None, *_: Any) -> tuple[torch.Tensor | None, ...]:
-    """Return the gradients of x and w."""
     if dh is None:
         return None, None
     x, w, saved = ctx.saved_tensors
@@ -198,7 +193,7 @@ def _run_gradient(
     activation: str,
     mode: str | None,
 ) -> torch.Tensor:
-    """Return the gradient of gate and up, (M, 2 N); compute gate and up again if they were not saved."""
+    """Return the gradient of gate and up, (M, 2 N); they are computed again if they were not saved."""
     if saved is None or saved.dim() != 2:
         saved = _product(x.reshape(-1, w.shape[1]), w.t(), mode)
     grad = torch.empty_like(saved)
@@ -208,12 +203,11 @@ def _run_gradient(
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, mode: str | None) -> torch.Tensor:
-    """Return a @ b: by `matmul`, or for float32 by `torch.mm`, because `matmul` multiplies float32 as tf32."""
+    """Return a @ b with `foretune.matmul`, or with PyTorch for float32, which `matmul` would round to tf32."""
     return torch.mm(a, b) if a.dtype == torch.float32 else matmul(a, b, mode=mode)
 
 
 def _flops(x: Any, w: Any, *_: Any, **__: Any) -> Any:
-    """Return the floating-point operations of a call, from the shapes of x and w."""
     return 2 * prod(x) * w[0]
 
 

@@ -1,4 +1,4 @@
-"""The tuning space of the gated MLP, the resources that a config needs, and the ranker's features."""
+"""The tuning space of the gated MLP, the resources that a config needs on a device, and the ranker's features."""
 
 from __future__ import annotations
 
@@ -13,46 +13,49 @@ from ...model.configs_memo import remembered
 from ..config_limits import Knobs, KnobValues, programs_that_fit
 from ..config_table import BLOCKS, L2_OVER_DRAM, TILE, ConfigTable, TiledWork, alignment, config_columns
 
-#: Knobs and their values. A tile is BLOCK_M x BLOCK_N of the output, which needs 2 BLOCK_N rows of the weights.
+#: Knobs and their values. A tile is BLOCK_M x BLOCK_N elements of the output, and needs 2 BLOCK_N rows of the weights.
 SPACE: Mapping[str, Sequence[int]] = {
     "BLOCK_M": [16, 32, 64, 128, 256],
     "BLOCK_N": [16, 32, 64, 128],
     "BLOCK_K": [32, 64, 128],
-    "GROUP_M": [1, 8],  # M tiles that share weights in the L2 cache; a runtime argument
+    "GROUP_M": [1, 8],  # M tiles in a band, for reuse in L2; a runtime argument
     "PROGRAMS_PER_SM": [0, 1, 2],  # of a persistent grid; 0: one program per tile; a runtime argument
     "TMA": [0, 1],
     "num_warps": [4, 8],
     "num_stages": [2, 3, 4, 5, 6],
 }
+#: Checks the knobs of a config against `SPACE`.
 VALUES = KnobValues("gated_mlp", SPACE)
-#: Accumulators per thread (of 255 registers): with more, kernels spill and compiling can take minutes.
+#: The most float32 accumulators per thread, of its 255 registers. With more, a kernel spills, and compiling takes up
+#: to minutes.
 _MOST_ACCUMULATORS = 128
-#: Bytes of loads in flight per program: configs with fewer do not hide the memory latency.
+#: The fewest bytes of loads in flight per program. With fewer, a config never hides the latency of memory.
 _LEAST_BYTES_IN_FLIGHT = 16 * 1024
-#: Limits of a float32 tile: these products run without tensor cores, and the compiler unrolls each step.
+#: The largest BLOCK_M x BLOCK_N and BLOCK_K in float32. They are small because float32 products run without tensor
+#: cores, and the compiler unrolls every step of them.
 _MOST_FP32_TILE, _MOST_FP32_BLOCK_K = 32 * 32, 32
-#: Shared memory and registers of the SM that the space is designed for (sm_90 and sm_100).
+#: Shared memory in bytes and number of registers of the SMs that the space is designed for (sm_90, sm_100).
 _SM_SMEM_BYTES, _SM_REGISTERS = 228 * 1024, 65536
 
 
 @lru_cache
 def full_space() -> tuple[KernelConfig, ...]:
-    """Return all configs worth measuring: the grid of `SPACE` without configs that cannot be fast.
+    """Return all combinations of knob values in `SPACE`, except those that cannot be fast.
 
-    Excluded are configs with spilling accumulators, idle warps, too few bytes in flight, more programs than an SM can
-    hold, and bands (GROUP_M > 1) of small tiles.
+    Left out are configs that spill registers, leave warps idle, have too few loads in flight, or ask for more programs
+    per SM than fit, and bands of tiles with fewer than 64 rows.
     """
-    return tuple(VALUES.grid(_is_of_use))
+    return tuple(VALUES.grid(_is_useful))
 
 
-def _is_of_use(knobs: Mapping[str, int]) -> bool:
-    """Return whether a config can be among the fastest for some problem."""
+def _is_useful(knobs: Mapping[str, int]) -> bool:
+    """Return whether a config may be fast for some problem on an SM with `_SM_SMEM_BYTES` and `_SM_REGISTERS`."""
     m, n, k, warps = knobs["BLOCK_M"], knobs["BLOCK_N"], knobs["BLOCK_K"], knobs["num_warps"]
     in_flight = (knobs["num_stages"] - 1) * (m + 2 * n) * k * 2
     return (
         accumulators_per_thread(knobs) <= _MOST_ACCUMULATORS
-        and (warps == 4 or m >= 128)  # with fewer rows, warps would share rows
-        and (k == 64 or (k == 32) == (m * n >= 128 * 64))  # BLOCK_K 32 for the largest tiles, 128 for the others
+        and (warps == 4 or m >= 128)  # with fewer rows, several warps would share a row
+        and (k == 64 or (k == 32) == (m * n >= 128 * 64))  # 32 for tiles from 128 x 64 on, 128 for smaller ones
         and in_flight >= _LEAST_BYTES_IN_FLIGHT
         and smem_bytes(knobs, 2) <= _SM_SMEM_BYTES
         and knobs["PROGRAMS_PER_SM"] <= _resident(knobs)
@@ -61,61 +64,68 @@ def _is_of_use(knobs: Mapping[str, int]) -> bool:
 
 
 def _resident(knobs: Mapping[str, int]) -> int:
-    """Return how many programs with these knobs fit on an SM."""
+    """Return the number of programs that fit on one SM at the same time, for 2-byte operands."""
     taken = smem_bytes(knobs, 2), accumulators_per_thread(knobs), knobs["num_warps"]
     return programs_that_fit(*taken, _SM_SMEM_BYTES, _SM_REGISTERS)
 
 
 def accumulators_per_thread(config: Knobs) -> float:
-    """Return the float32 accumulators per thread, of gate and up together."""
+    """Return the number of float32 accumulators of a thread, for gate and up together."""
     return float(2 * config["BLOCK_M"] * config["BLOCK_N"] / (32 * config["num_warps"]))
 
 
 def smem_bytes(config: Knobs, itemsize: int, arch: str = "sm_90") -> int:
-    """Return an upper bound of one program's shared memory in bytes.
+    """Return an upper bound of one program's shared memory in bytes, which tests compare with compiled binaries.
 
-    It is the operands of all stages, the conversion of the output's layout, and barriers; tests compare it with
-    binaries. If each warp holds entire rows, gate and up of an element are in the same thread, and the output is
-    converted in 16 bits. That is so with sm_90's wgmma, whose warps hold 16 rows each. Otherwise up first moves to
-    gate's thread, in float32.
+    It is the sum of the operands of all stages, a buffer for the output's change of layout, and the barriers.
+
+    If one warp holds whole rows of the product, gate and up of an element are in the same thread, and only the 16-bit
+    output goes through the buffer. This holds for wgmma on sm_90, where a warp has 16 rows. Otherwise up must first
+    move to gate's thread, through the buffer and in float32.
+
+    Args:
+        config: The knobs of a config.
+        itemsize: The size of an operand's element in bytes.
+        arch: The device's architecture, such as "sm_90".
     """
     m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     loaded = (m + 2 * n) * k * itemsize
     operands = loaded * max(config["num_stages"], 1)
     if itemsize == 4:
-        operands += loaded  # the layout conversion for products without tensor cores
-    rows_whole = arch == "sm_90" and itemsize == 2 and m >= max(16 * config["num_warps"], 64)
-    return int(operands + m * n * (2 if rows_whole else 4) + 16 * config["num_stages"] + 64)
+        operands += loaded  # copied to another layout for the product without tensor cores
+    warps_hold_rows = arch == "sm_90" and itemsize == 2 and m >= max(16 * config["num_warps"], 64)
+    return int(operands + m * n * (2 if warps_hold_rows else 4) + 16 * config["num_stages"] + 64)
 
 
 def programs_of(m: int, n: int, config: KernelConfig, sm_count: int) -> int:
-    """Return the grid size: PROGRAMS_PER_SM programs per SM, or one per tile if that knob is 0."""
+    """Return the number of programs of a launch: PROGRAMS_PER_SM per SM, or one per tile if that is 0."""
     tiles = -(-m // int(config["BLOCK_M"])) * -(-n // int(config["BLOCK_N"]))
     return min(sm_count * int(config["PROGRAMS_PER_SM"]) or tiles, tiles)
 
 
 def wrong_tile(config: KernelConfig, dtype: str) -> str | None:
-    """Return why the blocks of a config, each valid alone, cannot be combined, or None."""
+    """Return why the blocks of a config cannot be combined for a dtype, or None; each knob alone must be valid."""
     m, n = config["BLOCK_M"], config["BLOCK_N"]
     if dtype == "fp32" and (m * n > _MOST_FP32_TILE or config["BLOCK_K"] > _MOST_FP32_BLOCK_K):
         return (
-            f"BLOCK_M x BLOCK_N x BLOCK_K cannot be {m} x {n} x {config['BLOCK_K']} in fp32: BLOCK_M x BLOCK_N must be "
-            f"at most {_MOST_FP32_TILE} and BLOCK_K at most {_MOST_FP32_BLOCK_K}"
+            f"BLOCK_M x BLOCK_N x BLOCK_K cannot be {m} x {n} x {config['BLOCK_K']} in fp32: BLOCK_M x BLOCK_N can be "
+            f"at most {_MOST_FP32_TILE}, and BLOCK_K at most {_MOST_FP32_BLOCK_K}"
         )
     if accumulators_per_thread(config) > _MOST_ACCUMULATORS:
         most = _MOST_ACCUMULATORS * 16 * config.num_warps
         return (
-            f"BLOCK_M x BLOCK_N cannot be {m} x {n} with num_warps = {config.num_warps}: the registers hold at most "
-            f"{most} elements each of gate and up"
+            f"BLOCK_M x BLOCK_N cannot be {m} x {n} with num_warps = {config.num_warps}: it can be at most {most}, or "
+            "the accumulators of gate and up do not fit into registers"
         )
     return None
 
 
-#: Activations of the gate; each except the first is also a flag of a problem.
+#: The activations of the gate. Each but the first, the default, is a flag of a problem.
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
-#: Flags of a problem; without one of the first two, the activation is silu.
+#: The flags of a problem: the activation (silu if none is given), and "saves" if gate and up are stored.
 FLAGS = (*ACTIVATIONS[1:], "saves")
 
+#: Names of the features of the problem and the device alone.
 _PROBLEM_FEATURES = (
     "log_m",
     "log_n",
@@ -131,6 +141,7 @@ _PROBLEM_FEATURES = (
     "n_alignment",
     "k_alignment",
 )
+#: Names of the features of the config on the device, in any problem of one dtype size.
 CONFIG_FEATURES = (
     *BLOCKS,
     "programs_asked",
@@ -139,6 +150,7 @@ CONFIG_FEATURES = (
     "accumulators_per_thread",
     "in_flight_bytes_per_sm",
 )
+#: Names of the features that depend on both problem and config.
 _MIXED_FEATURES = (
     "log_tiles",
     "log_tiles_per_sm",
@@ -158,8 +170,9 @@ _MIXED_FEATURES = (
     "log_l2_footprint",
     "roofline_us",
 )
-#: The config columns that determine the features of a problem and config together (`_MIXED_FEATURES`).
+#: The values of a config that the mixed features depend on; configs with equal values share them.
 _DECIDING = (*BLOCKS, "programs_per_sm", "num_stages")
+#: The names of all features, in the order of the columns.
 FEATURE_NAMES = _PROBLEM_FEATURES + CONFIG_FEATURES + _MIXED_FEATURES
 
 
@@ -171,9 +184,10 @@ def moved_bytes(problem: Problem) -> float:
 
 
 def feature_groups(problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> tuple[FeatureGroup, ...]:
-    """Return the features of a problem and configs, in groups: of the call, of the config, and of its tile and stages.
+    """Return the features of a problem for each config, in three groups; all are finite, even if M is 0.
 
-    All features are finite, also for a problem without rows.
+    The groups depend on the problem, on the config, and on both. The last has one row for each combination of
+    `_DECIDING` values, which several configs share.
     """
     space = _space(tuple(configs), problem.itemsize, device)
     m, n, k = (max(problem[dim], 1) for dim in "mnk")
@@ -194,14 +208,14 @@ def feature_groups(problem: Problem, device: DeviceSpec, configs: Sequence[Kerne
         alignment(k),
     ]
 
-    # (n_kinds,): computed once per distinct tile; there are a quarter as many as configs.
+    # Arrays of one entry per combination of `_DECIDING` values; there are a quarter as many of these as configs.
     block_m, block_n, block_k, group_m, programs, stages = space.kinds
     m_tiles, n_tiles, steps = np.ceil(m / block_m), np.ceil(n / block_n), np.ceil(k / block_k)
     work = TiledWork(device, programs, m_tiles * n_tiles, steps)
     compute_us = work.compute_us(4.0 * block_m * block_n * block_k, device.matrix_tflops)
     dram_us = work.moved_us(touched)
     l2_us = work.moved_us(work.tiles * steps * (block_m + 2 * block_n) * block_k * problem.itemsize, L2_OVER_DRAM)
-    # Concurrent programs that share tiles of the weights: the M tiles of a band.
+    # The number of programs running at the same time that share a tile of the weights: the M tiles in a band.
     sharing = np.minimum(group_m, m_tiles)
     times_us = {"compute_us": compute_us, "dram_us": dram_us, "l2_us": l2_us}
     found = work.columns((m, n, k), (block_m, block_n, block_k), m_tiles, n_tiles, **times_us) | {
@@ -214,17 +228,17 @@ def feature_groups(problem: Problem, device: DeviceSpec, configs: Sequence[Kerne
 
 @remembered(maxsize=64)
 def _space(configs: tuple[KernelConfig, ...], itemsize: int, device: DeviceSpec) -> ConfigTable:
-    """Return the features that depend only on the configs, the dtype's size and the device."""
+    """Return the part of the features that depends only on the configs, the element size and the device; cached."""
     smem = [smem_bytes(config, itemsize, device.arch) for config in configs]
     columns = config_columns(configs, smem, device, itemsize=itemsize, rights=2)
     return ConfigTable.of(len(_PROBLEM_FEATURES), CONFIG_FEATURES, columns, _DECIDING)
 
 
 def flags_of(activation: str, saves: bool) -> tuple[str, ...]:
-    """Return the flags of a problem.
+    """Return the flags of a problem with an activation, which saves gate and up for the backward pass or does not.
 
     Raises:
-        ForetuneError: `activation` is not one of `ACTIVATIONS`.
+        ForetuneError: `activation` is none of `ACTIVATIONS`.
 
     >>> flags_of("gelu", saves=True)
     ('gelu', 'saves')

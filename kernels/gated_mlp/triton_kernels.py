@@ -1,7 +1,7 @@
-"""The gated MLP's kernels: both up projections with the activation, and the activation's gradient.
+"""The Triton kernels of the gated MLP: the fused forward pass, and the backward pass of the activation.
 
-h = act(x @ gate.T) * (x @ up.T), with x (M, K) and one weight (2 N, K), the rows of gate first. All sums are
-in float32.
+h = act(x @ gate.T) * (x @ up.T), with x (M, K) and one weight (2 N, K), whose first N rows are gate and last N rows up.
+All sums are in float32.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import triton.language as tl
 
 from ..gelu import normal_cdf
 
-#: Integer arguments that Triton must not specialize, so that one binary of a config runs every shape. N and K are
-#: passed divided by 8, so that the compiler still knows that rows begin at multiples of 16 bytes.
+#: Integer parameters that Triton must not specialize on, so that one binary of a config serves every shape. N and K are
+#: passed divided by 8: from the product with 8, the compiler knows that rows start at multiples of 16 bytes.
 UNSPECIALIZED = ["M", "N8", "K8", "GROUP_M", "PROGRAMS_PER_SM"]
 
 
 @triton.jit
 def tanh(x):
-    """Compute tanh with a sigmoid, which every target supports."""
+    """Compute tanh from a sigmoid, which Triton has on every target."""
     return 2.0 * tl.sigmoid(2.0 * x) - 1.0
 
 
 @triton.jit
 def activated(x, ACTIVATION: tl.constexpr):
-    """Apply silu, gelu (with erf) or gelu_tanh to float32 values."""
+    """Compute silu, gelu (with erf) or gelu_tanh of float32 values."""
     if ACTIVATION == "silu":
         y = x * tl.sigmoid(x)
     elif ACTIVATION == "gelu":
@@ -37,7 +37,7 @@ def activated(x, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def activation_slope(x, ACTIVATION: tl.constexpr):
-    """Return the derivative of `activated`."""
+    """Compute the derivative of `activated` at x, in float32."""
     if ACTIVATION == "silu":
         sigmoid = tl.sigmoid(x)
         y = sigmoid * (1.0 + x * (1.0 - sigmoid))
@@ -55,8 +55,8 @@ def activation_slope(x, ACTIVATION: tl.constexpr):
 def tile_position(tile, m_tiles, n_tiles, GROUP_M):
     """Return (m_tile, n_tile) of a linear tile index.
 
-    Tiles come in bands of GROUP_M M tiles, with M fastest inside a band, so that concurrent programs share tiles of the
-    weights in the L2 cache.
+    Tiles are ordered in bands of GROUP_M M tiles, and within a band M varies fastest, so that programs that run at the
+    same time share tiles of the weights in L2.
     """
     band = GROUP_M * n_tiles
     first_m = (tile // band) * GROUP_M
@@ -68,21 +68,25 @@ def tile_position(tile, m_tiles, n_tiles, GROUP_M):
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def gated_mlp_kernel(
     x_ptr,  # (M, K)
-    w_ptr,  # (2 N, K), the rows of gate first
+    w_ptr,  # (2 N, K), gate first
     h_ptr,  # (M, N)
-    saved_ptr,  # (M, 2 N): gate and up before the activation; or None
+    saved_ptr,  # (M, 2 N): gate and up before the activation; or None, then they are not stored
     M,
     N8,  # N // 8
     K8,  # K // 8
     GROUP_M,
-    PROGRAMS_PER_SM,  # for the grid only
+    PROGRAMS_PER_SM,  # used only by the host, to compute the grid
     ACTIVATION: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    TMA: tl.constexpr,  # whether x and both halves of w are loaded with TMA
+    TMA: tl.constexpr,  # whether x and w are loaded by TMA
 ):
-    """Compute tiles p, p + programs, ... in program p; a tile is BLOCK_M x BLOCK_N of gate and the same of up."""
+    """Compute h, and store gate and up as well unless `saved_ptr` is None.
+
+    Program p computes the tiles p, p + num_programs, and so on. A tile is BLOCK_M x BLOCK_N elements of gate, and the
+    same elements of up.
+    """
     N = N8 * 8
     K = K8 * 8
     m_tiles = tl.cdiv(M, BLOCK_M)
@@ -90,17 +94,17 @@ def gated_mlp_kernel(
     offs_m = tl.arange(0, BLOCK_M)
     offs_n = tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
-    # Rows of a tile of the weights: BLOCK_N of gate, then the same ones of up.
+    # The rows of a tile of the weights: BLOCK_N rows of gate, then the same rows of up.
     offs_w = tl.arange(0, 2 * BLOCK_N)
     if TMA:
         x_desc = tl.make_tensor_descriptor(x_ptr, [M, K], [K.to(tl.int64), 1], [BLOCK_M, BLOCK_K])
-        # Three dimensions, so that a box past gate's last row reads zeros and not up.
+        # The descriptor has three dimensions, so that a block past gate's last row reads zeros, not rows of up.
         w_desc = tl.make_tensor_descriptor(
             w_ptr, [2, N, K], [N.to(tl.int64) * K, K.to(tl.int64), 1], [2, BLOCK_N, BLOCK_K]
         )
 
-    # The loop is flattened, so that the next tile's loads are in flight while this tile is stored. No value may be
-    # carried from tile to tile, because Triton 3.6 flattens such loops wrongly.
+    # Flattening lets the next tile's loads run while this tile is stored. The outer loop must carry no value from tile
+    # to tile: Triton 3.6 flattens such a loop wrongly.
     for tile in tl.range(tl.program_id(0), m_tiles * n_tiles, tl.num_programs(0), flatten=True):
         m_tile, n_tile = tile_position(tile, m_tiles, n_tiles, GROUP_M)
         row = m_tile * BLOCK_M
@@ -110,7 +114,7 @@ def gated_mlp_kernel(
             safe_n = tl.minimum(col + offs_w % BLOCK_N, N - 1) + offs_w // BLOCK_N * N
             x_ptrs = x_ptr + safe_m[:, None] * K + offs_k[None, :]
             w_ptrs = w_ptr + safe_n.to(tl.int64)[:, None] * K + offs_k[None, :]
-        # One product of twice the width: the tensor cores read x once for gate and up.
+        # One product of twice the width, so that the tensor cores read x once for gate and up.
         both = tl.zeros((BLOCK_M, 2 * BLOCK_N), tl.float32)
         for k in tl.range(0, K, BLOCK_K):
             if TMA:
@@ -146,7 +150,10 @@ def gated_backward_kernel(
     ACTIVATION: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Store the gradients of gate and up; a program does BLOCK columns of a row, column blocks first."""
+    """Compute the gradients of gate and up from that of h.
+
+    One program handles BLOCK columns of one row; consecutive programs handle consecutive column blocks.
+    """
     N = N8 * 8
     blocks = tl.cdiv(N, BLOCK)
     row = (tl.program_id(0) // blocks).to(tl.int64)

@@ -1,4 +1,4 @@
-"""Problems to measure: gate-up layers of real dense models on one tensor-parallel rank, and random shapes."""
+"""Draw the problems to measure: gate-up layers of real dense models on one tensor-parallel rank, and random shapes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ...model.splits import RANDOM
 from ..workloads import TENSOR_PARALLEL, TOKENS, Deck, DenseModel, check_drawn, shuffled
 from .space import flags_of
 
-#: Prefixes of the names of models that use gelu_tanh instead of silu.
+#: Prefixes of the names of models that use gelu_tanh; all others use silu.
 GELU_TANH = ("Gemma",)
-#: Fractions of fp16 problems (the others are bf16), of gelu_tanh in random shapes, and of calls that save gate and up,
-#: as training does.
+#: Share of problems in fp16 (the others are bf16), of random shapes with gelu_tanh, and of problems with the flag
+#: "saves", as in training.
 FP16_SHARE, GELU_SHARE, SAVING_SHARE = 0.15, 0.15, 0.3
-#: Ranges of the random N and K.
+#: The ranges of N and of K of random shapes.
 RANDOM_WIDTHS = ((128, 28672), (256, 16384))
-#: Operations of the largest problem, in 1e12: a few milliseconds on an H200 with the best config.
+#: The most floating-point operations of one problem, in 1e12: a few milliseconds with the best config on an H200.
 MOST_TFLOP = 2.5
 
 
@@ -31,21 +31,23 @@ def draw(
     most_tflop: float = MOST_TFLOP,
     seed: int = 0,
 ) -> tuple[Case, ...]:
-    """Draw problems of real models and random shapes, in random order.
+    """Draw problems of the gate-up layers of dense models, and random shapes.
 
-    Token counts of real layers are drawn equally often; those of random shapes are log-uniform. Because the order is
-    random, a run that stops early has a fair sample. Equal arguments give equal cases.
+    The layers are the distinct ones among those of each model on one of 1, 2, 4 or 8 tensor-parallel ranks. Each token
+    count is drawn equally often for them. The order is shuffled, so that a collection that stops early has a
+    representative sample. The same arguments give the same cases.
 
     Args:
-        models: Models whose gate-up layers are drawn, on one of 1, 2, 4 or 8 tensor-parallel ranks.
-        tokens: Token counts to draw from; `workloads.TOKENS` by default.
-        per_layer: Problems per distinct layer.
-        random: Number of random shapes.
-        most_tflop: The largest problem, in 1e12 floating-point operations.
-        seed: Seed of the random generator.
+        models: The models whose layers to draw.
+        tokens: The token counts (rows of x) to draw from; those of `kernels.workloads.TOKENS` if None. Random shapes
+            have a number of rows between the smallest and the largest.
+        per_layer: The number of problems of each layer; a layer gets fewer if too few are within the limit.
+        random: The number of random shapes.
+        most_tflop: The most floating-point operations of one problem, in 1e12.
+        seed: The seed of all random choices.
 
     Raises:
-        ForetuneError: An argument is out of range, or almost no random shape is within `most_tflop`.
+        ForetuneError: A count or the seed is not valid, or hardly any random shape is within `most_tflop`.
 
     >>> from ..workloads import load_dense_models
     >>> len(draw(load_dense_models()[:1], random=3))
@@ -57,7 +59,7 @@ def draw(
     deck = Deck(tokens or TOKENS, rng)
     for (n, k), sources in _layers(models).items():
         for _ in range(per_layer):
-            for _ in range(50):  # draw again if over the limit or repeated
+            for _ in range(50):  # draw again if it is over the limit or a duplicate
                 count = deck.draw()
                 if 4e-12 * count * n * k > most_tflop:
                     continue
@@ -80,14 +82,14 @@ def draw(
                 break
         else:
             raise ForetuneError(
-                f"no random shape with at least {low} rows has at most {most_tflop} TFLOP: raise the limit or lower "
-                "tokens"
+                f"no random shape with at least {low} rows needs at most {most_tflop} TFLOP: raise the limit, or use "
+                "smaller token counts"
             )
     return shuffled(list(drawn.values()), rng)
 
 
 def _layers(models: Sequence[DenseModel]) -> dict[tuple[int, int], tuple[str, ...]]:
-    """Return the distinct (N, K) of one rank, each with the names of its layers."""
+    """Return the names of the gate-up layers on one rank by their shape, (N, K)."""
     layers: dict[tuple[int, int], tuple[str, ...]] = {}
     for model in models:
         for degree in TENSOR_PARALLEL:
@@ -98,7 +100,6 @@ def _layers(models: Sequence[DenseModel]) -> dict[tuple[int, int], tuple[str, ..
 
 
 def _problem(m: int, n: int, k: int, sources: Sequence[str], rng: np.random.Generator) -> Problem:
-    """Return a problem with random dtype and flags."""
     dtype = "fp16" if rng.uniform() < FP16_SHARE else "bf16"
     gelu = sources[0].startswith(GELU_TANH) or (sources[0] == RANDOM and rng.uniform() < GELU_SHARE)
     flags = flags_of("gelu_tanh" if gelu else "silu", saves=bool(rng.uniform() < SAVING_SHARE))
