@@ -56,8 +56,7 @@ class Evaluation:
 
     def _repr_html_(self) -> str:
         """Return the table of `__rich__` for a notebook."""
-
-        return self.__rich__()._repr_html_()
+        return str(self.__rich__()._repr_html_())
 
     @cached_property
     def places(self) -> NDArray[np.float64]:

@@ -160,7 +160,7 @@ class Explanation:
         )
 
     def _repr_html_(self) -> str:
-        return self.__rich__()._repr_html_()
+        return str(self.__rich__()._repr_html_())
 
 
 def make_explanation(

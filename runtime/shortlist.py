@@ -100,7 +100,7 @@ class Shortlist:
         )
 
     def _repr_html_(self) -> str:
-        return self.__rich__()._repr_html_()
+        return str(self.__rich__()._repr_html_())
 
 
 def make_shortlist(

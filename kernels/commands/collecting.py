@@ -161,7 +161,12 @@ def collect(
     After an interruption, run the same command again to continue.
     """
     if replay is not None:
-        others = {"--gpus": gpus != "all", "--sms": sms, "--scheduler": scheduler, "--models": models}
+        others: dict[str, object] = {
+            "--gpus": gpus != "all",
+            "--sms": sms,
+            "--scheduler": scheduler,
+            "--models": models,
+        }
         others |= {"--tokens": tokens, "--invented": invented, "--suite": suite, "--like": like}
         for other in (name for name, value in others.items() if value):
             raise typer.BadParameter("a replay uses no GPU, and has the problems of its data", param_hint=other)

@@ -145,7 +145,7 @@ class Cover:
         )
 
     def _repr_html_(self) -> str:
-        return self.__rich__()._repr_html_()
+        return str(self.__rich__()._repr_html_())
 
 
 def make_cover(

@@ -51,7 +51,7 @@ def prepare_dw(
 
     The arguments are those of `launch_dw`.
     """
-    sizes = TileMap(None, rows, groups, chunk_rows)  # what every map of these sizes has
+    sizes = TileMap(None, rows, groups, chunk_rows)  # type: ignore[arg-type] # what every map of these sizes has
     grid = grid_of(sizes.most_chunks * -(-n // config["BLOCK_M"]), k, config, sm_count)
 
     def launch(tensors: Sequence[Any]) -> None:
