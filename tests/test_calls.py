@@ -192,7 +192,7 @@ CALLS = [
     call(datasets.torch_dtype, name=given("bf16")),
     call(datasets.dtype_of_tensor, name=given("x", *ODD), tensor=given(np.zeros(1), "numpy", "array")),
     call(partial(check_problem_of, kernels.find_family(NAME)), problem=given(PROBLEM)),
-    call(resolve_mode, asked=given(None, "none")),
+    call(resolve_mode, requested=given(None, "none")),
     call(partial(runtime.sm_partition, carve=nullcontext), sms=given(4, "one", "numpy"), device=given(H200)),
     call(model.StaticRanker, size=given(8, "one", "numpy")),
     call(model.RandomRanker, seed=given(0, "zero", "one", "numpy")),

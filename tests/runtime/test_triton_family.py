@@ -318,7 +318,7 @@ def test_a_grid_may_be_of_numpys_integers():
 @pytest.mark.parametrize("answer", [True, False, "", 0])
 def test_what_supports_returns_is_checked(answer):
     family = scale_under("plain", supports=lambda self, config, problem, device: answer)
-    with pytest.raises(FamilyError, match=r"supports\(\) must return None, or .* but returned"):
+    with pytest.raises(FamilyError, match=r"supports\(\) must return None or .* but returned"):
         family.supports(family.space()[0], problem(16), H200)
 
 

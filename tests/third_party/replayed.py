@@ -44,7 +44,8 @@ class CheckingRunner(ReplayRunner):
         self.small = small
 
     def prepare(self, family, problem):
-        super().prepare(Timed(family), problem)
+        self.family, self.problem = Timed(family), problem
+        super().prepare(self.family, problem)
         self.inputs = None
         if problem["rows"] * problem["columns"] <= self.small:
             self.inputs = family.inputs(problem, CPU)
