@@ -116,7 +116,7 @@ def test_a_scheduler_has_a_clusters_gpus_measure(collect, monkeypatch):
     }
     result = call(f"{FAMILY} --out measured --scheduler tcp://host:8786 --gpus 2")
     assert result.exit_code == 2
-    assert "start as many as you want" in result.stderr
+    assert "start as many workers as you need" in result.stderr
 
 
 @pytest.mark.parametrize("asked", ["--sms 32 --sms 64 --sms 96", "--sms 32,64,96", "--sms 32,64 --sms 64,96"])
@@ -128,12 +128,12 @@ def test_parts_of_the_gpus_are_measured_in_the_order_in_which_they_are_named(col
 def test_parts_of_a_schedulers_gpus_are_refused(collect):
     result = call(f"{FAMILY} --out measured --scheduler tcp://host:8786 --sms 64")
     assert result.exit_code == 2
-    assert "only this machine's GPUs can be parted" in result.stderr
+    assert "only the GPUs of this machine can be partitioned" in result.stderr
 
 
 def test_its_help_says_what_is_measured_by_default():
     told = " ".join(call("--help").stdout.replace("│", " ").split())
-    assert "[default: (the family's own)]" in told
+    assert "[default: (the family's own models)]" in told
     assert all(option in told for option in ("--tokens", "--per-layer", "--random", "--seed", "--budget"))
 
 
@@ -196,7 +196,7 @@ def test_a_run_shows_its_progress_its_outcome_and_where_the_dataset_lies(collect
     assert f"1/3 {collect.cases[0].problem} · 12 configs/s · 2 min left" in result.stderr
     assert "3 problems in 61 s, exhaustive plan; measurements: 90 ok, 10 hopeless" in result.stdout
     assert "2 configs/s; GPUs: 2, busy 83 % of the time; 120 s of compiling, 4 s lost to aborts" in result.stdout
-    assert "It lies in measured" in result.stdout
+    assert "Written to measured" in result.stdout
     assert "again" not in result.stdout
 
 

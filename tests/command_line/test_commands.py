@@ -157,7 +157,7 @@ def test_predict_explains_the_list_that_it_prints() -> None:
     assert [one["config"] for one in explained["configs"]] == [one["config"] for one in plain["shortlist"]]
     assert explained["configs"][0]["why"] == "predicted fastest"
     assert explained["reason"] == plain["reason"]
-    assert "main contributions" in call(f"{PREDICT} --explain").stdout
+    assert "Contributions to the predicted time" in call(f"{PREDICT} --explain").stdout
 
 
 def test_the_example_of_predict_runs() -> None:
