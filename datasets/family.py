@@ -161,7 +161,7 @@ class Family(ABC):
         """
         return problem.without_sizes().rounded(*self.bucketed)
 
-    def likely(self, problem: Problem) -> Sequence[tuple[float, Problem]]:
+    def plausible(self, problem: Problem) -> Sequence[tuple[float, Problem]]:
         """Return plausible problems with known segment sizes for one without, as (weight, problem); weights sum to 1.
 
         A ranker marginalizes over them: it predicts the weighted mean. The default is the problem itself.

@@ -13,25 +13,25 @@ if TYPE_CHECKING:
 class FeatureGroup(NamedTuple):
     """Some feature columns of several problems on the same configs, with repeated rows stored once.
 
-    Configs of one kind have the same values in all of these columns. Columns that are equal for all configs form a
-    group with a single kind.
+    Configs with the same values in all of these columns share a row. Columns that are equal for all configs form a
+    group with a single row.
 
     Attributes:
         columns: The positions of the columns in the family's `feature_names`.
-        values: The distinct rows, (n_problems, n_kinds, n_columns); (1, n_kinds, n_columns) for a lasting group.
-        kind: The kind of each config, an index into the second axis of `values`, (n_configs,).
+        values: The distinct rows, (n_problems, n_rows, n_columns); (1, n_rows, n_columns) for a lasting group.
+        row_of_config: The row of `values` of each config: an index into its second axis, (n_configs,).
         lasting: Promises that `values` is the same unchanged object for later problems too, so that results computed
             from it may be cached.
     """
 
     columns: tuple[int, ...]
     values: NDArray[np.float32]
-    kind: NDArray[np.intp]
+    row_of_config: NDArray[np.intp]
     lasting: bool = False
 
     def holding(self, values: NDArray[Any]) -> FeatureGroup:
-        """Return a group of the same columns and kinds with other values."""
-        return FeatureGroup(self.columns, values, self.kind, self.lasting)
+        """Return a group of the same columns and rows with other values."""
+        return FeatureGroup(self.columns, values, self.row_of_config, self.lasting)
 
 
 def joined(groups: Sequence[FeatureGroup], place: int = 0) -> NDArray[np.float32]:
@@ -47,10 +47,10 @@ def joined(groups: Sequence[FeatureGroup], place: int = 0) -> NDArray[np.float32
     """
     import numpy as np
 
-    table = np.empty((len(groups[0].kind), sum(len(group.columns) for group in groups)), np.float32)
+    table = np.empty((len(groups[0].row_of_config), sum(len(group.columns) for group in groups)), np.float32)
     for group in groups:
         values = group.values[0 if group.lasting else place]
-        table[:, list(group.columns)] = values.take(group.kind, axis=0)
+        table[:, list(group.columns)] = values.take(group.row_of_config, axis=0)
     return table
 
 
@@ -77,7 +77,7 @@ def narrowed(
 ) -> list[FeatureGroup]:
     """Return the groups for some of their problems and configs.
 
-    Kinds that none of these configs has are dropped, except in lasting groups, whose `values` stay the same object.
+    Rows that none of these configs has are dropped, except in lasting groups, whose `values` stay the same object.
 
     Args:
         groups: The groups to select from.
@@ -87,19 +87,19 @@ def narrowed(
     >>> import numpy as np
     >>> group = FeatureGroup((0,), np.array([[[1], [2], [3]]], np.float32), np.array([2, 0, 2]))
     >>> one, = narrowed([group], configs=np.array([0, 2]))
-    >>> one.values.ravel().tolist(), one.kind.tolist()
+    >>> one.values.ravel().tolist(), one.row_of_config.tolist()
     ([3.0], [0, 0])
     """
     result = []
-    for columns, values, kind, lasting in groups:
+    for columns, values, rows, lasting in groups:
         if not lasting:
             values = values[problems]
         if configs is not None:
-            kind = kind.take(configs)
+            rows = rows.take(configs)
             if not lasting and values.shape[1] > 1:
-                seen, kind = renumbered(kind, values.shape[1])
+                seen, rows = renumbered(rows, values.shape[1])
                 values = values.take(seen, axis=1)
-        result.append(FeatureGroup(columns, values, kind, lasting))
+        result.append(FeatureGroup(columns, values, rows, lasting))
     return result
 
 

@@ -29,7 +29,7 @@ _Check: TypeAlias = Callable[[Any, Any, _Given], tuple[str, Any] | None]
 
 #: Addresses in the repr of objects. They are removed, so that equal messages are equal and shown only once.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-#: How far the sum of the weights of `Family.likely` may be from 1.
+#: How far the sum of the weights of `Family.plausible` may be from 1.
 _WEIGHTS_OFF = 1e-3
 #: The number of objects whose check is remembered.
 _MOST_KNOWN = 128
@@ -182,8 +182,8 @@ def _groups(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | None:
             len(shape) == 3
             and shape[0] == (1 if group.lasting else n_problems)
             and shape[2] == len(group.columns)
-            and getattr(group.kind, "shape", None) == (n_configs,)
-            and _count_of(group.kind) <= shape[1]
+            and getattr(group.row_of_config, "shape", None) == (n_configs,)
+            and _count_of(group.row_of_config) <= shape[1]
         )
 
     is_right_each = isinstance(answer, (tuple, list)) and all(map(is_right, answer))
@@ -193,7 +193,7 @@ def _groups(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | None:
 
 
 def _count_of(kind: Any) -> float:
-    """Return 1 + the largest index in an array of kinds; infinity if they are not indices."""
+    """Return 1 + the largest index in an array of rows; infinity if they are not indices."""
     if (known := _known_count(kind)) is not None:
         return known
     if kind.dtype.kind != "i" or (len(kind) and kind.min() < 0):
@@ -278,7 +278,7 @@ CHECKS: dict[str, _Check] = {
     "feature_groups": _groups,
     "problem_from_call": _must_be("a Problem", lambda answer: isinstance(answer, Problem)),
     "at_call_time": _stands_for(0),
-    "likely": _must_be("pairs (weight, Problem) whose weights sum to 1", _are_weighted),
+    "plausible": _must_be("pairs (weight, Problem) whose weights sum to 1", _are_weighted),
     "estimate_us": _estimates,
     "cases": _cases,
     "flops": _number,

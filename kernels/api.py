@@ -388,6 +388,6 @@ def tune(
 
 
 def _with_family(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return a call's arguments, by name, with the family that the given one stands for."""
+    """Return the arguments, by name, with `family` replaced by the family that it names; None stays None."""
     family = arguments["family"]
     return arguments if family is None else arguments | {"family": find_family(family)}

@@ -46,10 +46,10 @@ class ConfigTable:
         deciding: The values of the config that the last group depends on, each (n_configs,).
 
     >>> table = ConfigTable(1, [np.array([4.0, 8.0, 8.0])], [np.array([2.0, 3.0, 2.0])])
-    >>> table.kinds.tolist(), table.kind.tolist()
+    >>> table.combinations.tolist(), table.row_of_config.tolist()
     ([[2.0, 3.0]], [0, 1, 0])
     >>> from foretune.datasets.feature_groups import joined
-    >>> joined(table.groups([[7.0]], [10 * table.kinds[0]])).tolist()
+    >>> joined(table.groups([[7.0]], [10 * table.combinations[0]])).tolist()
     [[7.0, 4.0, 20.0], [7.0, 8.0, 30.0], [7.0, 8.0, 20.0]]
     """
 
@@ -57,13 +57,13 @@ class ConfigTable:
         self.own = FeatureGroup(
             columns=tuple(range(first, first + len(columns))),
             values=np.stack(columns, axis=1).astype(np.float32)[None],
-            kind=np.arange(len(columns[0])),
+            row_of_config=np.arange(len(columns[0])),
             lasting=True,
         )
-        self.kinds, self.kind = distinct(*deciding)  # (len(deciding), n_combinations); (n_configs,)
+        self.combinations, self.row_of_config = distinct(*deciding)  # (len(deciding), n_combinations); (n_configs,)
         #: The distinct values of the first `deciding` column, and each combination's index among them.
-        self.ms, self.m = np.unique(self.kinds[0], return_inverse=True)
-        self.one_kind = np.zeros(len(self.kind), np.intp)
+        self.ms, self.m = np.unique(self.combinations[0], return_inverse=True)
+        self.same_row = np.zeros(len(self.row_of_config), np.intp)
 
     @classmethod
     def of(
@@ -81,21 +81,21 @@ class ConfigTable:
         """
         first, last = len(of_calls[0]), len(of_calls[0]) + len(self.own.columns)
         calls = np.array(of_calls, dtype=np.float32)[:, None]
-        values = np.empty((len(of_kinds), len(of_calls), self.kinds.shape[1]), np.float32)
+        values = np.empty((len(of_kinds), len(of_calls), self.combinations.shape[1]), np.float32)
         for column, figures in zip(values, of_kinds, strict=True):
             column[:] = figures
         mixed = np.ascontiguousarray(values.transpose(1, 2, 0))
         return (
-            FeatureGroup(tuple(range(first)), calls, self.one_kind),
+            FeatureGroup(tuple(range(first)), calls, self.same_row),
             self.own,
-            FeatureGroup(tuple(range(last, last + len(values))), mixed, self.kind),
+            FeatureGroup(tuple(range(last, last + len(values))), mixed, self.row_of_config),
         )
 
 
 def distinct(*columns: Floats) -> tuple[Floats, NDArray[np.intp]]:
     """Return the distinct combinations of columns, (n_columns, n_combinations), and each entry's combination."""
-    kinds, kind = np.unique(np.stack(columns), axis=1, return_inverse=True)
-    return kinds, kind.ravel()  # NumPy 2.0 gives it two axes
+    rows, row = np.unique(np.stack(columns), axis=1, return_inverse=True)
+    return rows, row.ravel()  # NumPy 2.0 gives it two axes
 
 
 def resident_programs(

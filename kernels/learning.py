@@ -119,7 +119,7 @@ def train(
     kept = keep if keep is None or isinstance(keep, Bundle) else load_bundle(keep)
     dataset = datasets_merged(_several_data(data))
     trained = train_bundle(dataset, families_in(dataset, None if family is None else _several(family)))
-    return trained if kept is None else trained.beside(kept)
+    return trained if kept is None else trained.merged_with(kept)
 
 
 def adapt(

@@ -203,7 +203,7 @@ class FamilyContract:
         family, configs = self.family, self.family.space(self.device)
         lasting: dict[Any, FeatureGroup] = {}
         for problem, _ in self.supported():
-            problems = [one for _, one in family.likely(problem.without_sizes())]
+            problems = [one for _, one in family.plausible(problem.without_sizes())]
             groups = family.feature_groups(problems, self.device, configs)
             for place, one in enumerate(problems):
                 table = family.features(one, self.device, configs)

@@ -257,10 +257,10 @@ class Bundle:
         trained = self._trained(family)
         return distance_of(problem, device, trained.domain, trained.devices)
 
-    def beside(self, other: Bundle) -> Bundle:
+    def merged_with(self, other: Bundle) -> Bundle:
         """Return a bundle of this one's families and of those that only another bundle has.
 
-        >>> train_bundle(dataset, families).beside(load_bundle()).save("my-bundle")  # doctest: +SKIP
+        >>> train_bundle(dataset, families).merged_with(load_bundle()).save("my-bundle")  # doctest: +SKIP
         """
         return Bundle({**other.trained, **self.trained}, self.lightgbm_version)
 

@@ -67,7 +67,7 @@ def feature_contributions(
         BundleError: The ranker was trained on other features.
     """
     binaries = ranker.binaries_.get((problem.dtype, problem.flags), {}) if family.reads_binaries else None
-    weights, problems = zip(*family.likely(problem), strict=True)
+    weights, problems = zip(*family.plausible(problem), strict=True)
     groups = family.feature_groups(problems, device, candidates, binaries)
     rows, n_features = list(explained), len(ranker.feature_names_)
     values, logs = np.zeros((len(rows), n_features)), np.zeros((len(rows), n_features + 2))
@@ -120,7 +120,7 @@ def unmeasured_knobs(
                 found.add(knob)
     if ranker.network_ is not None:
         binaries = ranker.binaries_.get((problem.dtype, problem.flags), {}) if family.reads_binaries else None
-        likely = (family.likely(problem)[0][1],)
+        likely = (family.plausible(problem)[0][1],)
         table = joined(family.feature_groups(likely, device, candidates, binaries))
         knobs = {knob.lower(): knob for knob in family.knobs}
         for column in np.unique(ranker.network_.which).tolist():

@@ -47,7 +47,7 @@ _KEPT, _KEPT_PER_CONFIG = 192, 5
 class LightGBMRanker(Ranker):
     """Ranks configs with gradient-boosted trees and a small network, whose log slowdowns are averaged.
 
-    If a problem's ragged sizes are unknown, predictions are marginalized over plausible ones (`Family.likely`). The
+    If a problem's ragged sizes are unknown, predictions are marginalized over plausible ones (`Family.plausible`). The
     same data, parameters and seed give the same trees. model/NOTES.md has the figures behind the defaults.
 
     Args:
@@ -220,9 +220,9 @@ class LightGBMRanker(Ranker):
     def _marginal(
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
     ) -> tuple[tuple[float, ...], Sequence[FeatureGroup]]:
-        """Return the plausible versions of a problem (see `Family.likely`): their weights and features."""
+        """Return the plausible versions of a problem (see `Family.plausible`): their weights and features."""
         binaries = self.binaries_.get((problem.dtype, problem.flags), {}) if family.reads_binaries else None
-        weights, problems = zip(*family.likely(problem), strict=True)
+        weights, problems = zip(*family.plausible(problem), strict=True)
         return weights, family.feature_groups(problems, device, configs, binaries)
 
     def _logs_of(self, groups: Sequence[FeatureGroup]) -> NDArray[np.float64]:

@@ -123,9 +123,9 @@ class GenericFeatures:
         second, last = first + len(self.knobs), count - len(_BINARY)
         mixed = np.stack(columns, axis=1).astype(np.float32)[None]
         return (
-            FeatureGroup(tuple(range(first)), of_problem, own.one_kind),
-            FeatureGroup((*range(first, second), *range(last, count)), own.values, own.kind, lasting=True),
-            FeatureGroup(tuple(range(second, last)), mixed, own.kind),
+            FeatureGroup(tuple(range(first)), of_problem, own.same_row),
+            FeatureGroup((*range(first, second), *range(last, count)), own.values, own.row_of_config, lasting=True),
+            FeatureGroup(tuple(range(second, last)), mixed, own.row_of_config),
         )
 
     def _of_problem(self, problem: Problem, device: DeviceSpec, flops: float, touched_bytes: float) -> list[float]:
@@ -177,7 +177,7 @@ class _Own:
         residency = _residency(facts, self.threads, device)
         self.slots = device.sm_count * np.maximum(residency, 1.0)
         self.values = np.stack([*self.knobs, *facts.T, residency], axis=1).astype(np.float32)[None]
-        self.kind, self.one_kind = np.arange(len(configs)), np.zeros(len(configs), np.intp)
+        self.row_of_config, self.same_row = np.arange(len(configs)), np.zeros(len(configs), np.intp)
 
 
 _own = remembered(maxsize=64)(_Own)

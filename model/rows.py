@@ -59,7 +59,7 @@ def training_rows(grid: Grid, family: Family, *, slow: float, keep_slow: float, 
 
     A problem with known ragged sizes has one query with its sizes. It has a second one without them, as the host sees
     the problem at call time, if the family predicts from those features. A family that marginalizes over plausible
-    routings (`Family.likely`) does not need it.
+    routings (`Family.plausible`) does not need it.
 
     Configs that failed or were not tried have no row. Most slow configs are dropped, because they would take much of
     the training, and nobody needs to tell 20x slower from 30x slower.
@@ -88,7 +88,7 @@ def training_rows(grid: Grid, family: Family, *, slow: float, keep_slow: float, 
     for row, (kept, slowdown, weight, case, device) in enumerate(measured):
         advance(1 / len(grid))
         hidden = case.problem.without_sizes()
-        needs_hidden = any(plausible == hidden for _, plausible in family.likely(hidden))
+        needs_hidden = any(plausible == hidden for _, plausible in family.plausible(hidden))
         views = (case.problem, hidden) if needs_hidden else (case.problem,)
         for problem in dict.fromkeys(views):
             # Features of all configs, because families cache what depends only on the tuple of configs.

@@ -153,7 +153,7 @@ def resolve_mode(requested: str | None = None, default: Mode = Mode.SHORTLIST) -
 
 
 #: The reasons that this process has warned about.
-_said: set[str] = set()
+_warned: set[str] = set()
 
 
 def warn_once(reason: str, consequence: str = "") -> None:
@@ -166,6 +166,6 @@ def warn_once(reason: str, consequence: str = "") -> None:
     >>> len(caught)
     1
     """
-    if reason not in _said:
-        _said.add(reason)
+    if reason not in _warned:
+        _warned.add(reason)
         warn(reason + consequence)

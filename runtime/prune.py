@@ -113,7 +113,7 @@ class TracedPositions:
     """
 
     def positions_of(self, problem: Problem, configs: Sequence[triton.Config]) -> tuple[int, ...]:
-        """Return the positions of the configs that go through; () if the launch must not be traced."""
+        """Return the positions in `configs` of those that the autotuner gets; () if Dynamo must break the graph."""
         return self._as_constant(problem.family, problem.dims, problem.dtype, problem.flags, *configs)
 
     def _as_constant(

@@ -126,7 +126,7 @@ def train(
     families = families_in(dataset, family)
     with showing(f"training on {' and '.join(data)}", _TRAINING_S * rows_of(dataset, families)):
         trained = train_bundle(dataset, families)
-    merged = trained if kept is None else trained.beside(kept)
+    merged = trained if kept is None else trained.merged_with(kept)
     merged.save(out)
     others = [name for name in merged.families if name not in trained.families]
     text = f"Trained {', '.join(trained.families)}." + f" Kept {', '.join(others)}." * bool(others)

@@ -158,7 +158,7 @@ def _work(product: Product, device: DeviceSpec, space: ConfigTable) -> _Work:
     The bottlenecks are the products of the busiest SM, weights from memory, and tiles from the L2 cache. The bytes in
     flight limit the memory bandwidth (Little's law).
     """
-    block_m, block_n, block_k, stages, held, accumulated, asynchronous, in_flight = space.kinds
+    block_m, block_n, block_k, stages, held, accumulated, asynchronous, in_flight = space.combinations
     itemsize, n, k = product.problem.itemsize, product.n, product.k
     sizes, active = _weights(product)
     blocks = [int(block) for block in space.ms]
@@ -200,7 +200,7 @@ def estimates(product: Product, device: DeviceSpec, configs: Sequence[KernelConf
     if not len(configs):
         return np.empty(0)
     space = _space(tuple(configs), product.problem.dtype_name, device)
-    return _work(product, device, space).estimate_us[space.kind]
+    return _work(product, device, space).estimate_us[space.row_of_config]
 
 
 def feature_groups(product: Product, device: DeviceSpec, configs: Sequence[KernelConfig]) -> tuple[FeatureGroup, ...]:
@@ -208,7 +208,7 @@ def feature_groups(product: Product, device: DeviceSpec, configs: Sequence[Kerne
     problem, n, k = product.problem, product.n, product.k
     space = _space(tuple(configs), problem.dtype_name, device)
     work = _work(product, device, space)
-    _, block_n, block_k, stages, held, *_ = space.kinds
+    _, block_n, block_k, stages, held, *_ = space.combinations
     _, active = _weights(product)
     flops = 2.0 * product.rows * n * k
     touched = active * float(n) * k * problem.itemsize

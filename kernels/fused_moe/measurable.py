@@ -73,7 +73,7 @@ class Inputs:
 
 
 class FusedMoe(FusedMoeFamily, MeasuredFamily):
-    """Measuring, for both products."""
+    """Base of both families, `FusedMoeUp` and `FusedMoeDown`: inputs, launches and checks for measuring them."""
 
     # fp8 results are bf16, too, and Hopper accumulates 128 products with about 14 bits before it applies scales
     # (DeepSeek-V3's report, section 3.3.2).

@@ -209,7 +209,7 @@ def feature_groups(problem: Problem, device: DeviceSpec, configs: Sequence[Kerne
     ]
 
     # Arrays of one entry per combination of `_DECIDING` values; there are a quarter as many of these as configs.
-    block_m, block_n, block_k, group_m, programs, stages = space.kinds
+    block_m, block_n, block_k, group_m, programs, stages = space.combinations
     m_tiles, n_tiles, steps = np.ceil(m / block_m), np.ceil(n / block_n), np.ceil(k / block_k)
     work = TiledWork(device, programs, m_tiles * n_tiles, steps)
     compute_us = work.compute_us(4.0 * block_m * block_n * block_k, device.matrix_tflops)

@@ -45,7 +45,7 @@ class OverGroups(Family):
     #: The weight of each routing when it is unknown; the number of tiles of ragged rows depends on the routing.
     routings: Mapping[str, float] = _ROUTING_SHARES
 
-    def likely(self, problem: Problem) -> Sequence[tuple[float, Problem]]:
+    def plausible(self, problem: Problem) -> Sequence[tuple[float, Problem]]:
         """Return (weight, problem) pairs over plausible group sizes if they are unknown, else the problem itself."""
         return plausible_problems(problem, self.routings)
 

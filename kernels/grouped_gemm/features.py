@@ -168,7 +168,7 @@ def feature_groups(
     rows, n, k, groups, active, *_, moved_bytes = calls.T[:, :, None]
 
     # Per distinct tile; there are a tenth as many as configs.
-    block_m, block_n, block_k, group_m, programs = space.kinds
+    block_m, block_n, block_k, group_m, programs = space.combinations
     work_of = _work_of_dw if variant is DW else _work_of_rows
     work = work_of(variant, (rows, n, k), device, all_sizes, active, space)
     slots = device.sm_count * programs
@@ -212,9 +212,9 @@ def feature_groups(
     per_tile = mixed.transpose(1, 2, 0).astype(np.float32, order="C")
     of_depth = work.tiles_per_step.astype(np.float32).take(space.depth, axis=1) * space.stages
     found = (
-        FeatureGroup(_OF_CALL, per_call[:, None], space.one_kind),
+        FeatureGroup(_OF_CALL, per_call[:, None], space.same_row),
         space.own,
-        FeatureGroup(_LOGS + _PLAIN, per_tile, space.kind),
+        FeatureGroup(_LOGS + _PLAIN, per_tile, space.row_of_config),
         FeatureGroup(_OF_DEPTH, of_depth[:, :, None], space.depth_kind),
     )
     if variant is not DW:
@@ -222,7 +222,7 @@ def feature_groups(
     bands = slots / (sharing * work.n_tiles)
     groups_at_once = slots / (work.m_tiles * work.n_tiles)
     writes = [np.log2(bands), np.log2(groups_at_once), bands % 1, groups_at_once % 1]
-    of_writes = FeatureGroup(_OF_WRITES, np.stack(writes, axis=2).astype(np.float32), space.kind)
+    of_writes = FeatureGroup(_OF_WRITES, np.stack(writes, axis=2).astype(np.float32), space.row_of_config)
     return *found, of_writes
 
 
@@ -247,7 +247,7 @@ class _Space(ConfigTable):
         columns |= {f"tma_{side}": columns[knob.lower()] for side, knob in zip(_SIDES, variant.tma, strict=True)}
         own, deciding = ([columns[name] for name in names] for names in (CONFIG_FEATURES, _DECIDING))
         super().__init__(len(_PROBLEM_FEATURES), own, deciding)
-        m, n, k = self.kinds[:3]
+        m, n, k = self.combinations[:3]
         self.step_flops, self.step_bytes = 2.0 * m * n * k, (m + n) * k * itemsize
         self.ks, self.k = np.unique(k, return_inverse=True)
         (depth, of_depth), self.depth_kind = distinct(columns["block_k"], columns["num_stages"])
@@ -285,7 +285,7 @@ def _work_of_rows(
     space: _Space,
 ) -> Work:
     """Return the tiles of forward and dX: M tiles are ragged, and all tiles have the same number of steps."""
-    block_m, block_n, block_k = space.kinds[:3]
+    block_m, block_n, block_k = space.combinations[:3]
     rows, n, k = dims
     columns, depth = (n, k) if variant.columns == "n" else (k, n)
     m_tiles = np.maximum(tiles_of(padded(all_sizes), space.ms), 1.0).take(space.m, axis=1)
@@ -314,7 +314,7 @@ def _work_of_dw(
     space: _Space,
 ) -> Work:
     """Return the tiles of dW: N x K, the same for every chunk of rows, with as many steps as the chunk is long."""
-    block_m, block_n, block_k = space.kinds[:3]
+    block_m, block_n, block_k = space.combinations[:3]
     rows, n, k = dims
     chunks, longest = np.empty((2, len(all_sizes), 1))
     steps = np.empty((len(all_sizes), len(space.ks)))

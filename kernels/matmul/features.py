@@ -106,7 +106,7 @@ def feature_groups(problem: Problem, device: DeviceSpec, configs: Sequence[Kerne
     ]
 
     # Per distinct tile, (n_tiles,); there are a third as many as configs.
-    block_m, block_n, block_k, group_m, splits, programs, stages = space.kinds
+    block_m, block_n, block_k, group_m, splits, programs, stages = space.combinations
     m_tiles, n_tiles = np.ceil(m / block_m), np.ceil(n / block_n)
     all_steps = np.ceil(k / block_k)
     steps = np.maximum(np.ceil(all_steps / splits), 1.0)  # of one tile's part of K

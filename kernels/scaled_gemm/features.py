@@ -109,7 +109,7 @@ def feature_groups(
     ]
 
     # Per distinct tile; there are a fifth as many as configs.
-    block_m, block_n, block_k, group_m, splits, programs, consumers, stages = space.kinds
+    block_m, block_n, block_k, group_m, splits, programs, consumers, stages = space.combinations
     m_tiles = np.maximum(tiles_of(sizes, space.ms), 1.0).take(space.m, axis=1)
     n_tiles, tile_steps = np.ceil(n / block_n), np.ceil(np.ceil(k / block_k) / splits)
     work = TiledWork(device, programs, m_tiles * n_tiles * splits, tile_steps)

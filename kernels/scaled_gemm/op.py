@@ -332,10 +332,10 @@ def _run(
     mode: str | None,
     zeroes: bool,
 ) -> torch.Tensor:
-    """Return y (rows, N) in bf16, of x (rows, K) and w (N, K), or (groups, N, K) with group sizes, in fp8.
+    """Return y = x @ w.T with the scales applied, (rows, N) in bf16.
 
-    The shapes of scales are those of `scales.scale_shapes`. Rows that belong to no group are zero if `zeroes` or under
-    FORETUNE_CHECK, else uninitialized.
+    x (rows, K) and w are fp8. w is (N, K), or (groups, N, K) with group sizes. The shapes of the scales are those of
+    `scales.scale_shapes`. Rows that belong to no group are zero if `zeroes` or under FORETUNE_CHECK, else uninitialized.
     """
     check_aligned(x, w)
     rows, n, _, _ = call.seen

@@ -40,9 +40,9 @@ def parts_of(
     >>> table.take(kind, axis=1).tolist()
     [[[25.0], [15.0], [25.0]], [[26.0], [16.0], [26.0]]]
     """
-    problems, configs = problems_in(groups), len(groups[0].kind)
+    problems, configs = problems_in(groups), len(groups[0].row_of_config)
     parts = sorted(
-        ((of_kinds(group), group.kind) for group in groups),
+        ((of_kinds(group), group.row_of_config) for group in groups),
         key=lambda part: (len(part[0]) < problems, part[0].shape[1]),
     )
     while len(parts) > 1 and parts[0][0].shape[1] == 1 and parts[1][0].shape[1] <= configs:

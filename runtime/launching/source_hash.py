@@ -290,7 +290,7 @@ def _computed_defaults(arguments: ast.arguments) -> set[str]:
 
 
 def _python_function(function: Any) -> str:
-    """What a Python function is that a kernel uses in the interpreter."""
+    """Return a text that identifies a plain Python function that a kernel calls in Triton's interpreter."""
     try:
         return f"python {structure(textwrap.dedent(inspect.getsource(function)))}"
     except (OSError, TypeError, SyntaxError):

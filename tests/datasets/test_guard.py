@@ -71,7 +71,7 @@ def test_a_refusal_of_the_family_is_left_as_it_is():
         ("problem_from_call", {}, ({},), "must return a Problem but returned {}"),
         ("at_call_time", None, (PROBLEM,), "must return a Problem but returned None"),
         ("at_call_time", fake_cases()[0].problem, (PROBLEM,), None),
-        ("likely", [(0.5, PROBLEM)], (PROBLEM,), "must return pairs \\(weight, Problem\\) whose weights sum to 1"),
+        ("plausible", [(0.5, PROBLEM)], (PROBLEM,), "must return pairs \\(weight, Problem\\) whose weights sum to 1"),
         ("cases", (one for one in ()), (), "must return a list of Cases but returned <generator object"),
         ("bytes", float("nan"), (PROBLEM,), "must return a finite number >= 0 but returned nan"),
         ("flops", True, (PROBLEM,), "must return a finite number >= 0 but returned True"),

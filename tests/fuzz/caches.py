@@ -379,7 +379,7 @@ def _snapshot(folder: Path) -> dict[str, Any]:
 def _cache_in(folder: Path) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch.dict(os.environ, {kernel_cache.VARIABLE: str(folder)}))
-        stack.enter_context(patch.object(warn, "_said", set()))
+        stack.enter_context(patch.object(warn, "_warned", set()))
         for known in (kernel_cache._shared, config_cache._opened):
             known.cache_clear()
             stack.callback(known.cache_clear)

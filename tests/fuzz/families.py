@@ -83,7 +83,7 @@ class Sound(FakeFamily):
     def feature_groups(self, problems, device, configs, binaries=None):
         return super().feature_groups(problems, device, configs)
 
-    def likely(self, problem):
+    def plausible(self, problem):
         return ((1.0, problem),)
 
     def problem_from_call(self, arguments):
@@ -123,7 +123,7 @@ ATTRIBUTES = (
     "reads_binaries",
 )  # fmt: skip
 METHODS = (
-    "space", "supports", "supports_by", "features", "feature_groups", "problem_from_call", "at_call_time", "likely",
+    "space", "supports", "supports_by", "features", "feature_groups", "problem_from_call", "at_call_time", "plausible",
     "estimate_us", "cases", "flops", "bytes", "inputs", "launch", "reference", "tolerance", "compile", "source_hash",
     "check_problem", "binary_key", "default",
 )  # fmt: skip
@@ -458,7 +458,7 @@ inputs = st.sampled_from(PRODUCT)
 
 def _made(family: type[Sound], entry: str, folder: Path) -> tuple[Any, list[str]]:
     registry._registered.clear()
-    warned._said.clear()
+    warned._warned.clear()
     shutil.rmtree(folder / "out", ignore_errors=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -84,7 +84,7 @@ def check(one: Tuned, folder: Path) -> str:
     with mock.patch.dict(os.environ, {"FORETUNE_CACHE_DIR": str(cache)}), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         config_cache._opened.cache_clear()
-        arguments._said.clear()
+        arguments._warned.clear()
         answered = within(lambda: _run(one))
     return "refused" if answered is REFUSED else "answered"
 

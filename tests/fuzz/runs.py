@@ -110,9 +110,9 @@ def _judged(
                 outcome = module.check(one, folder)
             counts.add(outcome)
         except MemoryError:
-            counts.add("over memory", "over memory: MemoryError", _said(one))
+            counts.add("over memory", "over memory: MemoryError", _warned(one))
         except TroubleError as trouble:
-            counts.add(trouble.kind, f"{trouble.kind}: {trouble.where}", f"{_said(one)} -> {trouble.text}")
+            counts.add(trouble.kind, f"{trouble.kind}: {trouble.where}", f"{_warned(one)} -> {trouble.text}")
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -124,7 +124,7 @@ def _settings(count: int) -> settings:
     return settings(max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 
-def _said(one: Any) -> str:
+def _warned(one: Any) -> str:
     return ascii(one)[:2000]
 
 
@@ -135,7 +135,7 @@ def _limited(folder: Path, one: Any) -> Iterator[None]:
     def end(*_: Any) -> None:
         raise TroubleError("hang", f"over {MOST_SECONDS} s")
 
-    (folder / "last").write_text(_said(one))
+    (folder / "last").write_text(_warned(one))
     Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
     signal.signal(signal.SIGALRM, end)
     signal.alarm(MOST_SECONDS)

@@ -106,7 +106,7 @@ def check(one: Launches, folder: Path) -> str:
     kept = {"FORETUNE_CACHE_DIR": str(folder / name), "TRITON_CACHE_DIR": str(folder / "triton")}
     with mock.patch.dict(os.environ, kept), warnings.catch_warnings(), use_stub_driver(H200) as driver:
         warnings.simplefilter("ignore")
-        arguments._said.clear()
+        arguments._warned.clear()
         return "refused" if within(lambda: _run(one, driver)) is REFUSED else "answered"
 
 

@@ -28,7 +28,7 @@ LAYOUTS = {
 
 @pytest.fixture(autouse=True)
 def nothing_said_and_nothing_predicted(monkeypatch):
-    monkeypatch.setattr(arguments, "_said", set())
+    monkeypatch.setattr(arguments, "_warned", set())
     monkeypatch.setenv("FORETUNE_MODE", "off")
 
 

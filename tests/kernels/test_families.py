@@ -153,7 +153,7 @@ def test_the_reference_is_the_gradient_that_pytorch_computes(family, flags, no_m
 @pytest.mark.parametrize(("rows", "groups"), [(0, 4), (3, 8), (4096, 64), (100, 1)])
 def test_what_unknown_sizes_are_likely_to_be(family, rows, groups):
     unknown = problem(family, (rows // groups,) * groups).without_sizes()
-    likely = family.likely(replace(unknown, dims=tuple((d, rows if d == "rows" else s) for d, s in unknown.dims)))
+    likely = family.plausible(replace(unknown, dims=tuple((d, rows if d == "rows" else s) for d, s in unknown.dims)))
     assert sum(share for share, _ in likely) == pytest.approx(1.0)
     assert len({one for _, one in likely}) == len(likely)
     for _, one in likely:
@@ -165,4 +165,4 @@ def test_what_unknown_sizes_are_likely_to_be(family, rows, groups):
 @every_family
 def test_known_sizes_are_what_they_are(family):
     known = problem(family, (3, 5))
-    assert family.likely(known) == ((1.0, known),)
+    assert family.plausible(known) == ((1.0, known),)

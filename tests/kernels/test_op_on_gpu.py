@@ -392,7 +392,7 @@ class TestMoreThan2To31Elements:
 
 def test_a_prediction_is_never_a_reason_to_fail(monkeypatch):
     monkeypatch.setattr(OP, "calls", Memo())
-    monkeypatch.setattr("foretune.runtime.arguments._said", set())
+    monkeypatch.setattr("foretune.runtime.arguments._warned", set())
     monkeypatch.setattr(choice, "chooser_of", lambda *_: 1 / 0)
     layer = Layer("permute_x", 3000, full=False)
     with pytest.warns(ForetuneWarning, match="no prediction"):

@@ -78,7 +78,7 @@ def forget():
 @pytest.fixture
 def no_gluon(monkeypatch):
     forget()
-    monkeypatch.setattr("foretune.runtime.arguments._said", set())
+    monkeypatch.setattr("foretune.runtime.arguments._warned", set())
     for op in (PRODUCT, MATMUL, OP, GRADIENT):
         monkeypatch.setattr(op, "calls", op_calls.Memo())
     for launches, name in (

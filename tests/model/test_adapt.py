@@ -153,7 +153,7 @@ def test_a_bundle_of_one_family_keeps_the_others_of_another_bundle(bundle, tmp_p
     assert json.loads(told.stdout)["kept"] == list(shipped.families)
     together = load_bundle(tmp_path / "new")
     assert together.families == tuple(sorted({"fake", *shipped.families}))
-    assert together.beside(shipped).digest == together.digest  # what it has itself stays
+    assert together.merged_with(shipped).digest == together.digest  # what it has itself stays
     for one in (bundle, shipped):
         assert (
             Bundle({name: together.trained[name] for name in one.families}, one.lightgbm_version).digest == one.digest

@@ -50,7 +50,7 @@ def three(tmp_path):
     """The folder of a bundle of three families."""
     first, *others = (hand_made(name=name) for name in ("fake", "other", "third"))
     for other in others:
-        first = first.beside(other)
+        first = first.merged_with(other)
     first.save(tmp_path / "three")
     return tmp_path / "three"
 
@@ -82,7 +82,7 @@ def test_a_loaded_bundle_is_restored_and_so_found_to_be_in_order(three, restored
 def test_a_family_that_nobody_asked_for_is_not_missed(three, tmp_path):
     opened = open_bundle(three)
     opened.save(tmp_path / "again")
-    opened.beside(hand_made(name="fourth")).save(tmp_path / "more")
+    opened.merged_with(hand_made(name="fourth")).save(tmp_path / "more")
     assert (tmp_path / "again" / "bundle.npz").read_bytes() == (three / "bundle.npz").read_bytes()
     assert load_bundle(tmp_path / "more").families == ("fake", "fourth", "other", "third")
 

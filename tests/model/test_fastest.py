@@ -35,7 +35,7 @@ def test_a_config_has_the_same_figure_in_any_list_and_among_any_problems():
     alone = ranker.predict(family, problem, H200, tuple(space[place] for place in some))
     np.testing.assert_allclose(alone, slowdowns[some], rtol=1e-12)
     # Any number of threads gives the same bytes: no product is large enough to be shared among them.
-    likely = [one for _, one in family.likely(problem)]
+    likely = [one for _, one in family.plausible(problem)]
     together = ranker.network_.predict_groups(family.feature_groups(likely, H200, space))
     for place, one in enumerate(likely):
         assert np.array_equal(together[place], ranker.network_.predict(family.features(one, H200, space)))

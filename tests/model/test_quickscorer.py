@@ -38,7 +38,7 @@ def check(family, bundle, cases):
     seen = 0
     for problem, device in cases:
         space = family.space(device)
-        told = [problem, *(one for _, one in family.likely(problem.without_sizes()))]
+        told = [problem, *(one for _, one in family.plausible(problem.without_sizes()))]
         logs = ranker.forest_.predict_groups(family.feature_groups(told, device, space))
         for one, of_one in zip(told, logs, strict=True):
             expected = walked(ranker.forest_, family.features(one, device, space))

@@ -65,6 +65,6 @@ def disk(monkeypatch):
 def fresh(monkeypatch):
     from foretune.runtime import arguments, make_shortlist
 
-    monkeypatch.setattr(arguments, "_said", set())
+    monkeypatch.setattr(arguments, "_warned", set())
     monkeypatch.setattr(sys.modules[make_shortlist.__module__], "_choosers", {})
     monkeypatch.delenv("FORETUNE_MODE", raising=False)

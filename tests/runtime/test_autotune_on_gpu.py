@@ -66,7 +66,7 @@ def attached(*what, **options):
 @pytest.mark.parametrize("declare", [foretune.autotune, attached])
 def test_with_little_memory_free_it_tunes_all_the_same(gpu_kernels, monkeypatch, declare):
     monkeypatch.setattr(timer, "_timers", {})
-    monkeypatch.setattr(arguments, "_said", set())
+    monkeypatch.setattr(arguments, "_warned", set())
     x, y = torch.ones(1 << 16, device="cuda"), torch.ones(1 << 16, device="cuda")
     tuned = declare(gpu_kernels.CONFIGS, ["n"], restore_value=["y_ptr"])(gpu_kernels.add_kernel.fn)
     torch.cuda.synchronize()

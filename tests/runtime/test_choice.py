@@ -46,7 +46,7 @@ class World:
         patch.setattr(choice, "_can_wait", lambda: self.can_wait)
         patch.setattr(choice, "_measured", {})
         patch.setattr(choice.torch.cuda, "current_device", lambda: 0)
-        patch.setattr("foretune.runtime.arguments._said", set())
+        patch.setattr("foretune.runtime.arguments._warned", set())
         self.can_wait = True
 
     def ranked(self, problem, k):

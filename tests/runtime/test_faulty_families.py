@@ -45,7 +45,7 @@ def test_all_configs_are_timed_with_one_warning(filler, declared, monkeypatch, t
     monkeypatch.setattr(triton_adapter, "Pruner", partial(Pruner, device=filler.H200, bundle=filler.FillerBundle()))
     for number, (method, fault) in enumerate(zip(METHODS, FAULTS, strict=True)):
         monkeypatch.setenv("FORETUNE_CACHE_DIR", str(tmp_path / str(number)))
-        monkeypatch.setattr(arguments, "_said", set())
+        monkeypatch.setattr(arguments, "_warned", set())
         answer = FAULTS[fault]
         family = type("Theirs", (filler.Filler,), {method: lambda self, *args, answer=answer: answer()})()
         with use_stub_driver(filler.H200) as driver, warnings.catch_warnings(record=True) as caught:

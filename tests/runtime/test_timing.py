@@ -171,7 +171,7 @@ class Card:
 
         monkeypatch.setattr(torch, "full", allocate)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=50 << 20))
-        monkeypatch.setattr(arguments, "_said", set())
+        monkeypatch.setattr(arguments, "_warned", set())
 
 
 def test_the_buffer_that_clears_the_l2_is_as_large_as_fits(monkeypatch):
@@ -219,7 +219,7 @@ def test_with_little_memory_free_configs_are_timed_all_the_same(monkeypatch):
     import torch
 
     monkeypatch.setattr(timer_module, "_timers", {})
-    monkeypatch.setattr(arguments, "_said", set())
+    monkeypatch.setattr(arguments, "_warned", set())
     x = torch.rand(1 << 16, device="cuda")
     x.mul_(2)
     torch.cuda.synchronize()

@@ -36,7 +36,7 @@ class _AsItIs:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._family, name)
 
-    def likely(self, problem: Problem) -> tuple[tuple[float, Problem], ...]:
+    def plausible(self, problem: Problem) -> tuple[tuple[float, Problem], ...]:
         return ((1.0, problem),)
 
 

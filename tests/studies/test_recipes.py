@@ -30,7 +30,7 @@ class Likely(FakeFamily):
     """Says what a call of unknown sizes is likely to be, as grouped GEMMs do, so that our own ranker learns from known
     ones alone."""
 
-    def likely(self, problem):
+    def plausible(self, problem):
         return ((1.0, GRID.cases[0].problem),)
 
 

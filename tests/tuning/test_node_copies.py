@@ -26,7 +26,7 @@ NODES, RANKS_OF_NODE = 64, 8
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
-    monkeypatch.setattr("foretune.runtime.arguments._said", set())
+    monkeypatch.setattr("foretune.runtime.arguments._warned", set())
     for name in ("FORETUNE_NODE_DIR", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK"):
         monkeypatch.delenv(name, raising=False)
 

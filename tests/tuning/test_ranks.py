@@ -63,7 +63,7 @@ def fresh(monkeypatch):
 
     monkeypatch.setattr(module, "_in_force", [])
     monkeypatch.setattr(module, "_last", None)
-    monkeypatch.setattr("foretune.runtime.arguments._said", set())
+    monkeypatch.setattr("foretune.runtime.arguments._warned", set())
     clock = Clock()
     real = module.Rendezvous
     monkeypatch.setattr(module, "Rendezvous", lambda *a, **more: real(*a, **more, now=clock.now, sleep=clock.sleep))

@@ -146,9 +146,10 @@ def context_now() -> Context | None:
 
 
 def context_turn() -> AbstractContextManager[bool]:
-    """Return a block that yields whether this thread may run the process's only context (see `TuningLock.turn`).
+    """Return a context manager that waits until no other thread runs a `Context`.
 
-    Threads that are timing a config wait for it too: contexts do not need the lock of a key, so there is no deadlock.
+    It yields whether this thread may run one (see `TuningLock.turn`). Threads that are timing a config wait too, which
+    cannot deadlock, because contexts do not take the locks of keys that are being tuned.
     """
     return _contexts.taken.turn(is_waiting=True)
 

@@ -242,7 +242,10 @@ def _memory_of(tensor: Any) -> tuple[Any, ...] | None:
 
 
 def _once_each(tensor: Any, like: Any = None) -> Any:
-    """Return a view that has each element of an expanded tensor once, as the target of `copy_` requires."""
+    """Return a view without the repeated elements of an expanded tensor, which `copy_` cannot write to.
+
+    Dimensions of stride 0 are narrowed to size 1. If `like` is given, its strides are used instead of the tensor's.
+    """
     for dim, (size, step) in enumerate(zip(tensor.shape, (tensor if like is None else like).stride(), strict=True)):
         if step == 0 and size > 1:
             tensor = tensor.narrow(dim, 0, 1)

@@ -299,7 +299,10 @@ def _described(value: Any) -> tuple[str, list[str]]:
 
 
 def _first_described(holder: Any, name: str, value: Any) -> tuple[str, list[str]]:
-    """Return the text that a value had when it was first read: the function may itself append to a captured list."""
+    """Return what `_described` returned when `holder`'s value of this name was first read.
+
+    Later contents do not count, because the function itself may append to a list that it captures.
+    """
     first = _held.setdefault(holder, {})
     if name not in first:
         first[name] = _described(value)

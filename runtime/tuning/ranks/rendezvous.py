@@ -160,7 +160,7 @@ class Rendezvous:
         return self.store.get(key) if self.store.check([key]) else None
 
     def _settle(self, question: str, value: Any, reason: str = "") -> bytes:
-        """Set the answer unless there is one, and return the one that there is then."""
+        """Store an answer, or the reason for none, unless one is stored already; return what is stored."""
         return self.store.compare_set(f"{question}/answer", "", json.dumps([value, reason]))
 
     def _post(self, question: str, mine: str, combine: Callable[[list[Any]], Any]) -> bytes | None:

@@ -183,7 +183,7 @@ def test_a_foreign_file_is_begun_anew_with_one_warning(make, tmp_path):
         with pytest.warns(ForetuneWarning, match="cannot be read and is replaced by a new file"):
             assert tuned(1) == 2
         assert make(cache=path)[0].tune(1).tuned_s == 0.0
-        foretune.runtime.arguments._said.clear()
+        foretune.runtime.arguments._warned.clear()
 
 
 def test_a_disk_that_cannot_be_written_stops_nothing(make, tmp_path):

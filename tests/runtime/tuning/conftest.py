@@ -15,7 +15,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the files of choices are."""
     monkeypatch.setenv(kernel_cache.VARIABLE, str(tmp_path / "cache"))
     monkeypatch.delenv(flywheel.VARIABLE, raising=False)
-    monkeypatch.setattr(arguments, "_said", set())
+    monkeypatch.setattr(arguments, "_warned", set())
     monkeypatch.setattr(flywheel, "_logs", {})
     kernel_cache._shared.cache_clear()
     return tmp_path / "cache" / "choices"

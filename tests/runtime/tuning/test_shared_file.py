@@ -114,7 +114,7 @@ def test_a_file_that_was_cut_off_anywhere_is_moved_aside_and_begun_anew(tmp_path
     add(counts_in(path), "x")
     whole = path.read_bytes()
     for length in range(len(whole)):
-        arguments._said.clear()
+        arguments._warned.clear()
         path.write_bytes(whole[:length])
         file = counts_in(path)
         with heard() as caught:
