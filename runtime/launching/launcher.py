@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import triton
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from ...datasets import KernelConfig
 
 _ALIGNMENT = 16  # bytes; the alignment that Triton specializes pointers on
+
+
+#: Attempts to compile while another thread disturbs Python 3.11's parser.
+_MOST_PARSES = 20
 
 
 class Launcher:
@@ -161,8 +166,16 @@ class PreparedLaunch:
             self._known[key] = binary, tuple(values[name] for name in self._launcher.kernel.arg_names[given:])
 
     def _through_jit(self, tensors: Sequence[torch.Tensor | None]) -> Any:
-        """Launch through Triton's JIT; return the binary, or None in the interpreter."""
-        return self._launcher.kernel[self._grid](*tensors, *self._integers, **self._values())
+        """Launch through Triton's JIT; return the binary, or None in the interpreter.
+
+        Python 3.11's parser can raise a SystemError while another thread parses, as binaries that are compiled ahead
+        do. It is raised before the launch, which is then repeated.
+        """
+        launch = partial(self._launcher.kernel[self._grid], *tensors, *self._integers, **self._values())
+        for _ in range(_MOST_PARSES - 1):
+            with suppress(SystemError):
+                return launch()
+        return launch()
 
     def _compile_ahead(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor | None]) -> None:
         """Start to compile the binary in a thread."""
