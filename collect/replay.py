@@ -156,7 +156,7 @@ class Replay:
         entry = self.to_json()
         ks = list(entry["everything"]["regret"])
         views = {"regret": ""}
-        if any(case.problem.ragged for case in self.everything.cases):
+        if self.everything.is_ragged:
             views["regret_sizes_unknown"] = "  sizes unknown"
         rows = []
         for label, key in (("everything", "everything"), ("the plan", "planned")):

@@ -7,7 +7,7 @@ collect/, the floor above, so in kernels/ only `api.py` and the commands may imp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..datasets import Family, ForetuneError
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..datasets import Case
     from ..datasets.dataset import Dataset
     from ..model import Bundle, Evaluation
+    from ..model.baselines import Rivals
     from ..model.report import Report
 
 #: A family, its class, its name, or "package.module:attribute".
@@ -112,13 +113,11 @@ def train(
     >>> bundle = train("h200_rms_norm_rope", family="rms_norm_rope_bwd")  # doctest: +SKIP
     >>> bundle.save("my-bundle")  # doctest: +SKIP
     """
-    from ..model import load_bundle
-    from ..model.bundle import Bundle
     from ..model.train import train_bundle
 
-    kept = keep if keep is None or isinstance(keep, Bundle) else load_bundle(keep)
-    dataset = datasets_merged(_several_data(data))
-    trained = train_bundle(dataset, families_in(dataset, None if family is None else _several(family)))
+    kept = None if keep is None else bundle_of(keep)
+    dataset = datasets_merged(data)
+    trained = train_bundle(dataset, families_in(dataset, family))
     return trained if kept is None else trained.merged_with(kept)
 
 
@@ -145,15 +144,11 @@ def adapt(
 
     >>> adapt("small").save("my-bundle")  # doctest: +SKIP
     """
-    from ..model import load_bundle
-    from ..model.bundle import Bundle
     from ..model.train import adapt_bundle
 
-    dataset = dataset_of(data)
-    given = bundle if isinstance(bundle, Bundle) else load_bundle(bundle)
-    wanted = [name for name in dataset.families if name in given.families] if family is None else _several(family)
-    found = [find_family(one) for one in wanted]
-    return adapt_bundle(given, dataset, {one.name: one for one in found})
+    dataset, given = dataset_of(data), bundle_of(bundle)
+    wanted = [name for name in dataset.families if name in given.families] if family is None else family
+    return adapt_bundle(given, dataset, families_in(dataset, wanted))
 
 
 def evaluate(
@@ -186,21 +181,14 @@ def evaluate(
     >>> evaluate("h200_gated_mlp")["gated_mlp"].to_json()["regret"]["1"]["geomean"]  # doctest: +SKIP
     1.0202
     """
-    from ..model import load_bundle
     from ..model.baselines import choose_rivals
-    from ..model.bundle import Bundle
-    from ..model.cross_validation import cross_validate, evaluate_bundle
     from .comparisons import baselines_of
 
-    given = bundle if bundle is None or isinstance(bundle, Bundle) else load_bundle(bundle)
-    dataset = datasets_merged(_several_data(data))
+    given = None if bundle is None else bundle_of(bundle)
+    dataset = datasets_merged(data)
     judged: dict[str, Evaluation] = {}
-    for name, one in judged_families(dataset, None if family is None else _several(family), given).items():
-        rivals = choose_rivals(baselines, baselines_of(one))
-        if given is None:
-            judged[name] = cross_validate(dataset, one, split=split, rivals=rivals, jobs=jobs)
-        else:
-            judged[name] = evaluate_bundle(dataset, given, one, rivals=rivals, jobs=jobs)
+    for name, one in judged_families(dataset, family, given).items():
+        judged[name] = evaluation_of(dataset, one, given, choose_rivals(baselines, baselines_of(one)), split, jobs)
     return judged
 
 
@@ -227,25 +215,41 @@ def report(
 
     >>> report("h200_gated_mlp", quick=True).save("report.html")  # doctest: +SKIP
     """
-    from ..model import load_bundle
-    from ..model.bundle import Bundle
     from ..model.report import make_report
 
-    given = bundle if bundle is None or isinstance(bundle, Bundle) else load_bundle(bundle)
-    dataset = datasets_merged(_several_data(data))
-    kernels = judged_families(dataset, None if family is None else _several(family), given)
-    return make_report(dataset, kernels, given, quick=quick)
+    given = None if bundle is None else bundle_of(bundle)
+    dataset = datasets_merged(data)
+    return make_report(dataset, judged_families(dataset, family, given), given, quick=quick)
 
 
-def datasets_merged(data: Sequence[DataLike]) -> Dataset:
+def evaluation_of(
+    dataset: Dataset, family: Family, bundle: Bundle | None, rivals: Rivals, split: str, jobs: int
+) -> Evaluation:
+    """Evaluate a bundle, or cross-validate without one, on the measurements of one family."""
+    from ..model.cross_validation import cross_validate, evaluate_bundle
+
+    if bundle is None:
+        return cross_validate(dataset, family, split=split, rivals=rivals, jobs=jobs)
+    return evaluate_bundle(dataset, bundle, family, rivals=rivals, jobs=jobs)
+
+
+def bundle_of(bundle: Bundle | Path | str | None) -> Bundle:
+    """Return a bundle as it is, or load the one in a folder; the shipped one for None."""
+    from ..model import load_bundle
+    from ..model.bundle import Bundle
+
+    return bundle if isinstance(bundle, Bundle) else load_bundle(bundle)
+
+
+def datasets_merged(data: DataLike | Sequence[DataLike]) -> Dataset:
     """Return one dataset, or several merged."""
     from ..datasets.merge import merge_datasets
 
-    loaded = [dataset_of(one) for one in data]
+    loaded = [dataset_of(one) for one in _several(data)]
     return loaded[0] if len(loaded) == 1 else merge_datasets(loaded, name="+".join(one.name for one in loaded))
 
 
-def families_in(dataset: Dataset, only: Iterable[FamilyLike] | None = None) -> dict[str, Family]:
+def families_in(dataset: Dataset, only: FamilyLike | Sequence[FamilyLike] | None = None) -> dict[str, Family]:
     """Return the families in a dataset, or the given ones, by name.
 
     Kernels that were only logged while they were tuned, and that no family declares, are left out with a warning if
@@ -258,7 +262,7 @@ def families_in(dataset: Dataset, only: Iterable[FamilyLike] | None = None) -> d
     from ..datasets.log_part import LOGGED
 
     if only is not None:
-        return {family.name: family for family in map(find_family, only)}
+        return {family.name: family for family in map(find_family, _several(only))}
     undeclared = [name for name in dataset.families if name not in families() and dataset.plans(name) == {LOGGED}]
     if undeclared and len(undeclared) == len(dataset.families):
         raise ForetuneError(
@@ -277,11 +281,12 @@ def families_in(dataset: Dataset, only: Iterable[FamilyLike] | None = None) -> d
             "package.module:Class (once for each family to use), or register the family with foretune.register or an "
             "entry point"
         )
-    found = {name: find_family(name) for name in declared}
-    return found
+    return {name: find_family(name) for name in declared}
 
 
-def judged_families(dataset: Dataset, only: Iterable[FamilyLike] | None, bundle: Bundle | None) -> dict[str, Family]:
+def judged_families(
+    dataset: Dataset, only: FamilyLike | Sequence[FamilyLike] | None, bundle: Bundle | None
+) -> dict[str, Family]:
     """Return the families in a dataset that can be judged, by name: with a bundle, those that it has.
 
     Raises:
@@ -308,9 +313,6 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + more
 
 
-def _several_data(data: DataLike | Sequence[DataLike]) -> Sequence[DataLike]:
-    return data if isinstance(data, (list, tuple)) else [data]  # type: ignore[list-item]
-
-
-def _several(family: FamilyLike | Sequence[FamilyLike]) -> Sequence[FamilyLike]:
-    return [family] if isinstance(family, (str, type)) or not isinstance(family, Sequence) else family
+def _several(given: Any) -> Sequence[Any]:
+    """Return a value as a list of one, and several as they are."""
+    return given if isinstance(given, Sequence) and not isinstance(given, str) else [given]

@@ -66,9 +66,7 @@ def feature_contributions(
         ForetuneError: The features are not finite.
         BundleError: The ranker was trained on other features.
     """
-    binaries = ranker.binaries_.get((problem.dtype, problem.flags), {}) if family.reads_binaries else None
-    weights, problems = zip(*family.plausible(problem), strict=True)
-    groups = family.feature_groups(problems, device, candidates, binaries)
+    weights, groups = ranker.marginal(family, problem, device, candidates)
     rows, n_features = list(explained), len(ranker.feature_names_)
     values, logs = np.zeros((len(rows), n_features)), np.zeros((len(rows), n_features + 2))
     for place, weight in enumerate(weights):
@@ -119,9 +117,9 @@ def unmeasured_knobs(
             if str(knobs_of[place].get(knob)) not in values:
                 found.add(knob)
     if ranker.network_ is not None:
-        binaries = ranker.binaries_.get((problem.dtype, problem.flags), {}) if family.reads_binaries else None
-        likely = (family.plausible(problem)[0][1],)
-        table = joined(family.feature_groups(likely, device, candidates, binaries))
+        plausible = (family.plausible(problem)[0][1],)
+        binaries = ranker.known_binaries(family, problem)
+        table = joined(family.feature_groups(plausible, device, candidates, binaries))
         knobs = {knob.lower(): knob for knob in family.knobs}
         for column in np.unique(ranker.network_.which).tolist():
             knob = knobs.get(ranker.feature_names_[column].lower(), "")

@@ -85,7 +85,7 @@ class Evaluation:
     def better_baselines(self) -> list[Better]:
         """Return each baseline and k with a lower geometric mean regret than the ranker's."""
         views = [("sizes known", self.regret, self.baselines)]
-        if self._ragged:
+        if self.is_ragged:
             views += [("sizes unknown", self.regret_sizes_unknown, self.baselines_sizes_unknown)]
         pairs = [
             Better(name, view, k, geomean(theirs[k].ravel()), geomean(values))
@@ -96,7 +96,7 @@ class Evaluation:
         return [pair for pair in pairs if round(pair.baseline_regret, 4) < round(pair.regret, 4)]
 
     @property
-    def _ragged(self) -> bool:
+    def is_ragged(self) -> bool:
         """True if any problem has ragged sizes."""
         return any(case.problem.ragged for case in self.cases)
 
@@ -111,16 +111,16 @@ class Evaluation:
         for subset, part in (summary["regret_by_origin"] | devices).items():
             label = f"  {subset} only ({part['problems']}, noise {percent(part['noise_floor'])} %)"
             rows += [[label, *(percent(part["regret"][k]["geomean"]) for k in ks)]]
-            if self._ragged:
+            if self.is_ragged:
                 unknown = part["regret_sizes_unknown"]
                 rows += [["    ragged sizes unknown", *(percent(unknown[k]["geomean"]) for k in ks)]]
-        if self._ragged:
+        if self.is_ragged:
             unknown = summary["regret_sizes_unknown"]
             rows += [["  ragged sizes unknown", *(percent(unknown[k]["geomean"]) for k in ks)]]
         for baseline, curve in summary["baselines"].items():
             rows += [[baseline, *(percent(curve[k]["geomean"]) for k in ks)]]
             without = [percent(summary["baselines_sizes_unknown"][baseline][k]["geomean"]) for k in ks]
-            if self._ragged and without != rows[-1][1:]:
+            if self.is_ragged and without != rows[-1][1:]:
                 rows += [["  sizes unknown", *without]]
         title = (
             f"{self.family}: % slower than the best config that was measured ({100 * self.tried:.0f} % were), "
@@ -151,7 +151,7 @@ class Evaluation:
             better.setdefault((one.baseline, one.view), []).append(result)
         if not better:
             return ["Lower than every baseline at every k."]
-        views = {name: f", {name}" if self._ragged else "" for name in ("sizes known", "sizes unknown")}
+        views = {name: f", {name}" if self.is_ragged else "" for name in ("sizes known", "sizes unknown")}
         return [
             f"{baseline} is better{views[view]}, at the best of {', '.join(found)}."
             for (baseline, view), found in better.items()

@@ -192,7 +192,7 @@ class LightGBMRanker(Ranker):
         self._check_features(family)
         if not len(configs):
             return np.empty(0)
-        weights, groups = self._marginal(family, problem, device, configs)
+        weights, groups = self.marginal(family, problem, device, configs)
         slowdowns: NDArray[np.float64] = np.exp(_mean(weights, self._logs_of(groups)))
         return slowdowns
 
@@ -208,7 +208,7 @@ class LightGBMRanker(Ranker):
         kept = _KEPT + _KEPT_PER_CONFIG * count
         if self.network_ is None or len(configs) <= kept:
             return super().fastest(family, problem, device, configs, count)
-        weights, groups = self._marginal(family, problem, device, configs)
+        weights, groups = self.marginal(family, problem, device, configs)
         check_finite(groups)
         logs = self.network_.predict_groups(groups)
         near = np.sort(_mean(weights, logs).argsort(kind="stable")[:kept])
@@ -217,13 +217,16 @@ class LightGBMRanker(Ranker):
         order = mean.argsort(kind="stable")
         return near[order], np.exp(mean[order])
 
-    def _marginal(
+    def marginal(
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
     ) -> tuple[tuple[float, ...], Sequence[FeatureGroup]]:
         """Return the plausible versions of a problem (see `Family.plausible`): their weights and features."""
-        binaries = self.binaries_.get((problem.dtype, problem.flags), {}) if family.reads_binaries else None
         weights, problems = zip(*family.plausible(problem), strict=True)
-        return weights, family.feature_groups(problems, device, configs, binaries)
+        return weights, family.feature_groups(problems, device, configs, self.known_binaries(family, problem))
+
+    def known_binaries(self, family: Family, problem: Problem) -> Mapping[KernelConfig, BinaryFacts] | None:
+        """Return the facts about the measured binaries that a problem uses; None if the features do not read them."""
+        return self.binaries_.get((problem.dtype, problem.flags), {}) if family.reads_binaries else None
 
     def _logs_of(self, groups: Sequence[FeatureGroup]) -> NDArray[np.float64]:
         """Return predicted log slowdowns, (n_problems, n_configs)."""

@@ -13,7 +13,7 @@ from ...datasets import DeviceSpec, Family
 from ...datasets.errors import printable
 from ...datasets.progress import showing
 from .. import find_measurable
-from ..learning import datasets_merged, families_in, judged_families
+from ..learning import datasets_merged, evaluation_of, families_in, judged_families
 from .app import GIVEN, command, command_text
 from .inputs import bundle_at, for_each_family, live_gpu, rows_of
 from .options import (
@@ -219,7 +219,6 @@ def evaluate(
         )
 
     from ...model.baselines import choose_rivals
-    from ...model.cross_validation import cross_validate, evaluate_bundle
     from ..comparisons import baselines_of
 
     given = bundle_at(bundle)
@@ -232,10 +231,7 @@ def evaluate(
     row_s += _EVALUATING_S * max(chosen.cost for chosen in rivals.values())
 
     def judge(kernel: Family) -> Evaluation:
-        chosen = rivals[kernel.name]
-        if given:
-            return evaluate_bundle(dataset, given, kernel, rivals=chosen, jobs=jobs)
-        return cross_validate(dataset, kernel, split=split, rivals=chosen, jobs=jobs)
+        return evaluation_of(dataset, kernel, given, rivals[kernel.name], split, jobs)
 
     judged = for_each_family(judge, dataset, kernels, what, row_s)
     if max_regret1 is None:

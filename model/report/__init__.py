@@ -192,11 +192,6 @@ class Section:
     knobs: tuple[Figure, ...]
 
     @property
-    def is_ragged(self) -> bool:
-        """True if any problem has ragged sizes."""
-        return any(case.problem.ragged for case in self.found.evaluation.cases)
-
-    @property
     def figures(self) -> Iterator[Figure]:
         """All figures, in the order of the page."""
         for some in (self.accuracy, self.calibration, self.shapes, self.knobs):

@@ -43,7 +43,7 @@ def curves(found: Findings) -> dict[str, Mapping[str, Any]]:
     """Return the regrets by k of the ranker and of the baselines, as in `Evaluation.to_json`, the ranker first."""
     summary = found.summary
     ours: dict[str, Any] = {"foretune": summary["regret"]}
-    if any(case.problem.ragged for case in found.evaluation.cases):
+    if found.evaluation.is_ragged:
         ours["foretune, sizes unknown"] = summary["regret_sizes_unknown"]
     ours |= summary["baselines"]
     return ours
@@ -282,7 +282,7 @@ def _reliability(found: Findings, key: str) -> Figure:
 
 def _coverage(found: Findings, key: str) -> Figure:
     known, unknown = found.coverage_by_k(), found.coverage_by_k(sizes_known=False)
-    ragged = any(case.problem.ragged for case in found.evaluation.cases)
+    ragged = found.evaluation.is_ragged
     ks = np.arange(1, len(known) + 1)
     enough = ks[known >= _NOMINAL]
     autos = {where: coverage.to_json() for where, coverage in found.evaluation.coverage.items()}

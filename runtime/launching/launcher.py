@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import triton
@@ -19,6 +18,7 @@ from triton.runtime import JITFunction, _allocation, driver
 
 from ...datasets import ForetuneError
 from .ahead import compile_ahead_of, is_only_compiling, make_launch_function_ahead, wait_for
+from .source_hash import undisturbed
 from .triton_hash import wait_for_the_hash
 
 if TYPE_CHECKING:
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from ...datasets import KernelConfig
 
 _ALIGNMENT = 16  # bytes; the alignment that Triton specializes pointers on
-
-
-#: Attempts to compile while another thread disturbs Python 3.11's parser.
-_MOST_PARSES = 20
 
 
 class Launcher:
@@ -168,14 +164,10 @@ class PreparedLaunch:
     def _through_jit(self, tensors: Sequence[torch.Tensor | None]) -> Any:
         """Launch through Triton's JIT; return the binary, or None in the interpreter.
 
-        Python 3.11's parser can raise a SystemError while another thread parses, as binaries that are compiled ahead
-        do. It is raised before the launch, which is then repeated.
+        Triton parses the kernel before it compiles and launches, perhaps while other binaries are compiled ahead.
         """
-        launch = partial(self._launcher.kernel[self._grid], *tensors, *self._integers, **self._values())
-        for _ in range(_MOST_PARSES - 1):
-            with suppress(SystemError):
-                return launch()
-        return launch()
+        kernel, values = self._launcher.kernel[self._grid], self._values()
+        return undisturbed(lambda: kernel(*tensors, *self._integers, **values))
 
     def _compile_ahead(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor | None]) -> None:
         """Start to compile the binary in a thread."""

@@ -8,22 +8,22 @@ import hashlib
 import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from enum import Enum
 from functools import lru_cache
 from numbers import Complex, Integral
 from tokenize import TokenError
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 #: Fields of syntax nodes that differ between Python versions or do not affect what is computed.
 _IDLE_FIELDS = ("ctx", "kind", "type_comment", "type_params", "decorator_list")
 #: Modules whose contents are fixed by the versions of Triton and Python, as in Triton's own cache keys.
 _FIXED_MODULES = ("triton", "math", "copy")
 #: The separator between the two parts of a hash; see `hash_of_kernel`.
 SEPARATOR = "+"
-#: How often a text is parsed if another thread disturbs the parser.
-_MOST_PARSES = 20
+#: How often a text is parsed if another thread disturbs Python 3.11's parser, and what the error then says.
+_MOST_PARSES, _DISTURBED = 20, "depth mismatch"
 #: The depth at which a nested constant is cut off, for lists that contain themselves.
 _DEEPEST = 20
 
@@ -45,14 +45,23 @@ def structure(source: str) -> str:
 
 
 def parsed(source: str) -> ast.Module:
-    """Return the syntax tree of a source text.
+    """Return the syntax tree of a source text."""
+    return undisturbed(lambda: ast.parse(source))
 
-    Python 3.11 may raise a SystemError while another thread parses; the text is then parsed again.
+
+def undisturbed(parse: Callable[[], T]) -> T:
+    """Call a function that parses, and call it again if Python 3.11's parser was disturbed by another thread.
+
+    The parser then raises a SystemError ("AST constructor recursion depth mismatch"), whatever the text is. Other
+    errors pass through.
     """
     for _ in range(_MOST_PARSES - 1):
-        with suppress(SystemError):
-            return ast.parse(source)
-    return ast.parse(source)
+        try:
+            return parse()
+        except SystemError as error:  # noqa: PERF203 - one attempt in nearly all cases
+            if _DISTURBED not in str(error):
+                raise
+    return parse()
 
 
 def _text(node: Any) -> str:

@@ -25,7 +25,7 @@ from foretune.kernels.grouped_gemm.triton_kernels import (
     specialized_gemm,
     tiles,
 )
-from foretune.runtime.launching.source_hash import structure
+from foretune.runtime.launching.source_hash import structure, undisturbed
 from grouped import DW, DX, FAMILIES, FORWARD
 from triton.runtime.jit import JITFunction
 
@@ -119,3 +119,15 @@ def test_a_thread_that_parses_at_the_same_time_changes_nothing(monkeypatch):
     monkeypatch.setattr(ast, "parse", disturbed)
     assert structure(source) == expected
     assert not failures
+
+
+def test_another_system_error_is_raised_at_once():
+    calls = []
+
+    def broken():
+        calls.append(1)
+        raise SystemError("returned NULL without setting an exception")
+
+    with pytest.raises(SystemError, match="returned NULL"):
+        undisturbed(broken)
+    assert len(calls) == 1

@@ -53,7 +53,7 @@ def main() -> None:
 def regrets(found):
     """In percent by k, of models and of random shapes, with sizes known and, where a family has such, unknown."""
     views = {"": "regret"}
-    if any(case.problem.ragged for case in found.cases):
+    if found.is_ragged:
         views[" sizes unknown"] = "regret_sizes_unknown"
     apart = found.to_json()["regret_by_origin"]
     return {

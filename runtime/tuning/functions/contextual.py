@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Concatenate, Generic, overload
+from typing import Any, overload
 
 from ....datasets import ForetuneError
 from ....datasets.errors import check_flag, check_path
@@ -23,14 +23,14 @@ from .results import TuneResult, all_failed, check_finished
 from .running import TuningLock, context_now, context_turn, in_context
 from .search import Search
 from .sites import Site, Sites, forced
-from .wrapped import BoundFunction, CallKey, Instance, P, Q, R
+from .wrapped import CallKey, P, R
 
 #: The kernels that a function launches may depend on the configs. It is searched for new ones at most this often, so
 #: that tuning ends.
 _ROUNDS = 3
 
 
-class ContextualFunction(FunctionTuner, Generic[P, R]):
+class ContextualFunction(FunctionTuner[P, R]):
     """A function as `foretune.contextual_autotune` returns it; the options are documented there.
 
     For type checkers, it takes the parameters of the original function (`P`) and returns its result (`R`).
@@ -61,18 +61,6 @@ class ContextualFunction(FunctionTuner, Generic[P, R]):
     def renew(self) -> None:
         """See `renew_in_children`."""
         self._lock = TuningLock()
-
-    @overload
-    def __get__(self, instance: None, owner: Any = None) -> ContextualFunction[P, R]: ...
-
-    @overload
-    def __get__(
-        self: ContextualFunction[Concatenate[Instance, Q], R], instance: Instance, owner: Any = None
-    ) -> BoundFunction[Q, R]: ...
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """Return the function itself for the class, and the bound method for an instance."""
-        return self if instance is None else BoundFunction(self, instance)
 
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...

@@ -30,7 +30,7 @@ from .plain_values import plain, text_of
 from .results import Trial, TuneResult
 from .search import Search
 from .side_effects import SideEffects
-from .wrapped import WrappedFunction
+from .wrapped import P, R, WrappedFunction
 
 #: The environment variable that sets `Reuse`.
 VARIABLE = "FORETUNE_TUNE"
@@ -63,7 +63,7 @@ def software() -> dict[str, str]:
     return asdict(Software.here()) | {"python": platform.python_version()}
 
 
-class FunctionTuner(WrappedFunction):
+class FunctionTuner(WrappedFunction[P, R]):
     """A function whose calls are timed and whose records are cached. `foretune.tune` documents the options."""
 
     def __init__(
@@ -152,7 +152,7 @@ class CallTuning:
         say: Reports a line of progress.
     """
 
-    tuner: FunctionTuner
+    tuner: FunctionTuner[Any, Any]
     call: Call
     ranks: Ranks
     say: Callable[[str], object]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any, Concatenate, Generic, overload
+from typing import Any, overload
 
 from ....datasets import DeviceSpec, Family, ForetuneError, Status
 from ....datasets.errors import check_flag
@@ -24,10 +24,10 @@ from .results import TuneResult, all_failed
 from .running import TuningLock, config_on_trial, context_now, on_trial
 from .search import Search
 from .work import Work
-from .wrapped import BoundFunction, Instance, P, Q, R
+from .wrapped import P, R
 
 
-class TunedFunction(FunctionTuner, Generic[P, R]):
+class TunedFunction(FunctionTuner[P, R]):
     """A function and its configs, as `foretune.tune` returns it; the options are documented there.
 
     Call it as the original function, without the knobs: it fills them in from the chosen config. A knob that a call
@@ -74,18 +74,6 @@ class TunedFunction(FunctionTuner, Generic[P, R]):
     def configs(self) -> list[dict[str, Any]]:
         """All configs of the space, as keyword arguments."""
         return [dict(candidate.knobs) for candidate in self._calls.space.candidates()]
-
-    @overload
-    def __get__(self, instance: None, owner: Any = None) -> TunedFunction[P, R]: ...
-
-    @overload
-    def __get__(
-        self: TunedFunction[Concatenate[Instance, Q], R], instance: Instance, owner: Any = None
-    ) -> BoundFunction[Q, R]: ...
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """Return the function itself for the class, and the bound method for an instance."""
-        return self if instance is None else BoundFunction(self, instance)
 
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from types import CodeType, ModuleType
-from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
 
 from ....datasets import ForetuneError
@@ -30,6 +30,9 @@ from .plain_values import (
     type_name,
 )
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 #: The parameters and the result of a wrapped function, for type checkers.
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,7 +45,7 @@ CALL_OPTIONS = ("autotune", "autotune_verbose", "autotune_pg")
 _MOST_FUNCTIONS = 200
 
 
-class WrappedFunction:
+class WrappedFunction(Generic[P, R]):
     """An object that replaces a function, also as a method; copying returns itself, and pickling stores its name.
 
     Raises:
@@ -80,10 +83,22 @@ class WrappedFunction:
         """A digest of the code without captured values, which may differ between the ranks of a job."""
         return digest_of(_Identity(with_values=False).add(self.function).texts)
 
-    def __copy__(self) -> WrappedFunction:
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> Self: ...
+
+    @overload
+    def __get__(
+        self: WrappedFunction[Concatenate[Instance, Q], R], instance: Instance, owner: Any = None
+    ) -> BoundFunction[Q, R]: ...
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Return the function itself for the class, and the bound method for an instance."""
+        return self if instance is None else BoundFunction(self, instance)
+
+    def __copy__(self) -> Self:
         return self
 
-    def __deepcopy__(self, memo: Any) -> WrappedFunction:
+    def __deepcopy__(self, memo: Any) -> Self:
         return self
 
     def __reduce__(self) -> str:
