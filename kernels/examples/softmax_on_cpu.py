@@ -39,7 +39,8 @@ def main() -> None:
         x = torch.randn(3000, 1500, dtype=torch.float16)
         with foretune.testing.use_stub_device("h200"):
             tuned[lambda meta: (triton.cdiv(3000, meta["ROWS"]),)](x, torch.empty_like(x), 3000, 1500, 1500, 1500)
-        print(f"{len(CONFIGS)} configs -> {len(tuned.configs_timings)} timed; chosen: {tuned.best_config}")
+        timed = getattr(tuned, "configs_timings", {})  # Triton times nothing if one config is left
+        print(f"{len(CONFIGS)} configs -> {len(timed)} timed; chosen: {tuned.best_config}")
 
 
 if __name__ == "__main__":
