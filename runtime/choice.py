@@ -12,9 +12,11 @@ import torch
 from ..datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem, not_empty, wrong_knobs
 from ..datasets.errors import shown
 from .arguments import Mode, warn_once
+from .epochs import is_pinned
 from .how_many import HowMany
 from .launching.collector import collecting_later
 from .launching.stub_driver import measures
+from .pins import pinned_config
 from .shortlist import chooser_of
 from .timing.timer import timer_of
 from .tuning.ranks.agreement import agreed_choice, may_tune, scope
@@ -39,7 +41,7 @@ def choose(
 
     In mode `shortlist`, the first call of a bucket times the `K` best configs. It does not while a CUDA graph is
     captured, when nothing may wait for the device, nor in a job of several ranks without `agree`; then the config that
-    is predicted to be fastest runs.
+    is predicted to be fastest runs. While a pin file is in force, its config runs, and nothing is predicted or timed.
 
     Args:
         family: The kernel's family.
@@ -47,11 +49,19 @@ def choose(
         device: The device that the call runs on.
         mode: How predictions are used.
         launch: Runs a config on the call's own tensors; used in mode `shortlist` only.
+
+    Raises:
+        PinError: The pin file in force does not cover the call.
     """
     if mode is Mode.OFF:
         return family.default(problem, device)
     # Predict for the bucket, so that another number of rows costs microseconds; check support for the problem itself.
     near = family.at_call_time(not_empty(family, problem))
+    if is_pinned():
+        reason = partial(_refusal, family, problem, device)
+        if (config := pinned_config(family.name, family.source_hash, device, near, reason)) is not None:
+            return config
+        mode = Mode.PREDICT
     ranked = _ranked(family, near, device, 1 if mode is Mode.PREDICT else K)
     configs = tuple(config for config in ranked if family.supports(config, problem, device) is None)
     if not configs:
@@ -80,6 +90,11 @@ def given(config: KernelConfig, family: Measurable, problem: Problem, device: De
     if reason is not None:
         raise ForetuneError(f"this config cannot run {problem} on {device.name}: {reason} ({config})")
     return config
+
+
+def _refusal(family: Measurable, problem: Problem, device: DeviceSpec, config: KernelConfig) -> str | None:
+    """Return why a config from a file cannot run a problem; None if it can."""
+    return wrong_knobs(family, config) or family.supports(config, problem, device)
 
 
 def _ranked(family: Measurable, problem: Problem, device: DeviceSpec, k: int) -> tuple[KernelConfig, ...]:

@@ -13,10 +13,11 @@ from ...datasets import DeviceSpec, Family, ForetuneError
 from ...datasets.errors import reason_of
 from ...datasets.forking import renew_in_children
 from ..arguments import Mode, resolve_mode, warn_once
+from ..epochs import is_pinned
 from ..how_many import Length
 from ..launching.kernel import Kernel
 from ..launching.stub_driver import device_here, measures
-from ..prune import Pruner
+from ..prune import Pruner, in_full
 from .known_times import KeyTimes, KnownTimes
 from .launches import LaunchFamily
 from .one_launch import OneConfigCache, OneLaunch, key_of_launch, microseconds, times_one
@@ -40,7 +41,7 @@ class Attachment:
       measured again, and the other configs are first compiled in parallel.
     - `run` launches, one thread at a time, because Triton keeps a launch's arguments on the autotuner, where threads
       would mix them up. While a CUDA graph is captured nothing is timed: a new key runs the predicted config, or else
-      the first allowed one, and that choice is not remembered.
+      the first allowed one, and that choice is not remembered. While a pin file is in force, its config runs.
     - `__getstate__` gives copies and pickles the autotuner without the hooks.
 
     `holders` counts the open `attached` blocks that hold it; 0 for `attach`. Where ranks choose together (`agree`),
@@ -60,9 +61,11 @@ class Attachment:
         self._pruner = None if family is None else Pruner(family, k)
         if self._pruner is not None:
             self._pruner.timed = self._how_timed
+            self._pruner.is_pinnable = False
         self._k, self._is_interpreted = k, Kernel(tuner).is_interpreted
         self._known: dict[DeviceSpec, KnownTimes] = {}
-        self._epoch = epoch()
+        self._epoch = -1 if is_pinned() else epoch()  # a pin file also replaces choices made before
+        self._was_pinned = False  # whether the choices in Triton's `cache` are those of a pin file
         self._chosen_together: dict[int, dict[Any, triton.Config]] = {}  # Triton's `cache` by `scope()`
         self._met: set[Any] = set()  # keys launched before the cache was cleared
         renew_in_children(self)
@@ -71,6 +74,7 @@ class Attachment:
         """Create the lock and reset the state of a running launch; see `renew_in_children`."""
         self.lock = threading.RLock()
         self._tuning: _Tuning | None = None
+        self._pinned_now: triton.Config | None = None  # the running launch's config in a pin file
         self._is_running = False
 
     @staticmethod
@@ -120,10 +124,11 @@ class Attachment:
         with self.lock:
             if self._epoch != epoch():
                 self._epoch, ranks = epoch(), scope()
-                if ranks:
+                was_pinned, self._was_pinned = self._was_pinned, is_pinned()
+                if ranks or was_pinned or self._was_pinned:
                     self._met |= self.tuner.cache.keys()
                     self.tuner.cache.clear()
-                    self.tuner.cache.update(self._chosen_together.get(ranks, {}))
+                    self.tuner.cache.update({} if self._was_pinned else self._chosen_together.get(ranks, {}))
             before, self._is_running = self.tuner.__dict__.get("configs_timings"), True
             try:
                 result = self.own_run(*args, **kwargs)
@@ -138,7 +143,7 @@ class Attachment:
                         del self.tuner.cache[key]
                 raise
             finally:
-                self._tuning, self._is_running = None, False
+                self._tuning, self._pinned_now, self._is_running = None, None, False
 
     def _run_once(self, config: triton.Config, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Launch with a config without remembering it."""
@@ -151,6 +156,8 @@ class Attachment:
 
     def bench(self, *args: Any, config: triton.Config, **meta: Any) -> Any:
         """Return the timing of a config as Triton's `_bench` does; a known time is not measured again."""
+        if config is self._pinned_now:  # Triton before 3.8 times even a single config
+            return [0.0] * 3
         tuning = self._tuning if self._tuning is not None and config in self._tuning.configs else None
         if tuning is None:
             timing = self._bench(*args, config=config, **meta)
@@ -226,10 +233,27 @@ class Attachment:
     ) -> Sequence[triton.Config]:
         """Return what the kernel's `early_config_prune` allows, shortened to a shortlist if one is available."""
         theirs = self.tuner.early_config_prune
+        if is_pinned() and (pinned := self._pinned(in_full(theirs), configs, named_args, kwargs)) is not None:
+            self._pinned_now = pinned
+            return [pinned]
         allowed = configs if theirs is None else theirs(configs, named_args, **kwargs)
         self._n_allowed = len(allowed)
         kept = self._or_warn(self._picked, allowed, named_args, kwargs) if allowed else None
         return allowed if kept is None else kept
+
+    def _pinned(
+        self, theirs: Any, configs: Sequence[triton.Config], named_args: Mapping[str, Any], kwargs: Mapping[str, Any]
+    ) -> triton.Config | None:
+        """Return the config that the pin file in force has for a launch; None without one.
+
+        Raises:
+            PinError: The file does not cover the launch.
+        """
+        known, arguments = self._known_here(opens=False), {**named_args, **kwargs}
+        allowed = configs if theirs is None else theirs(configs, named_args, **kwargs)
+        self._n_allowed = len(allowed)
+        problem = self._or_warn(lambda: known.shortlister.stand_in(known.shortlister.problem(arguments)))
+        return known.pinned(problem, allowed, key_of_launch(self.tuner, arguments))
 
     def _picked(
         self, allowed: Sequence[triton.Config], named_args: Mapping[str, Any], kwargs: Mapping[str, Any]
@@ -284,8 +308,8 @@ class Attachment:
             is_pruned = bool(tuner.early_config_prune or tuner.perf_model)
             tuning.times.choose(tuner.best_config, new, tuning.arguments, is_pruned=is_pruned, bundle="")
 
-    def _known_here(self) -> KnownTimes:
-        """Return the known times on the current device, loaded from the cache at the first launch."""
+    def _known_here(self, opens: bool = True) -> KnownTimes:
+        """Return the known times on the current device, loaded from the cache at the first launch that `opens` it."""
         device = device_here()
         with self.lock:
             if device not in self._known:
@@ -300,7 +324,8 @@ class Attachment:
                     self.tuner, self.name, shortlister, device, timed=self._how_timed, logs=self._pruner is None
                 )
             known = self._known[device]
-            known.open()
+            if opens:
+                known.open()
             return known
 
     def _or_warn(self, do: Any, *about: Any) -> Any:

@@ -1,0 +1,142 @@
+"""Make pinned choices, from the choice cache or from a bundle's predictions: what `foretune pin` writes.
+
+The frozen Python file and FLA's tables (`exports.py`) are made from the same values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ....datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Measurable, Problem
+from ...how_many import HowMany
+from ...pin_file import PinFile, PinnedChoice, PinnedDevice, PinnedFunction, PinnedKernel, Versions
+from ...shortlist import bundle_of, chooser_of
+from ...timing.flywheel import Software
+from .kernel_cache import choices_folder
+from .known import KnownFunction, KnownKernel, KnownProblem, known_functions, known_kernels, unknown_name_error
+
+if TYPE_CHECKING:
+    from ....model import Bundle
+
+
+def pins_of_cache(names: Sequence[str] = ()) -> PinFile:
+    """Return the choices in the choice cache.
+
+    For each kernel and device, and for each function and device, these are the results with the newest source and
+    versions: the last choice of each problem, or the fastest config of one whose tuning was interrupted.
+
+    Args:
+        names: The names of kernels and functions in `foretune cache show`; all if empty.
+
+    Raises:
+        ForetuneError: The cache has nothing of one of these names, or no choice.
+    """
+    kernels, functions = known_kernels(None), known_functions()
+    known = {one.kernel for one in kernels} | {one.name for one in functions}
+    if unknown := [name for name in names if name not in known]:
+        raise unknown_name_error(unknown[0], known)
+    wanted = set(names or known)
+    pinned = [pins_of_kernel(one) for one in kernels if one.kernel in wanted]
+    found = PinFile(
+        tuple(one for one in pinned if one is not None),
+        tuple(pin for one in functions if one.name in wanted for pin in _pins_of_function(one)),
+    )
+    if not found.kernels and not found.functions:
+        raise ForetuneError(f"there are no choices in {choices_folder()}: there is nothing to pin")
+    return found
+
+
+def pins_of_kernel(known: KnownKernel) -> PinnedKernel | None:
+    """Return the choices of a kernel in the cache, by its newest source and software; None if it has none."""
+    latest = known.latest()
+    choices = {one.problem: _choice(one, one.choice) for one in latest.problems if one.choice is not None}
+    if not choices:
+        return None
+    newest, device = latest.problems[-1], PinnedDevice.of(known.device)
+    return PinnedKernel(known.kernel, device, newest.source, Versions.of(newest.software), choices, known.device)
+
+
+def _choice(known: KnownProblem, config: KernelConfig) -> PinnedChoice:
+    """Return the choice of a problem in the cache."""
+    times = {one: time_us for one, time_us in known.times_us.items() if time_us is not None}
+    slowdowns = {config: 1.0}
+    if times:
+        best = min(times.values())
+        slowdowns = dict.fromkeys(known.times_us, math.inf) | {one: time_us / best for one, time_us in times.items()}
+    launches = []
+    for launch in known.launches:
+        kept = {"names": launch["names"], "key": launch["key"]}
+        if launch.get("config", config.to_json()) != config.to_json():
+            kept["config"] = launch["config"]
+        launches.append(kept)
+    return PinnedChoice(known.problem, config, tuple(launches), slowdowns)
+
+
+def _pins_of_function(known: KnownFunction) -> Iterator[PinnedFunction]:
+    """Yield the choices of a tuned function in the cache, for each device by its newest source and software."""
+    newest: dict[str, PinnedFunction] = {}
+    for (name, source, device, key), label, record in known.records():
+        if record.chosen is None:
+            continue
+        software = Software("", record.software.get("torch", ""), record.software.get("triton", ""))
+        mine = PinnedFunction(name, device, source, Versions.of(software), {key: {label: record.chosen}})
+        newest[device] = mine.joined(newest[device]) if device in newest else mine
+    yield from newest.values()
+
+
+def pins_of_predictions(
+    family: Family,
+    problems: Sequence[Problem],
+    device: DeviceSpec | Path | str,
+    *,
+    bundle: Bundle | Path | str | None = None,
+) -> PinnedKernel:
+    """Return the choices that a bundle predicts for problems of a family, one for each bucket.
+
+    Args:
+        family: The family.
+        problems: The problems. The choice of a bucket can run all of its problems here.
+        device: The device.
+        bundle: The bundle; the shipped one if left out.
+
+    Raises:
+        ForetuneError: The bundle has no prediction for that family and device, it was not trained on the device's
+            architecture, or no config can run all problems of a bucket.
+    """
+    from ....model import load_bundle
+
+    spec = DeviceSpec.find(device)
+    given = bundle_of(bundle)
+    known = {one.arch for one in (given or load_bundle()).trained_on(family.name)}
+    if spec.arch not in known:  # many configs would be tried there, but there can be only one choice
+        raise ForetuneError(
+            f"the bundle learned {family.name} on {', '.join(sorted(known))} and has no sure prediction for "
+            f"{spec.name}, {spec.arch}: train one with data of that architecture"
+        )
+    buckets: dict[Problem, list[Problem]] = {}
+    for problem in problems:
+        buckets.setdefault(family.at_call_time(problem), []).append(problem.without_sizes())
+    choices, never = {}, dict.fromkeys(family.space(spec), math.inf)  # configs without a prediction cannot run
+    for stand_in, members in buckets.items():
+        slowdowns = predicted_slowdowns_of(family, stand_in, spec, given)
+        if slowdowns is None:
+            raise ForetuneError(f"the bundle has no prediction for {family.name} on {spec.name}: train one that has")
+        able = [one for one in slowdowns if all(family.supports(one, problem, spec) is None for problem in members)]
+        if not able:
+            raise ForetuneError(f"no config of {family.name} can run all problems of the bucket {stand_in}")
+        config = min(able, key=slowdowns.__getitem__)
+        choices[stand_in] = PinnedChoice(stand_in, config, (), {**never, **slowdowns})
+    source = family.source_hash() if isinstance(family, Measurable) else ""
+    return PinnedKernel(family.name, PinnedDevice.of(spec), source, Versions.here(), choices, spec)
+
+
+def predicted_slowdowns_of(
+    family: Family, problem: Problem, device: DeviceSpec, bundle: Bundle | None
+) -> Mapping[KernelConfig, float] | None:
+    """Return the predicted slowdowns of all configs that support a problem; None without a prediction."""
+    chooser = chooser_of(family, device, bundle=bundle)
+    answer = chooser.choose(problem, HowMany(len(chooser.configs)))
+    return dict(zip(answer.configs, answer.predicted_slowdown, strict=True)) if answer.predicted else None
