@@ -11,7 +11,7 @@ import os
 PIN_VARIABLE = "FORETUNE_PIN"
 #: What `foretune.pinned` has put in force, the last of which counts.
 pins: list[object] = []
-_epoch = 0
+_epoch = _pin_epoch = 0
 
 
 def epoch() -> int:
@@ -26,6 +26,18 @@ def begin_epoch() -> None:
     """Make all choices of the process be made again."""
     global _epoch
     _epoch += 1
+
+
+def pin_epoch() -> int:
+    """Return a number that changes whenever `pinned` comes into force or ends."""
+    return _pin_epoch
+
+
+def begin_pin_epoch() -> None:
+    """Make all choices of the process be made again, because a pin file comes into force or ends."""
+    global _pin_epoch
+    _pin_epoch += 1
+    begin_epoch()
 
 
 def is_pinned() -> bool:

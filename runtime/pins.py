@@ -13,7 +13,7 @@ from ..datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from ..datasets.errors import abridged, check_path, shown
 from . import epochs
 from .arguments import Mode, resolve_mode, warn_once
-from .epochs import PIN_VARIABLE, begin_epoch, is_pinned
+from .epochs import PIN_VARIABLE, begin_pin_epoch, is_pinned
 from .node_copies import near_copy
 from .pin_file import PinError, PinFile, PinnedDevice, PinnedFunction, PinnedKernel, Versions
 
@@ -70,7 +70,7 @@ class Pins:
         """End what `pinned` began. Further calls do nothing."""
         if self in epochs.pins:
             epochs.pins.remove(self)
-            begin_epoch()
+            begin_pin_epoch()
 
     def config_of(
         self,
@@ -168,7 +168,7 @@ def pinned(file: Path | str, missing: str | None = None) -> Pins:
     """
     pins = Pins(file, missing)
     epochs.pins.append(pins)
-    begin_epoch()
+    begin_pin_epoch()
     return pins
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 COMMANDS = (
     "quickstart", "predict", "cover", "collect", "train", "evaluate", "report", "adapt", "warmup", "export", "device",
-    "replay",
+    "replay", "pin",
 )  # fmt: skip
 SUBCOMMANDS = ("bench kernels", "bench runtime", "bench predictions")
 SUBCOMMANDS += ("datasets show", "datasets merge", "datasets seal")

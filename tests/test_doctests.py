@@ -34,6 +34,7 @@ FACE = (
     "grouped_gemm",
     "load_bundle",
     "matmul",
+    "pinned",
     "prune",
     "register",
     "rms_norm_rope",

@@ -233,9 +233,11 @@ class Attachment:
     ) -> Sequence[triton.Config]:
         """Return what the kernel's `early_config_prune` allows, shortened to a shortlist if one is available."""
         theirs = self.tuner.early_config_prune
-        if is_pinned() and (pinned := self._pinned(in_full(theirs), configs, named_args, kwargs)) is not None:
-            self._pinned_now = pinned
-            return [pinned]
+        if self._is_running and is_pinned():  # otherwise Triton only compiles, or the caller chooses
+            pinned = self._pinned(in_full(theirs), configs, named_args, kwargs)
+            if pinned is not None:
+                self._pinned_now = pinned
+                return [pinned]
         allowed = configs if theirs is None else theirs(configs, named_args, **kwargs)
         self._n_allowed = len(allowed)
         kept = self._or_warn(self._picked, allowed, named_args, kwargs) if allowed else None
