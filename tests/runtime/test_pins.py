@@ -332,7 +332,10 @@ def test_an_op_names_the_size_and_the_reason_of_its_family(product):
     (entry,) = PinFile.read(product.lock).kernels
     huge = KernelConfig.from_json(product.config.to_json() | {"BLOCK_M": 256, "BLOCK_N": 256, "num_stages": 7})
     save(product.lock, with_config(entry, huge))
-    with foretune.pinned(product.lock), pytest.raises(PinError, match="which cannot run: BLOCK_M x BLOCK_N must be at most 16384"):
+    with (
+        foretune.pinned(product.lock),
+        pytest.raises(PinError, match="which cannot run: BLOCK_M x BLOCK_N must be at most 16384"),
+    ):
         choose(product)
 
 
