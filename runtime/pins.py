@@ -92,7 +92,7 @@ class Pins:
             raise PinError(
                 f"{self.path} does not cover {problem} on {here}: of {kernel} it has {len(entry.choices)} others"
             )
-        config = choice.config_of(key)
+        config: KernelConfig = choice.config_of(key)
         if (why := reason(config)) is not None:
             raise PinError(f"{self.path} has {config} for {problem} on {here}, which cannot run: {why}")
         return config

@@ -92,7 +92,7 @@ def pin(
         _check(check, kernels or [], device, as_json)
         return
     assert out is not None
-    from ...runtime.pin_file import PinFile, check_pin_file
+    from ...runtime.pin_file import PinFile, PinnedFunction, PinnedKernel, check_pin_file
     from ...runtime.tuning.cache.pinning import pins_of_cache, pins_of_predictions
     from ...runtime.tuning.warmup import problems_from_csv
 
@@ -114,7 +114,7 @@ def pin(
     if add and out.exists():
         pins = pins.with_those_of(PinFile.read(out))
     pins.save(out)
-    entries = (*pins.kernels, *pins.functions)
+    entries: list[PinnedKernel | PinnedFunction] = [*pins.kernels, *pins.functions]
     counts = {"kernels": len(pins.kernels), "functions": len(pins.functions)}
     counts |= {"choices": sum(len(one.choices) for one in entries)}
     devices = ", ".join(dict.fromkeys(getattr(one.device, "name", str(one.device)) for one in entries))

@@ -364,7 +364,7 @@ def test_kernels_and_functions_are_compared_by_their_modules(
     PinFile(
         (
             dataclasses.replace(kernel, choices=choices, source="s"),
-            dataclasses.replace(kernel, kernel="no.such.kernel"),
+            dataclasses.replace(kernel, kernel="no.such.one"),
         ),
         (dataclasses.replace(function, source="t"), dataclasses.replace(function, function="pinned_module.none")),
     ).save(lock)
