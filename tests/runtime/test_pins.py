@@ -15,6 +15,7 @@ from foretune.runtime import Mode, choice, pins, use_stub_driver
 from foretune.runtime.pin_file import PinError, PinFile
 from foretune.runtime.tuning import autotuner, triton_adapter
 from foretune.runtime.tuning.cache import kernel_cache
+from foretune.runtime.tuning.cache.kernel_cache import ChoiceCache
 from foretune.runtime.tuning.cache.pinning import pins_of_cache, pins_of_predictions
 from pinning import DRIFT, H200, pinned_kernel, save, with_config, with_problem
 
@@ -370,6 +371,35 @@ def test_an_op_follows_the_pins_and_predicts_where_it_may(product, monkeypatch):
     warned = [str(one.message) for one in caught if "cover" in str(one.message)]
     assert len(warned) == 1, warned
     assert "m=4096" in warned[0]
+
+
+def test_a_run_with_a_cache_of_its_own_records_what_its_ops_run(product, monkeypatch):
+    """So that its pins cover them: what is predicted, and what is timed."""
+    monkeypatch.setattr(choice, "_recorded", {})
+    other = KernelConfig.from_json(product.config.to_json() | {"num_warps": 8})
+    ranked = [product.config]
+    monkeypatch.setattr(choice, "_ranked", lambda *about: tuple(ranked))
+    ran = choice.choose(product.family, product.problem, H200, Mode.PREDICT, print)
+    ranked[0] = other  # of another bundle
+    assert choice.choose(product.family, product.problem, H200, Mode.PREDICT, print) == other
+    pins_of_cache().save(product.lock)
+    with foretune.pinned(product.lock):
+        assert choose(product) == other != ran
+    monkeypatch.delenv(kernel_cache.VARIABLE)
+    choice._recorded.clear()
+    choice.choose(product.family, product.problem, H200, Mode.PREDICT, print)
+    monkeypatch.setattr(choice, "measures", lambda: False)
+    monkeypatch.setenv(kernel_cache.VARIABLE, "nowhere")
+    choice.choose(product.family, product.problem, H200, Mode.PREDICT, print)
+    assert choice._recorded == {}
+
+
+def test_a_choice_that_cannot_be_recorded_runs_all_the_same(product, monkeypatch):
+    monkeypatch.setattr(choice, "_recorded", {})
+    monkeypatch.setattr(choice, "_ranked", lambda *about: (product.config,))
+    monkeypatch.setattr(ChoiceCache, "choose", lambda *about: 1 / 0)
+    with pytest.warns(ForetuneWarning, match="matmul: its choices cannot be stored"):
+        assert choice.choose(product.family, product.problem, H200, Mode.PREDICT, print) == product.config
 
 
 # Functions
