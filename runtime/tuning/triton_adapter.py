@@ -9,7 +9,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...datasets import DeviceSpec, Family, ForetuneError
+from ...datasets import DeviceSpec, Family, ForetuneError, Problem
 from ...datasets.errors import reason_of
 from ...datasets.forking import renew_in_children
 from ..arguments import Mode, resolve_mode, warn_once
@@ -17,13 +17,13 @@ from ..epochs import is_pinned
 from ..how_many import Length
 from ..launching.kernel import Kernel
 from ..launching.stub_driver import device_here, measures
-from ..prune import Pruner, in_full
+from ..prune import Pruner, in_full, is_traced
 from .known_times import KeyTimes, KnownTimes
 from .launches import LaunchFamily
 from .one_launch import OneConfigCache, OneLaunch, key_of_launch, microseconds, times_one
 from .ranks.agreement import choose_together, epoch, may_tune, scope
 from .session import Measured, TuningSession, is_capturing
-from .shortlisters import FamilyShortlister, OwnShortlister, Shortlister
+from .shortlisters import FamilyShortlister, OwnShortlister, Shortlister, TracedPrune
 
 if TYPE_CHECKING:
     import triton
@@ -35,7 +35,8 @@ class Attachment:
     - `prune_configs` selects the configs to time: the kernel's own `early_config_prune` first, then Foretune's
       shortlist, and `perf_model` last. `early_config_prune` itself is not replaced, because other code calls it: FLA,
       to check a config from a file; and Dynamo (torch 2.13), which makes an autotuner of what it returns, but without
-      `reset_to_zero` and `restore_value`, so that compiled code would compute wrong results.
+      `reset_to_zero` and `restore_value`, so that compiled code would compute wrong results. With a pin file in force
+      it is, since a single config needs neither.
     - `_bench` times one config, with Foretune's timer unless the kernel has its own `do_bench` or its class its own
       `_bench`. Each time is learned and stored at once, so that a killed process loses none. Known times are not
       measured again, and the other configs are first compiled in parallel.
@@ -89,6 +90,11 @@ class Attachment:
         run = lambda *args, **kwargs: self.run(*args, **kwargs)  # noqa: E731
         self._ours = {"prune_configs": self.prune_configs, "_bench": self.bench, "run": run}
         self._ours["__getstate__"] = self.state
+        self._own_prune = self.tuner.early_config_prune
+        if is_pinned():
+            self._ours["early_config_prune"] = _PinnedPrune(
+                self.name, self._own_prune, self._shortlister(), self._best_pinned, alters=True
+            )
         self._theirs = {name: self.tuner.__dict__[name] for name in self._ours if name in self.tuner.__dict__}
         self.tuner.__dict__.update(self._ours)
         self.is_on = True
@@ -232,7 +238,7 @@ class Attachment:
         self, configs: Sequence[triton.Config], named_args: Mapping[str, Any], /, **kwargs: Any
     ) -> Sequence[triton.Config]:
         """Return what the kernel's `early_config_prune` allows, shortened to a shortlist if one is available."""
-        theirs = self.tuner.early_config_prune
+        theirs = self._own_prune
         if self._is_running and is_pinned():  # otherwise Triton only compiles, or the caller chooses
             pinned = self._pinned(in_full(theirs), configs, named_args, kwargs)
             if pinned is not None:
@@ -307,7 +313,7 @@ class Attachment:
         if choose_together():
             self._chosen_together.setdefault(scope(), {}).update((key, tuner.cache[key]) for key in new)
         if tuner.best_config in tuning.configs:
-            is_pruned = bool(tuner.early_config_prune or tuner.perf_model)
+            is_pruned = bool(self._own_prune or tuner.perf_model)
             tuning.times.choose(tuner.best_config, new, tuning.arguments, is_pruned=is_pruned, bundle="")
 
     def _known_here(self, opens: bool = True) -> KnownTimes:
@@ -315,12 +321,7 @@ class Attachment:
         device = device_here()
         with self.lock:
             if device not in self._known:
-                # Ranks that choose together need the same shortlist, so their model learns from agreed times alone.
-                shortlister: Shortlister = (
-                    OwnShortlister(self.tuner, self._k, ranks=lambda: scope() if choose_together() else 0)
-                    if self._pruner is None
-                    else FamilyShortlister(self._pruner)
-                )
+                shortlister = self._shortlister()
                 # With a family, its pruner does the logging.
                 self._known[device] = KnownTimes(
                     self.tuner, self.name, shortlister, device, timed=self._how_timed, logs=self._pruner is None
@@ -329,6 +330,19 @@ class Attachment:
             if opens:
                 known.open()
             return known
+
+    def _shortlister(self) -> Shortlister:
+        """Return a new shortlister for this kernel."""
+        if self._pruner is not None:
+            return FamilyShortlister(self._pruner)
+        # Ranks that choose together need the same shortlist, so their model learns from agreed times alone.
+        return OwnShortlister(self.tuner, self._k, ranks=lambda: scope() if choose_together() else 0)
+
+    def _best_pinned(self, problem: Problem, configs: tuple[triton.Config, ...]) -> int | None:
+        """Return the position of the config that the pin file in force has for a problem; None without one."""
+        known = self._known_here(opens=False)
+        pinned = known.pinned(known.shortlister.stand_in(problem), configs)
+        return None if pinned is None else configs.index(pinned)
 
     def _or_warn(self, do: Any, *about: Any) -> Any:
         """Call a function; if it raises, warn once and return None, so that the launch goes on."""
@@ -348,6 +362,18 @@ class _Tuning:
     keys: set[Any]  # the keys that Triton already had a config for
     arguments: Mapping[str, Any]
     uncompiled: tuple[triton.Config, ...] = ()
+
+
+class _PinnedPrune(TracedPrune):
+    """Replaces `early_config_prune` while a pin file is in force: Dynamo gets its config, others the kernel's own."""
+
+    def __call__(
+        self, configs: Sequence[triton.Config], named_args: Mapping[str, Any], /, **kwargs: Any
+    ) -> list[triton.Config]:
+        """Return the configs that Dynamo's autotuner gets, or those that the kernel's own callback keeps."""
+        if not is_traced():
+            return list(configs if self._own is None else self._own(configs, named_args, **kwargs))
+        return super().__call__(configs, named_args, **kwargs)
 
 
 class _CapturedError(Exception):

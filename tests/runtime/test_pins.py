@@ -261,10 +261,9 @@ def test_a_pruned_kernel_of_triton_s_gets_the_config_of_its_family(filler, bench
     assert len(bench.timed) <= 1  # Triton before 3.8 times even a single config
 
 
-def test_dynamo_gets_the_pinned_config_alone(filler, bench, lock, monkeypatch):
+def test_dynamo_gets_the_pinned_config_alone(maker, lock, monkeypatch):
     from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 
-    maker = Autotuned(filler, bench)
     chosen, _ = tuned_into(lock, maker)
     monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
     graphs = []
@@ -291,6 +290,16 @@ def test_dynamo_gets_the_pinned_config_alone(filler, bench, lock, monkeypatch):
         torch._dynamo.reset()
         with pytest.raises(Exception, match="does not cover"):
             torch.compile(function, backend=backend, fullgraph=True, dynamic=False)(torch.zeros(64, 96))
+        torch._dynamo.reset()
+        dynamic = torch.compile(function, backend=backend, dynamic=True)
+        dynamic(torch.zeros(64, 64))  # the launch is outside of the graph
+        assert warps(kernel) == chosen
+        with pytest.raises(PinError, match="does not cover"):
+            dynamic(torch.zeros(64, 96))
+        assert (len(graphs), maker.bench.timed) == (1, [])
+        if isinstance(maker, Attached):
+            foretune.detach(kernel)
+            assert kernel.early_config_prune is None
 
 
 # Ops
