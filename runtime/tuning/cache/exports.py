@@ -168,10 +168,11 @@ def _pinned(kernel: str | None, pins: PinFile | None) -> list[PinnedKernel]:
     """Return the pinned choices of a kernel, of all for None, in a pin file or else in the choice cache."""
     if pins is None:
         return [one for one in map(pins_of_kernel, known_kernels(kernel)) if one is not None]
-    found = [one for one in pins.kernels if kernel in (None, one.kernel)]
+    covered = [one for one in pins.kernels if one.choices]
+    found = [one for one in covered if kernel in (None, one.kernel)]
     if not found:
-        known = ", ".join(sorted({one.kernel for one in pins.kernels})) or "no kernel"
-        raise ForetuneError(f"the pin file does not cover {kernel}: it covers {abridged(known)}")
+        known = ", ".join(sorted({one.kernel for one in covered})) or "no kernel"
+        raise ForetuneError(f"the pin file does not cover {kernel or 'a kernel'}: it covers {abridged(known)}")
     return found
 
 
