@@ -9,7 +9,7 @@ import os
 
 #: The environment variable with the path of a pin file.
 PIN_VARIABLE = "FORETUNE_PIN"
-#: What `foretune.pinned` has put in force, the last of which counts.
+#: The pins that `foretune.pinned` has put in force; the last one counts.
 pins: list[object] = []
 _epoch = _pin_epoch = 0
 

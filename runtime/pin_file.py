@@ -32,7 +32,7 @@ class PinError(ForetuneError):
 
 
 class PinnedDevice(NamedTuple):
-    """What identifies the GPU that choices are for."""
+    """The identity of the GPU that choices are for."""
 
     name: str
     arch: str
@@ -73,8 +73,8 @@ class PinnedChoice:
         config: The config.
         launches: Known launches of the problem by Triton's own key: `names`, `key`, and `config` where it differs,
             which it may for a kernel that prunes its own configs.
-        slowdowns: What the choice was made from, as far as it is known: the time of each config over the best one's,
-            infinite for a failed one. A file does not have it.
+        slowdowns: The times that the choice was made from, if they are known: each config's time over the best one's,
+            infinite for a failed config. A file does not have them.
     """
 
     problem: Problem
@@ -130,7 +130,7 @@ class PinnedKernel:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What a file has only one entry of."""
+        """The key of the entry; a file has one entry for each."""
         return self.kernel, self.device
 
     def to_json(self) -> dict[str, Any]:
@@ -178,7 +178,7 @@ class PinnedFunction:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What a file has only one entry of."""
+        """The key of the entry; a file has one entry for each."""
         return self.function, self.device
 
     def to_json(self) -> dict[str, Any]:

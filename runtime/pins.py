@@ -22,7 +22,7 @@ MISSING_VARIABLE = "FORETUNE_PIN_MISSING"
 
 
 class Missing(str, Enum):
-    """What happens to a launch that the pin file in force does not cover."""
+    """The treatment of launches that the pin file in force does not cover."""
 
     ERROR = "error"  # it raises a `PinError` that names the difference
     PREDICT = "predict"  # the predicted config runs, with one warning for each kernel

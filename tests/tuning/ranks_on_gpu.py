@@ -1,6 +1,7 @@
 """Ranks on GPUs of their own, with NCCL, run one config: `torchrun --nproc-per-node 2 tests/tuning/ranks_on_gpu.py`.
 
-Prints a table last, and fails where two ranks differ or wait for longer than they may. Without GPUs it goes through the
+Set PYTHONPATH=tests. Prints a table last, and fails where two ranks differ or wait for longer than they may. Without
+GPUs it goes through the
 same with gloo and made-up times, to be tried anywhere.
 """
 
@@ -10,6 +11,8 @@ import json
 import os
 import time
 from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import foretune
@@ -19,10 +22,12 @@ from foretune import DeviceSpec, Problem
 from foretune.datasets.console import table
 from foretune.kernels import find_family
 from foretune.runtime import Mode, choice
+from pinning import pinned_kernel, save
 from torch import distributed
 
 ON_GPU = torch.cuda.is_available()
 GROUPS, N, K = 16, 1024, 512
+FAMILIES = ("grouped_gemm_fwd", "grouped_gemm_dx", "grouped_gemm_dw")
 #: What a rank that nobody joins may wait, and how late the late one is.
 TIMEOUT_S, LATE_S = 8.0, 4.0
 
@@ -69,11 +74,26 @@ class Rank:
     def chosen(self, rows: int, mode: Mode = Mode.SHORTLIST) -> list[str]:
         """What the op runs of each kernel; what was agreed on is looked up."""
         configs = []
-        for family in ("grouped_gemm_fwd", "grouped_gemm_dx", "grouped_gemm_dw"):
+        for family in FAMILIES:
             problem = Problem.of(family, groups=GROUPS, rows=rows, n=N, k=K)
             config = choice.choose(find_family(family), problem, self.device, mode, lambda config: config)
             configs.append(str(config))
         return configs
+
+    def runs_pinned(self, path: Path, rows: int) -> bool:
+        """Whether the op runs what a file has, which is not what is predicted."""
+        kernels, configs = [], []
+        for name in FAMILIES:
+            family, problem = find_family(name), Problem.of(name, groups=GROUPS, rows=rows, n=N, k=K)
+            configs.append(family.default(problem, self.device))
+            choices = {family.at_call_time(problem): configs[-1]}
+            kernels.append(pinned_kernel(name, choices, family.source_hash(), self.device))
+        save(path, *kernels)
+        predicted = self.chosen(rows, Mode.PREDICT)
+        with foretune.pinned(path):
+            self.calls(rows)
+            pinned = self.chosen(rows)
+        return pinned == [*map(str, configs)] != predicted and self.alike([pinned, path.read_text()])
 
     def alike(self, value: object) -> bool:
         """Whether all ranks have it byte for byte, by a collective."""
@@ -108,6 +128,11 @@ def main() -> None:
     }
     began = me.meet()
     me.saw(f"predict: {3 * len(predicted)} choices, byte for byte", me.alike(predicted), began)
+
+    began = me.meet()
+    with TemporaryDirectory() as folder:  # of each rank: the file is the same
+        holds = me.runs_pinned(Path(folder) / "foretune.lock", 3072)
+    me.saw("a pin file: its configs, nothing timed", holds and me.is_timed(0), began)
 
     began = me.meet()
     if me.rank == 0:
