@@ -88,7 +88,7 @@ class Attachment:
         """Place the hooks on the autotuner."""
         # A lambda that looks `run` up at each launch, so that `forced` can replace it.
         run = lambda *args, **kwargs: self.run(*args, **kwargs)  # noqa: E731
-        self._ours = {"prune_configs": self.prune_configs, "_bench": self.bench, "run": run}
+        self._ours: dict[str, Any] = {"prune_configs": self.prune_configs, "_bench": self.bench, "run": run}
         self._ours["__getstate__"] = self.state
         self._own_prune = self.tuner.early_config_prune
         if is_pinned():
