@@ -72,6 +72,10 @@ class Pins:
             epochs.pins.remove(self)
             begin_pin_epoch()
 
+    def covers(self, kernel: str) -> bool:
+        """Return whether the file has an entry of a kernel, for any device."""
+        return any(known == kernel for known, _ in self._kernels)
+
     def config_of(
         self,
         kernel: str,
@@ -194,6 +198,11 @@ def are_in_force() -> bool:
 
 
 are_in_force.__dict__["_dynamo_marked_constant"] = True
+
+
+def is_covered(kernel: str) -> bool:
+    """Return whether the pins in force have choices of a kernel, for any device."""
+    return (pins := pins_in_force()) is not None and pins.covers(kernel)
 
 
 @lru_cache(maxsize=1)

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,11 @@ from ..datasets import DeviceSpec, Dtype, Family, ForetuneError, KernelConfig, P
 from ..datasets.errors import reason_of, shown
 from .arguments import Mode, OwnKnobs, family_of, resolve_mode, warn_once
 from .how_many import TRIAL_S, HowMany, Length
+from .launching.kernel import Kernel
 from .launching.stub_driver import device_here
-from .pins import are_in_force, pinned_config
+from .pins import are_in_force, is_covered, pinned_config
 from .shortlist import Shortlist, bundle_of, chooser_of, supported
-from .timing.flywheel import expect
+from .timing.flywheel import expect, launching_autotuner
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,6 +104,23 @@ def may_tune_what_is_traced() -> bool:
         if name == "call_triton_kernel":  # the outermost: it calls itself with the new autotuner
             autotuner = getattr(frame.f_locals.get("variable"), "kernel", None)
     return autotuner is not None and not (autotuner.reset_to_zero or autotuner.restore_value)
+
+
+def _kernel_of_launch() -> Kernel | None:
+    """Return the kernel of the autotuner that prunes now, or whose launch Dynamo traces; None if none is found."""
+    if (tuner := launching_autotuner()) is None:
+        frame = sys._getframe(1)
+        while frame.f_back is not None:
+            frame = frame.f_back
+            if frame.f_code.co_name == "call_triton_kernel":
+                tuner = getattr(frame.f_locals.get("variable"), "kernel", None)
+    return None if tuner is None else _kernel(tuner)
+
+
+@lru_cache(maxsize=256)
+def _kernel(tuner: Any) -> Kernel:
+    """Return the kernel of an autotuner, always the same one, as `pinned_config` needs it."""
+    return Kernel(tuner)
 
 
 class TracedPositions:
@@ -266,18 +284,24 @@ class Pruner(TracedPositions):
         """
         if not (self.is_pinnable and are_in_force()):
             return None
-        family, device, position_of = self.family, self.device or device_here(), dict[KernelConfig, int]()
+        family, device, kernel = self.family, self.device or device_here(), _kernel_of_launch()
+        values: dict[int, KernelConfig] = {}
         with suppress(ForetuneError):  # none of the configs is the family's
-            usable, values = self._usable(tuple(configs))
-            position_of = dict(zip(values, usable, strict=True))
+            values = dict(zip(*self._usable(tuple(configs)), strict=True))
+        if kernel is not None and is_covered(kernel.name):
+            name, source = kernel.name, kernel.tuned_hash
+            position_of = {KernelConfig.from_triton(configs[at]): at for at in values}
+        else:
+            name, source = family.name, getattr(family, "source_hash", None)
+            position_of = {value: at for at, value in values.items()}
 
         def reason(config: KernelConfig) -> str | None:
             if config not in position_of:
                 return f"it is not among the {len(configs)} configs of the launch"
-            return None if problem is None else family.supports(config, problem, device)
+            return None if problem is None else family.supports(values[position_of[config]], problem, device)
 
         near = None if problem is None else family.at_call_time(not_empty(family, problem))
-        config = pinned_config(family.name, getattr(family, "source_hash", None), device, near, reason)
+        config = pinned_config(name, source, device, near, reason)
         return None if config is None else position_of[config]
 
     def _warn_no_prediction(self, error: Exception, n_configs: int) -> None:

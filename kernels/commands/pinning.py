@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from ...datasets import ForetuneError
 from ...datasets.errors import abridged
 from ...datasets.progress import showing
 from .. import families, find_family
 from ..learning import datasets_merged
 from .app import command
 from .cache import kernel_names
-from .inputs import bundle_at, device_or_this_gpu, live_gpu
+from .inputs import bundle_at, device_or_this_gpu, live_gpu, names_kernel
 from .options import FAMILY_FORMS, AsJson, Device, Predictor, argument, dataset_names, option
 from .printing import Printed, emit
 
@@ -31,7 +32,8 @@ def pin(
         argument(
             "[KERNEL]...",
             "Only these kernels and functions, by their names in `cache show`. With --shapes or --data, one kernel "
-            f"family: {FAMILY_FORMS}. With --check, families that have no name.",
+            f"family ({FAMILY_FORMS}), or a kernel with foretune.prune, package.module.kernel. With --check, families "
+            "that have no name.",
             kernel_names,
             "all",
         ),
@@ -49,8 +51,8 @@ def pin(
     shapes: Annotated[
         Path | None,
         option(
-            "Pin what a bundle predicts for these problems of the family: a CSV file with one problem a row and one "
-            "column for each dimension, optionally dtype and flags.",
+            "Pin what a bundle predicts for these problems of the kernel's family: a CSV file with one problem a row and "
+            "one column for each dimension, optionally dtype and flags.",
             "tuning results",
             metavar="FILE",
         ),
@@ -93,14 +95,19 @@ def pin(
         return
     assert out is not None
     from ...runtime.pin_file import PinFile, PinnedFunction, PinnedKernel, check_pin_file
-    from ...runtime.tuning.cache.pinning import pins_of_cache, pins_of_predictions
+    from ...runtime.tuning.cache.pinning import pins_of_cache, pins_of_predictions, pins_of_pruned
     from ...runtime.tuning.warmup import problems_from_csv
 
     check_pin_file(out)
     if predicts:
         if not kernels or len(kernels) != 1:
-            raise typer.BadParameter("name one kernel family", param_hint="KERNEL")
-        family = find_family(kernels[0])
+            raise typer.BadParameter("name one kernel family or pruned kernel", param_hint="KERNEL")
+        tuner = None
+        if names_kernel(kernels[0]):
+            tuner = _pruned_kernel(kernels[0])
+            family = tuner.early_config_prune.family
+        else:
+            family = find_family(kernels[0])
         problems = [] if shapes is None else problems_from_csv(shapes, family)
         logged = [case.problem for case in datasets_merged(data).cases] if data else []
         problems += [one for one in logged if one.family == family.name]
@@ -108,7 +115,11 @@ def pin(
             raise typer.BadParameter(f"has no problem of {family.name}", param_hint="--shapes" if shapes else "--data")
         spec = device_or_this_gpu(device)
         with showing(f"predicting for {len(problems)} problems"):
-            pins = PinFile((pins_of_predictions(family, problems, spec, bundle=bundle_at(bundle)),))
+            if tuner is None:
+                pinned = pins_of_predictions(family, problems, spec, bundle=bundle_at(bundle))
+            else:
+                pinned = pins_of_pruned(tuner, problems, spec, bundle=bundle_at(bundle))
+        pins = PinFile((pinned,))
     else:
         pins = pins_of_cache(kernels or ())
     if add and out.exists():
@@ -120,6 +131,17 @@ def pin(
     devices = ", ".join(dict.fromkeys(getattr(one.device, "name", str(one.device)) for one in entries))
     line = f"Pinned: {counts['choices']} choices of {len(entries)} kernels and functions on {abridged(devices)}."
     emit(Printed(counts, line), as_json, out=out)
+
+
+def _pruned_kernel(name: str) -> Any:
+    """Return the autotuner of a kernel with `foretune.prune`."""
+    from ...runtime import Pruner
+    from ...runtime.tuning.launches import autotuners_named
+
+    found = [one for one in autotuners_named(name) if isinstance(one.early_config_prune, Pruner)]
+    if len(found) != 1:
+        raise ForetuneError(f"{abridged(name, 100)} names {len(found)} kernels with foretune.prune: name one of them")
+    return found[0]
 
 
 def _check(file: Path, given: list[str], device: str | None, as_json: bool) -> None:

@@ -93,7 +93,8 @@ class Rank:
         with foretune.pinned(path):
             self.calls(rows)
             pinned = self.chosen(rows)
-        return pinned == [*map(str, configs)] != predicted and self.alike([pinned, path.read_text()])
+        is_alike = self.alike([pinned, path.read_text()])
+        return pinned == [*map(str, configs)] != predicted and is_alike
 
     def alike(self, value: object) -> bool:
         """Whether all ranks have it byte for byte, by a collective."""

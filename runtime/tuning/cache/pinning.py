@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ....datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Measurable, Problem
 from ...how_many import HowMany
+from ...launching.kernel import Kernel
 from ...pin_file import PinFile, PinnedChoice, PinnedDevice, PinnedFunction, PinnedKernel, Versions
+from ...prune import Pruner
 from ...shortlist import bundle_of, chooser_of
 from ...timing.flywheel import Software
 from .kernel_cache import choices_folder
 from .known import KnownFunction, KnownKernel, KnownProblem, known_functions, known_kernels, unknown_name_error
 
 if TYPE_CHECKING:
+    import triton
+
     from ....model import Bundle
 
 
@@ -93,6 +98,7 @@ def pins_of_predictions(
     device: DeviceSpec | Path | str,
     *,
     bundle: Bundle | Path | str | None = None,
+    configs: Sequence[KernelConfig] | None = None,
 ) -> PinnedKernel:
     """Return the choices that a bundle predicts for problems of a family, one for each bucket.
 
@@ -101,6 +107,7 @@ def pins_of_predictions(
         problems: The problems. The choice of a bucket can run all of its problems here.
         device: The device.
         bundle: The bundle; the shipped one if left out.
+        configs: The configs to choose from; the family's space if left out.
 
     Raises:
         ForetuneError: The bundle has no prediction for that family and device, it was not trained on the device's
@@ -119,9 +126,10 @@ def pins_of_predictions(
     buckets: dict[Problem, list[Problem]] = {}
     for problem in problems:
         buckets.setdefault(family.at_call_time(problem), []).append(problem.without_sizes())
-    choices, never = {}, dict.fromkeys(family.space(spec), math.inf)  # configs without a prediction cannot run
+    configs = None if configs is None else tuple(configs)
+    choices, never = {}, dict.fromkeys(configs or family.space(spec), math.inf)  # those without a prediction cannot run
     for stand_in, members in buckets.items():
-        slowdowns = predicted_slowdowns_of(family, stand_in, spec, given)
+        slowdowns = predicted_slowdowns_of(family, stand_in, spec, given, configs)
         if slowdowns is None:
             raise ForetuneError(f"the bundle has no prediction for {family.name} on {spec.name}: train one that has")
         able = [one for one in slowdowns if all(family.supports(one, problem, spec) is None for problem in members)]
@@ -133,10 +141,44 @@ def pins_of_predictions(
     return PinnedKernel(family.name, PinnedDevice.of(spec), source, Versions.here(), choices, spec)
 
 
+def pins_of_pruned(
+    tuner: triton.runtime.Autotuner,
+    problems: Sequence[Problem],
+    device: DeviceSpec | Path | str,
+    *,
+    bundle: Bundle | Path | str | None = None,
+) -> PinnedKernel:
+    """Return the choices that are predicted for a kernel under `triton.autotune` with `foretune.prune`.
+
+    They are made from the kernel's own configs, and hold for its own source.
+
+    Args:
+        tuner: The kernel's autotuner.
+        problems: Problems of the pruner's family.
+        device: The device.
+        bundle: The bundle; the pruner's if left out.
+
+    Raises:
+        ForetuneError: The kernel has no such pruner; and as for `pins_of_predictions`.
+    """
+    kernel, pruner = Kernel(tuner), tuner.early_config_prune
+    if not isinstance(pruner, Pruner):
+        raise ForetuneError(f"{kernel.name} has no foretune.prune, which could predict for it")
+    usable, values = pruner.own_knobs.usable(tuple(tuner.configs))
+    found = pins_of_predictions(pruner.family, problems, device, bundle=bundle or pruner.bundle, configs=values)
+    own = {value: KernelConfig.from_triton(tuner.configs[at]) for at, value in zip(usable, values, strict=True)}
+    choices = {at: PinnedChoice(at, own[one.config]) for at, one in found.choices.items()}
+    return replace(found, kernel=kernel.name, source=kernel.tuned_hash(), choices=choices)
+
+
 def predicted_slowdowns_of(
-    family: Family, problem: Problem, device: DeviceSpec, bundle: Bundle | None
+    family: Family,
+    problem: Problem,
+    device: DeviceSpec,
+    bundle: Bundle | None,
+    configs: tuple[KernelConfig, ...] | None = None,
 ) -> Mapping[KernelConfig, float] | None:
     """Return the predicted slowdowns of all configs that support a problem; None without a prediction."""
-    chooser = chooser_of(family, device, bundle=bundle)
+    chooser = chooser_of(family, device, configs, bundle)
     answer = chooser.choose(problem, HowMany(len(chooser.configs)))
     return dict(zip(answer.configs, answer.predicted_slowdown, strict=True)) if answer.predicted else None

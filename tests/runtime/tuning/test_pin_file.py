@@ -11,8 +11,9 @@ import pytest
 from commands import call, words
 from foretune.datasets import ForetuneError, KernelConfig, Problem
 from foretune.kernels import find_family
-from foretune.runtime import Mode, choice
+from foretune.runtime import Mode, choice, use_stub_driver
 from foretune.runtime.pin_file import PinError, PinFile, Versions
+from foretune.runtime.pins import pinned
 from foretune.runtime.timing.flywheel import Software
 from foretune.runtime.tuning.cache.exports import export_fla_tables, freeze_choices
 from foretune.runtime.tuning.cache.kernel_cache import ChoiceCache
@@ -243,7 +244,7 @@ def test_what_a_bundle_predicts_for_shapes_is_what_an_op_would_run(lock: Path, s
         ("pin --out a.lock --bundle b", "needs --shapes or --data"),
         ("pin --check a.lock --add", "does not apply to --check"),
         ("pin --check a.lock --shapes b.csv", "does not apply to --check"),
-        ("pin --out a.lock --shapes b.csv", "name one kernel family"),
+        ("pin --out a.lock --shapes b.csv", "name one kernel family or pruned kernel"),
     ],
 )
 def test_wrong_usage_is_named(line: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,6 +252,73 @@ def test_wrong_usage_is_named(line: str, message: str, tmp_path: Path, monkeypat
     said = call(line)
     assert said.exit_code == 2
     assert message in words(said.stderr)
+
+
+PRUNED = """
+import foretune
+import triton
+import triton.language as tl
+from foretune.datasets import Problem
+
+configs = [triton.Config({"BM": m, "BN": 64, "BK": 64}, num_warps=4, num_stages=3) for m in (32, 64)]
+fixed = {"GROUP_M": 1, "SPLIT_K": 1, "PROGRAMS_PER_SM": 0, "TMA": 0, "CONSUMERS": 0, "PINGPONG": 0}
+pruner = foretune.prune(
+    "matmul",
+    knobs={"BM": "BLOCK_M", "BN": "BLOCK_N", "BK": "BLOCK_K"},
+    fixed=fixed,
+    problem=lambda call: Problem.of("matmul", batch=1, m=call["M"], n=64, k=64),
+)
+
+
+@triton.autotune(configs, ["M"], prune_configs_by={"early_config_prune": pruner})
+@triton.jit
+def product(x_ptr, M, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    at = tl.arange(0, BM)
+    tl.store(x_ptr + at, 1.0, mask=at < M)
+"""
+
+
+def test_a_pruned_kernel_is_pinned_to_one_of_its_own_configs(
+    lock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    (tmp_path / "pruned_module.py").write_text(PRUNED)
+    (tmp_path / "shapes.csv").write_text("batch,m,n,k\n1,60,64,64\n1,2048,64,64\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    line = f"pin pruned_module.product --device h200 --shapes {tmp_path / 'shapes.csv'} --out"
+    said = call(line, lock)
+    assert said.exit_code == 0, said.stderr
+    import pruned_module  # type: ignore[import-not-found]
+
+    (entry,) = PinFile.read(lock).kernels
+    assert entry.kernel == "pruned_module.product"
+    assert {config.to_json()["BM"] for config in (one.config for one in entry.choices.values())} <= {32, 64}
+    assert check(lock) == (0, check(lock)[1])
+    swapped = {at: dataclasses.replace(one, config=swap(one.config)) for at, one in entry.choices.items()}
+    save(lock, dataclasses.replace(entry, choices=swapped))
+    by_m = {at["m"]: one.config["BM"] for at, one in swapped.items()}
+    with use_stub_driver(H200), pinned(lock):
+        for m in (60, 2048):
+            pruned_module.product[(1,)](torch.zeros(64), m)
+            near = find_family("matmul").at_call_time(Problem.of("matmul", batch=1, m=m, n=64, k=64))["m"]
+            assert pruned_module.product.best_config.kwargs["BM"] == by_m[near]
+        with pytest.raises(PinError, match=r"does not cover matmul .* m=512 .*: of pruned_module\.product it"):
+            pruned_module.product[(1,)](torch.zeros(64), 512)
+    save(lock, dataclasses.replace(entry, source="older"))
+    with (
+        use_stub_driver(H200),
+        pinned(lock),
+        pytest.raises(PinError, match="product with source 'older'"),
+    ):
+        pruned_module.product[(1,)](torch.zeros(64), 1024)
+    said = call("pin json --device h200 --shapes", tmp_path / "shapes.csv", "--out", lock)
+    assert said.exit_code == 1
+    assert "json names 0 kernels with foretune.prune" in words(said.stderr)
+
+
+def swap(config: KernelConfig) -> KernelConfig:
+    """The other one of the two configs, which is not predicted."""
+    return KernelConfig.from_json(config.to_json() | {"BM": 96 - config["BM"]})
 
 
 def test_an_empty_cache_has_nothing_to_pin(lock: Path) -> None:
