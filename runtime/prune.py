@@ -288,12 +288,11 @@ class Pruner(TracedPositions):
         values: dict[int, KernelConfig] = {}
         with suppress(ForetuneError):  # none of the configs is the family's
             values = dict(zip(*self._usable(tuple(configs)), strict=True))
+        name, source = family.name, getattr(family, "source_hash", None)
+        position_of = {value: at for at, value in values.items()}
         if kernel is not None and is_covered(kernel.name):
             name, source = kernel.name, kernel.tuned_hash
             position_of = {KernelConfig.from_triton(configs[at]): at for at in values}
-        else:
-            name, source = family.name, getattr(family, "source_hash", None)
-            position_of = {value: at for at, value in values.items()}
 
         def reason(config: KernelConfig) -> str | None:
             if config not in position_of:

@@ -51,8 +51,8 @@ def pin(
     shapes: Annotated[
         Path | None,
         option(
-            "Pin what a bundle predicts for these problems of the kernel's family: a CSV file with one problem a row and "
-            "one column for each dimension, optionally dtype and flags.",
+            "Pin what a bundle predicts for these problems of the kernel's family: a CSV file with one problem a row "
+            "and one column for each dimension, optionally dtype and flags.",
             "tuning results",
             metavar="FILE",
         ),
