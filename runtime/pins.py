@@ -246,5 +246,5 @@ def pinned_config(
 
 @lru_cache(maxsize=4096)
 def source_of(source: Callable[[], str]) -> str:
-    """Return the hash of a source, computed once: it takes up to 0.2 s for a large kernel."""
+    """Return the hash of a source, computed once, because hashing a large kernel takes longer than a prediction."""
     return source()
