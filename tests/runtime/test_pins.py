@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 
 import foretune
@@ -117,6 +118,18 @@ def test_a_block_begins_and_ends_it_for_a_kernel_that_has_run(maker, lock):
     maker.filler.launch(kernel)
     assert warps(kernel) == 8
     pins.epochs.pins[-1].__exit__()
+
+
+def test_what_triton_chose_before_is_replaced_where_a_kernel_is_attached(filler, bench, lock, monkeypatch):
+    chosen, entry = tuned_into(lock, Attached(filler, bench))
+    save(lock, with_config(entry, KernelConfig.of(BLOCK=32, num_warps=8)))
+    kernel = triton.autotune(filler.configs(), ["M", "N"], do_bench=bench)(triton.jit(filler.fill_kernel))
+    filler.launch(kernel)
+    assert warps(kernel) == chosen
+    monkeypatch.setenv(pins.PIN_VARIABLE, str(lock))
+    foretune.attach(kernel)
+    filler.launch(kernel)
+    assert warps(kernel) == 8
 
 
 @pytest.mark.parametrize("kind", DRIFT)
@@ -349,6 +362,14 @@ def test_an_op_names_the_size_and_the_reason_of_its_family(product):
         choose(product)
 
 
+def test_an_op_times_nothing_that_is_not_covered(product, monkeypatch):
+    monkeypatch.setattr(choice, "_can_wait", lambda: True)
+    ranked = [product.config, KernelConfig.from_json(product.config.to_json() | {"num_warps": 8})]
+    monkeypatch.setattr(choice, "_ranked", lambda *about: tuple(ranked[: about[-1]]))
+    with foretune.pinned(product.lock, missing="predict"), pytest.warns(ForetuneWarning, match="does not cover"):
+        assert choose(product, Problem.of("matmul", batch=1, m=4096, n=128, k=64)) == product.config
+
+
 def test_an_op_follows_the_pins_and_predicts_where_it_may(product, monkeypatch):
     """Through `foretune.matmul`, eager and compiled: calls that were alike before are chosen for again."""
     monkeypatch.setattr(
@@ -431,7 +452,16 @@ def test_a_tuned_function_runs_what_is_pinned(lock):
     calls.clear()
     text = json.loads(lock.read_text())
     (entry,) = text["functions"]
-    assert entry["choices"] == {"[8]": '{"tile":32}'} or list(entry["choices"].values()) == ['{"tile":32}']
+    assert list(entry["choices"].values()) == ['{"tile":32}']
+    edited = PinFile.read(lock).functions[0]
+    other = replace(edited, choices={key: {"": '{"tile":16}'} for key in edited.choices})
+    PinFile((), (other,)).save(lock.with_name("other.lock"))
+    tuned = declare()
+    assert tuned(8) == 32  # known from the cache
+    with foretune.pinned(lock.with_name("other.lock")):
+        assert tuned(8) == 16
+    assert tuned(8) == 32
+    calls.clear()
     with foretune.pinned(lock):
         tuned = declare()
         assert (tuned(8), tuned(8), calls) == (32, 32, [32, 32])
