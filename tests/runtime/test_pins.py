@@ -193,6 +193,18 @@ def test_while_a_graph_is_captured_the_pinned_config_runs(maker, lock, monkeypat
     assert (warps(kernel), maker.bench.timed) == (chosen, [])
 
 
+def test_the_first_launch_finds_its_tensors_reset_as_after_tuning(maker, lock):
+    tuned_into(lock, maker)
+    with foretune.pinned(lock):
+        kernel = maker.kernel(reset_to_zero=["out_ptr"])
+        out = torch.ones(64, 64)
+        maker.filler.launch(kernel, out=out)
+        assert not out.any()
+        out += 1
+        maker.filler.launch(kernel, out=out)
+        assert out.all()
+
+
 def test_a_hot_call_looks_nothing_up(maker, lock, monkeypatch):
     tuned_into(lock, maker)
     with foretune.pinned(lock):
