@@ -85,7 +85,10 @@ def suite_cases(family: str, models: Sequence[Model]) -> dict[str, Case]:
 
 
 class GroupedGemmComparison:
-    """The contenders of the grouped GEMMs; see `runtime.timing.compare.Comparison`."""
+    """The comparison of the grouped GEMMs with other implementations: problems, contenders and goals.
+
+    The harness that times them is `runtime.timing.compare.Comparison`.
+    """
 
     others = ("torch", "dense", "separate", "unfused")
 
@@ -166,7 +169,7 @@ def _rows_per_expert(problem: Problem) -> float:
 
 
 def _others(family: str, inputs: Any) -> dict[str, Callable[[], Any]]:
-    """Return torch's grouped product on the same tensors, and a dense one of the same FLOPs."""
+    """Return two contenders on the same tensors: "torch", its grouped GEMM, and "dense", one product of equal FLOPs."""
     import torch
 
     left, right = inputs.left, inputs.right

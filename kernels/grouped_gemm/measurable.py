@@ -57,7 +57,7 @@ class GroupedGemm(GroupedGemmFamily, MeasuredOverGroups):
         return 2.0 * problem["rows"] * problem["n"] * problem["k"]
 
     def bytes(self, problem: Problem) -> float:
-        """Return the bytes that a problem must at least read and write."""
+        """Return the minimum number of bytes that a problem must read and write."""
         # Only the weights of groups with rows are read, but dW writes all of them.
         ragged = problem.ragged
         groups = problem["groups"] if ragged is None or self.variant is DW else ragged.active
@@ -127,7 +127,7 @@ class GroupedGemm(GroupedGemmFamily, MeasuredOverGroups):
     _operands: ClassVar[tuple[str, str, str]]
 
     def _chunk_rows(self, problem: Problem, device: DeviceSpec) -> int | None:
-        """Return the most rows that dW sums at a time, or None if groups are not split."""
+        """Return the maximum number of a group's rows that dW sums in one chunk, or None if groups are not split."""
         return None
 
     @abstractmethod
@@ -135,7 +135,7 @@ class GroupedGemm(GroupedGemmFamily, MeasuredOverGroups):
         """Return (the kernel, its parameters that are not specialized, the key of its autotuner)."""
 
     def finish(self, inputs: Inputs, arguments: tuple[Any, ...]) -> None:
-        """Complete a launch: run what follows the kernel. Nothing by default."""
+        """Launch the kernels that must follow the main one to complete the output. By default there are none."""
 
     @abstractmethod
     def arguments(self, inputs: Inputs) -> tuple[Any, ...]:
@@ -187,7 +187,14 @@ class GroupedGemm(GroupedGemmFamily, MeasuredOverGroups):
 
     @abstractmethod
     def _warmup_arguments(self, element: Any, indices: Any) -> tuple[Any, ...]:
-        """Return arguments of the same types as `arguments`: dtypes for tensors, any values for numbers."""
+        """Return stand-ins for the kernel's `arguments`, to compile it without tensors.
+
+        A dtype stands for a tensor, and any value for a number.
+
+        Args:
+            element: The dtype of the operands.
+            indices: The dtype of the permutation's indices, or None without a permutation.
+        """
 
 
 class _OverRows(GroupedGemm):
