@@ -90,7 +90,7 @@ class FusedMoe(FusedMoeFamily, MeasuredFamily):
         return 2.0 * product.rows * product.n * product.k
 
     def bytes(self, problem: Problem) -> float:
-        """Return the bytes that a problem reads and writes at least."""
+        """Return the minimum number of bytes that a problem must read and write."""
         product = Product(problem, self.down)
         active = min(product.rows, problem["experts"])
         read = float(active) * product.n * product.k + float(product.input_rows) * product.k
@@ -172,8 +172,8 @@ class FusedMoe(FusedMoeFamily, MeasuredFamily):
     def check_problem(self, config: KernelConfig, problem: Problem) -> Problem:
         """Return a small problem with the same binary, to check a config's results.
 
-        Sizes keep their remainder by 256, or by 16 if the binary depends on nothing else. If no small problem has the
-        same binary, `problem` itself is returned.
+        Sizes are equal modulo 256 to those of `problem`, or modulo 16 if the binary depends on nothing else. If no
+        small problem has the same binary, `problem` itself is returned.
         """
         experts, tokens = problem["experts"], problem["tokens"]
         few = max(problem["topk"], 16)
@@ -311,7 +311,7 @@ def _stand_ins(product: Product, config: KernelConfig) -> dict[str, Any]:
 
 
 def _absent() -> dict[str, Any]:
-    """Return None for each tensor parameter that is never used here."""
+    """Return the tensor parameters that Foretune's launches never use, each with the value None."""
     return dict.fromkeys(("a_desc", "b_desc", "bias_ptr", "b_bias_ptr", "add_mask_ptr"))
 
 
