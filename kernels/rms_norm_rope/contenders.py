@@ -24,7 +24,10 @@ PHASES = {"decode": 64, "mid": 1024, "training": 16384}
 
 
 class RmsNormRopeComparison:
-    """The contenders, forward and backward; see `runtime.timing.compare.Comparison`."""
+    """The comparison of both families with other implementations: problems, contenders and goals.
+
+    The harness that times them is `runtime.timing.compare.Comparison`.
+    """
 
     others = ("eager", "liger", "compile")
 
@@ -52,8 +55,9 @@ class RmsNormRopeComparison:
     ) -> dict[str, Callable[[], Any]]:
         """Return the contenders by name.
 
-        Each has tensors of its own, with q and k contiguous, as from separate projections. Backward, each
-        differentiates the graph of one forward pass. "liger" is included if it is installed and supports the layout.
+        Each has tensors of its own, with q and k contiguous, as from separate projections. For the backward family,
+        each repeats the backward pass of one forward pass. "liger" is included if it is installed and supports the
+        layout.
         """
         functions = {"eager": _plain, "compile": _compiled(), "liger": _liger(problem, inputs)}
         ways = {name: function for name, function in functions.items() if function is not None}
@@ -90,7 +94,7 @@ if TYPE_CHECKING:
 
 
 def _forward_of(way: Way, inputs: Inputs) -> Callable[[], Any]:
-    """Return a call of a contender's forward pass."""
+    """Return a function that runs a contender's forward pass once; `way` is the contender's implementation."""
     import torch
 
     q, k = inputs.q.contiguous(), inputs.k.contiguous()
@@ -103,7 +107,10 @@ def _forward_of(way: Way, inputs: Inputs) -> Callable[[], Any]:
 
 
 def _backward_of(way: Way, inputs: Inputs) -> Callable[[], Any]:
-    """Return a call of a contender's backward pass, with the forward pass done once, on first use."""
+    """Return a function that runs a contender's backward pass once.
+
+    The forward pass runs only in the first call. `way` is the contender's implementation.
+    """
     import torch
 
     rotation = inputs.rotation
