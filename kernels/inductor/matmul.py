@@ -114,7 +114,7 @@ class InductorMMFamily(GroupedFeatures, InductorTemplate):
         return _no_tma(problem) if config["PERSISTENT_TMA"] else None
 
     def supports_by(self, problem: Problem) -> Hashable:
-        """Return what the answers of `supports` depend on in a problem."""
+        """Return the properties of a problem on which `supports` depends; equal ones give equal answers."""
         sizes = [problem[dim] for dim in self.dims]
         blocks = [min(_largest_block(problem[dim]), 256) for dim in self.tiles.values()]
         below = min(sizes) < 1, problem["k"] < _LEAST_DEPTH_FP8
@@ -171,7 +171,7 @@ class InductorMMFamily(GroupedFeatures, InductorTemplate):
         return 2.0 * problem["batch"] * problem["m"] * problem["n"] * problem["k"]
 
     def bytes(self, problem: Problem) -> float:
-        """Return the least bytes that one call reads and writes."""
+        """Return the minimum number of bytes that one call reads and writes."""
         m, n, k = problem["m"], problem["n"], problem["k"]
         elements = problem.itemsize * (m + n) * k + max(problem.itemsize, 2) * m * n
         return float(problem["batch"] * elements)
@@ -190,7 +190,7 @@ def _no_tma(problem: Problem) -> str | None:
 
 
 def _largest_block(size: int) -> int:
-    """Return the largest block that Inductor uses for a dimension of this size."""
+    """Return the largest block that Inductor uses for a dimension: its size rounded up to a power of two, or 16."""
     return max(16, 1 << (size - 1).bit_length())
 
 
@@ -209,7 +209,7 @@ def _as_ours(problem: Problem) -> Problem:
 
 @remembered(maxsize=64)
 def _by_our_knobs(configs: tuple[KernelConfig, ...]) -> tuple[KernelConfig, ...]:
-    """Return the same tiles with the knobs of Foretune's own GEMM."""
+    """Return configs of Foretune's own GEMM with the same tiles."""
     kept = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M")
     return tuple(
         KernelConfig.of(
@@ -230,10 +230,10 @@ def is_exact(problem: Problem) -> bool:
 
 
 def _held_rows(problem: Problem, knobs: Mapping[str, Column]) -> Column:
-    """Return the operand elements that a program holds in registers before it stores them to shared memory.
+    """Return the number of operand elements that a program holds in registers before storing them to shared memory.
 
-    Each takes a register. They are elements of rows that do not start at multiples of 4 bytes, the least that cp.async
-    copies directly (PTX ISA).
+    Each takes a register. These elements are in rows that do not start at multiples of 4 bytes, the minimum that
+    cp.async copies directly (PTX ISA).
     """
     import numpy as np
 
@@ -245,7 +245,7 @@ def _held_rows(problem: Problem, knobs: Mapping[str, Column]) -> Column:
 
 
 def _held_square(knobs: Mapping[str, Column]) -> Column:
-    """Return the operand elements that a program holds in registers for products without matrix units.
+    """Return the number of operand elements that a program holds in registers for products without matrix units.
 
     In exact float32 products, each thread computes a square of the tile.
     """
