@@ -25,7 +25,7 @@ NAME = "foretune"
 
 
 def install_transformers() -> Callable[[], None]:
-    """Register the implementation, and return a function that removes it.
+    """Register the experts implementation "foretune", and return a function that removes it.
 
     Raises:
         ForetuneError: transformers is not installed, or has no registry of experts implementations.
@@ -113,7 +113,7 @@ def _weights(experts: Any, name: str) -> tuple[torch.Tensor, torch.Tensor | None
 
 
 def install_torchtitan() -> Callable[[], None]:
-    """Replace the method, and return a function that restores it.
+    """Replace `GroupedExperts._grouped_mm`, and return a function that restores it.
 
     Raises:
         ForetuneError: torchtitan is not installed, or has no such method.
