@@ -140,7 +140,7 @@ def adapt(
         A new bundle with all families of `bundle`. `save(folder)` writes it.
 
     Raises:
-        ForetuneError: `data` and the bundle have no family in common, or an argument is not one of these.
+        ForetuneError: `data` and the bundle have no family in common, or an argument is invalid.
 
     >>> adapt("small").save("my-bundle")  # doctest: +SKIP
     """
@@ -287,7 +287,7 @@ def families_in(dataset: Dataset, only: FamilyLike | Sequence[FamilyLike] | None
 def judged_families(
     dataset: Dataset, only: FamilyLike | Sequence[FamilyLike] | None, bundle: Bundle | None
 ) -> dict[str, Family]:
-    """Return the families in a dataset that can be judged, by name: with a bundle, those that it has.
+    """Return the families in a dataset that can be evaluated, by name: with a bundle, those that the bundle has.
 
     Raises:
         ForetuneError: The bundle has none of them, or as `families_in`.
@@ -314,5 +314,5 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _several(given: Any) -> Sequence[Any]:
-    """Return a value as a list of one, and several as they are."""
+    """Return a single value as a list of one, and a sequence of values unchanged."""
     return given if isinstance(given, Sequence) and not isinstance(given, str) else [given]

@@ -316,10 +316,10 @@ def has_tangent(value: Any) -> bool:
 
 
 class _GuardedLibrary:
-    """A library whose gradients raise errors where PyTorch's registration would compute wrong results.
+    """A `torch.library.Library` whose gradients raise errors where PyTorch's registration would give wrong results.
 
-    These are tangents of forward-mode AD, which PyTorch drops, and torch.func's transforms of the operator itself,
-    which `torch.compile` produces from transforms of an op.
+    There are two such cases. PyTorch drops the tangents of forward-mode AD. It also misapplies torch.func's transforms
+    to the registered operator, which `torch.compile` calls when code transforms an `Op`.
     """
 
     def impl(self, name: str, kernel: Callable[..., Any], *arguments: Any, **options: Any) -> None:

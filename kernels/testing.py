@@ -47,7 +47,7 @@ NO_KNOB = "NO_SUCH_KNOB"
 
 
 class FamilyContract:
-    """The tests; inherit, set `family`, and override a hook if its default does not fit."""
+    """The contract's tests: inherit from this class, set `family`, and override a hook if its default does not fit."""
 
     family: ClassVar[Any]  # a family, its class, or its name
     device: ClassVar[DeviceSpec] = DeviceSpec.named(
@@ -132,7 +132,7 @@ class FamilyContract:
             assert set(problem.flags) <= set(self.family.flags), f"{problem} has flags that the family does not list"
 
     def test_supports_says_none_or_why_not_and_the_same_again(self) -> None:
-        """`supports` returns None or a reason, always the same, and accepts a config per problem."""
+        """`supports` always gives the same answer, None or a reason, and accepts some config for each problem."""
         for problem in self.problems():
             reasons = [self.family.supports(config, problem, self.device) for config in self.family.space()]
             for reason in reasons:
@@ -225,7 +225,7 @@ class FamilyContract:
             assert able == first, f"supports_by must tell {problem} from another that other configs run"
 
     def test_features_do_with_what_is_known_of_binaries(self) -> None:
-        """Features are finite if all, some or no binaries are known."""
+        """Features are finite whether facts about all, some or no compiled binaries are known."""
         if not self.family.reads_binaries:
             pytest.skip("the family does not use binaries")
         for problem, configs in self.supported():
@@ -342,7 +342,7 @@ class FamilyContract:
     # Helpers.
 
     def supported(self) -> Iterator[tuple[Problem, list[KernelConfig]]]:
-        """Yield each problem with at most forty configs that support it."""
+        """Yield each problem with at most forty configs that are supported for it."""
         for problem in self.problems():
             configs = [c for c in self.family.space() if self.family.supports(c, problem, self.device) is None]
             yield problem, configs[:: max(len(configs) // 40, 1)]
