@@ -109,7 +109,11 @@ def earlier(out: Path | str, families: Mapping[str, Measurable], recording: Reco
 
 
 def _check_replay(dataset: Dataset, recording: Recording | None) -> None:
-    """Raises `ForetuneError` where measured times would be added to replayed ones, or replayed times to others."""
+    """Check that a run adds replayed times only to a replay of the same dataset, and measured times to no replay.
+
+    Raises:
+        ForetuneError: It would mix them.
+    """
     for facts in dataset.provenance.get("runs", {}).values():
         replay_of = facts.get(REPLAY_OF)
         if recording is None and replay_of:
@@ -124,7 +128,7 @@ def _check_replay(dataset: Dataset, recording: Recording | None) -> None:
 
 
 def _check_sources(dataset: Dataset, families: Mapping[str, Measurable]) -> None:
-    """Raises `ForetuneError` if the dataset was measured with another version of a family's kernel."""
+    """Raise `ForetuneError` if the dataset was measured with another version of a family's kernel."""
     for family in families.values():
         sources = dataset.kernel_sources(family.name)
         if other_sources(sources, family.source_hash()):
@@ -135,7 +139,10 @@ def _check_sources(dataset: Dataset, families: Mapping[str, Measurable]) -> None
 
 
 def _uncompilable(dataset: Dataset) -> tuple[tuple[str, Problem, KernelConfig, str], ...]:
-    """Return what did not compile in earlier runs with the installed Triton; another Triton may compile it."""
+    """Return (device name, problem, config, error) of each config that the installed Triton failed to compile earlier.
+
+    Failures of other Triton versions are left out, because this one may compile the config.
+    """
     same = [run for run, facts in dataset.provenance["runs"].items() if facts.get("triton") == triton_version()]
     rows = dataset.measurements
     rows = rows[(rows["status"] == Status.COMPILE_FAILED.value) & rows["run_id"].isin(same)]

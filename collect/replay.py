@@ -123,10 +123,10 @@ class Replay:
     """The evaluations of two rankers on the same held-out problems.
 
     Attributes:
-        everything: Of a ranker that learned from all measurements.
-        planned: Of a ranker that learned from those that a plan takes.
+        everything: The evaluation of the ranker that learned from all measurements.
+        planned: The evaluation of the ranker that learned from the measurements that a plan makes.
         configs: The share of the (problem, config) pairs that the plan tries.
-        measurements: The share of the measurements that it takes, which include confirming passes.
+        measurements: The share of the measurements that the plan makes, including confirming passes.
     """
 
     everything: Evaluation
