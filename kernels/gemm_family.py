@@ -269,7 +269,7 @@ class MeasuredFamily(Measurable):
         """
 
     def tolerance(self, problem: Problem) -> float:
-        """Return the largest relative error of a correct result."""
+        """Return the maximum relative error that a correct result may have."""
         return self.tolerances[problem.dtype_name]
 
     def binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:

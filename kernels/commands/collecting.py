@@ -55,7 +55,7 @@ _REPLAYING_S = 8e-4
 
 @completes
 def plan_names() -> Iterable[str]:
-    """Complete the name of a measuring plan."""
+    """Return the names of the measuring plans, for shell completion."""
     from ...collect.plan import PLANS
 
     return PLANS

@@ -44,7 +44,7 @@ class Printed:
 
 @dataclass(frozen=True)
 class ByFamily:
-    """The results of several families by name, and further fields of the JSON value."""
+    """A result that consists of the results of several families, by name, and further fields of the JSON value."""
 
     families: Mapping[str, Any]
     more: Mapping[str, Any] = field(default_factory=dict)

@@ -52,7 +52,7 @@ _QUICKSTART_S, _TRAINING_S, _EVALUATING_S, _JUDGING_S, _CURVE_S = 1e-4, 5e-5, 2.
 
 @completes
 def split_names() -> Iterable[str]:
-    """Complete the name of a cross-validation split."""
+    """Return the names of the cross-validation splits, for shell completion."""
     from ...model.cross_validation import SPLITS
 
     return SPLITS
@@ -60,7 +60,7 @@ def split_names() -> Iterable[str]:
 
 @completes
 def baseline_names() -> Iterable[str]:
-    """Complete the name of a baseline, or of a group of them."""
+    """Return the names of the baselines and of groups of them, for shell completion."""
     from ...model.baselines import ALL, BASELINES, FAST
 
     return (FAST, ALL, *BASELINES)

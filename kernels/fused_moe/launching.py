@@ -125,7 +125,7 @@ def accumulators(config: KernelConfig, device: DeviceSpec) -> float:
 
 
 def residents(config: KernelConfig, dtype: str, device: DeviceSpec) -> int:
-    """Return how many programs fit on one SM by shared memory, registers and threads."""
+    """Return how many programs fit on one SM, as limited by shared memory, registers and threads."""
     return programs_that_fit(
         smem_bytes(config, dtype, device),
         accumulators(config, device),

@@ -207,7 +207,7 @@ class FusedMoe(FusedMoeFamily, MeasuredFamily):
 
 
 class FusedMoeUp(FusedMoe):
-    """Compute the first product of a layer: y[token, choice] = x[token] @ w13[expert].T, (tokens * topk, 2 * inter).
+    """The family of a layer's first product: y[token, choice] = x[token] @ w13[expert].T, (tokens * topk, 2 * inter).
 
     >>> family, h200 = FusedMoeUp(), DeviceSpec.named("h200")
     >>> problem = Problem.of("fused_moe", experts=64, topk=8, hidden=2048, inter=1024, tokens=128)
@@ -219,7 +219,9 @@ class FusedMoeUp(FusedMoe):
 
 
 class FusedMoeDown(FusedMoe):
-    """Compute the second product: y[token, choice] = weight * x[token, choice] @ w2[expert].T, (tokens * topk, hidden).
+    """The family of a layer's second product: y[token, choice] = weight * x[token, choice] @ w2[expert].T.
+
+    y is (tokens * topk, hidden).
 
     The engines sort rows once per layer, so the two products share BLOCK_SIZE_M there. With USE_TMA (SGLang), x is
     sorted and padded, as the first product stores it in that case.

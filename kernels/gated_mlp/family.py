@@ -91,7 +91,7 @@ class GatedMlp(GemmFamily, MeasuredFamily):
     launch_knobs = BANDS_AND_PROGRAMS
 
     def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
-        """Return why no config of the kernel has these knob values, or None."""
+        """Return why these knob values are invalid for every problem, or None if they are valid for some."""
         return VALUES.wrong(knobs)
 
     def full_space(self) -> tuple[KernelConfig, ...]:
@@ -121,7 +121,7 @@ class GatedMlp(GemmFamily, MeasuredFamily):
         return moved_bytes(problem)
 
     def call_features(self, problem: Problem, device: DeviceSpec, configs: Configs) -> Groups:
-        """Return a problem's features for each config, in groups by what they depend on."""
+        """Return a problem's features for each config, in groups of columns that vary together."""
         return feature_groups(problem, device, configs)
 
     def flags_of_call(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:

@@ -118,7 +118,7 @@ class GroupedGemmComparison:
         return time_launch_path(GroupedGemmForward(), device)
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
-        """Return the project's goals for these kernels, except those that no row concerns."""
+        """Return those of the project's goals for these kernels that the rows can decide."""
         plain = [row for row in rows if "separate" not in row.others_us]
         judged: list[Goal] = []
         for label, families, aim in (("fwd and dX", (FORWARD, DX), 1.25), ("dW", (DW,), 1.1)):

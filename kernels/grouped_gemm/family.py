@@ -85,7 +85,7 @@ class MeasuredOverGroups(OverGroups, MeasuredFamily):
 
 
 class GroupedGemmFamily(OverGroups, GemmFamily):
-    """Prediction and pruning of the grouped GEMMs, for all three variants.
+    """Base class of the grouped GEMMs' families: all that prediction and pruning need, for all three variants.
 
     A problem has the dimensions of the layer: w is (groups, n, k) in all three. Flags: "permute_x" (the layer gathers
     the rows of x while loading) or "permute_y" (it scatters the rows of y while storing); `Variant` documents what each
@@ -110,7 +110,7 @@ class GroupedGemmFamily(OverGroups, GemmFamily):
             self.routings = _UNIFORM
 
     def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
-        """Return why no config of the kernel has these knob values, or None."""
+        """Return why these knob values are invalid for every problem, or None if they are valid for some."""
         return values_of(self.variant).wrong(knobs)
 
     def full_space(self) -> tuple[KernelConfig, ...]:

@@ -42,7 +42,7 @@ class Inputs:
 
 
 class GroupedGemm(GroupedGemmFamily, MeasuredOverGroups):
-    """Measurement of the grouped GEMMs, for all three variants."""
+    """Base class of the grouped GEMMs' families, which adds what measuring needs, for all three variants."""
 
     launch_knobs = BANDS_AND_PROGRAMS
     off_blocks = (648, 328)  # N = 2 x 256 + 136, K = 256 + 72
@@ -198,7 +198,7 @@ class GroupedGemm(GroupedGemmFamily, MeasuredOverGroups):
 
 
 class _OverRows(GroupedGemm):
-    """Forward and dX, which share their kernels: the output has one row per input row."""
+    """Base class of forward and dX, which share their kernels: the output has one row per input row."""
 
     def _default_block_m(self, problem: Problem) -> int:
         rows_per_group = problem["rows"] / max(problem["groups"], 1)
@@ -260,7 +260,9 @@ class _OverRows(GroupedGemm):
 
 
 class GroupedGemmForward(_OverRows):
-    """Compute y[rows of e] = x[rows of e] @ w[e].T, with x (rows, K) sorted by group, w (groups, N, K), y (rows, N).
+    """The family of the forward product, y[rows of e] = x[rows of e] @ w[e].T.
+
+    x is (rows, K), sorted by group, w is (groups, N, K), and y is (rows, N).
 
     >>> from foretune.datasets import DeviceSpec
     >>> family, h200 = GroupedGemmForward(), DeviceSpec.named("h200")
@@ -283,10 +285,10 @@ class GroupedGemmForward(_OverRows):
 
 
 class GroupedGemmDX(_OverRows):
-    """Compute dx[rows of e] = dy[rows of e] @ w[e], with dy (rows, N), w (groups, N, K), dx (rows, K).
+    """The family of x's gradient, dx[rows of e] = dy[rows of e] @ w[e].
 
-    In a layer with permute_x, dx is scattered to (rows, K) in the permuted order; in one with permute_y, dy is
-    gathered.
+    dy is (rows, N), w is (groups, N, K), and dx is (rows, K). In a layer with permute_x, dx is scattered to (rows, K)
+    in the permuted order; in one with permute_y, dy is gathered.
     """
 
     variant = DX
@@ -301,10 +303,11 @@ class GroupedGemmDX(_OverRows):
 
 
 class GroupedGemmDW(GroupedGemm):
-    """Compute dw[e] = dy[rows of e].T @ x[rows of e], with dy (rows, N), x (rows, K), dw (groups, N, K).
+    """The family of w's gradient, dw[e] = dy[rows of e].T @ x[rows of e].
 
-    dw is zero for empty groups. In a layer with permute_x the rows of x are sorted first, with permute_y those of dy: a
-    launch includes the sorting; the kernel itself takes sorted rows only.
+    dy is (rows, N), x is (rows, K), and dw is (groups, N, K). dw is zero for empty groups. In a layer with permute_x
+    the rows of x are sorted first, with permute_y those of dy: a launch includes the sorting; the kernel itself takes
+    sorted rows only.
     """
 
     variant = DW

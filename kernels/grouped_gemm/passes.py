@@ -55,7 +55,7 @@ class Needs(NamedTuple):
 
     @classmethod
     def of(cls, needs: Sequence[bool]) -> Needs:
-        """Return the needed gradients from autograd's `needs_input_grad`, in the order of the op's arguments."""
+        """Return which gradients are needed, from autograd's `needs_input_grad`, in the order of the op's arguments."""
         x, w, _, _, weights, bias = needs[:6]
         return cls(x, w, weights, bias)
 

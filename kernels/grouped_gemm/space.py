@@ -198,7 +198,7 @@ def _plain(variant: Variant, r: Ranges) -> Iterator[tuple[int, ...]]:
             or (stages - 1) * (m + n) * k * 2 < _LEAST_BYTES_IN_FLIGHT
         ):
             continue
-        for tma in _tma_ways(variant, m, n, k, r.tma):
+        for tma in _tma_choices(variant, m, n, k, r.tma):
             smem = tile_smem_bytes(m, n, k, stages, warps, tma, 2, arch="sm_90")
             fits = programs_that_fit(smem, accumulator_registers(m, n, warps), warps, _SM_SMEM_BYTES, _SM_REGISTERS)
             # More than two programs per SM never won by more than the noise. GROUP_M matters only if a group has
@@ -217,7 +217,7 @@ def _specialized(variant: Variant, r: Ranges) -> Iterator[tuple[int, ...]]:
                     yield m, n, k, band, 1, 1, 1, 1, 2, pingpong, warps, stages
 
 
-def _tma_ways(variant: Variant, m: int, n: int, k: int, tma: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
+def _tma_choices(variant: Variant, m: int, n: int, k: int, tma: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
     """Yield the TMA knobs (left, right, out) to try for a tile."""
     if 0 in tma:
         yield 0, 0, 0

@@ -73,7 +73,7 @@ class _Config:
 
 @dataclass
 class KernelConfigForward(_Config):
-    """A config of y = x @ w.T.
+    """Unsloth's config of the forward kernel, which computes y = x @ w.T.
 
     >>> KernelConfigForward(BLOCK_SIZE_M=64, BLOCK_SIZE_N=128, BLOCK_SIZE_K=64, use_tma_load_w=True).ours()["TMA_W"]
     1
@@ -96,7 +96,7 @@ class KernelConfigForward(_Config):
 
 @dataclass
 class KernelConfigBackward_dX(_Config):  # noqa: N801 - Unsloth's name
-    """A config of dx = dy @ w: its columns run along K, and it contracts over N."""
+    """Unsloth's config of the kernel of dx = dy @ w: its columns run along K, and it contracts over N."""
 
     use_tma_load_dy: bool = False
     use_tma_load_w: bool = False
@@ -112,7 +112,7 @@ class KernelConfigBackward_dX(_Config):  # noqa: N801 - Unsloth's name
 
 @dataclass
 class KernelConfigBackward_dW(_Config):  # noqa: N801 - Unsloth's name
-    """A config of dw = dy.T @ x: its rows run along N, its columns along K, and it contracts over M."""
+    """Unsloth's config of the kernel of dw = dy.T @ x: rows run along N, columns along K, and it contracts over M."""
 
     use_tma_load_dy: bool = False
     use_tma_load_x: bool = False

@@ -31,7 +31,7 @@ class Variant:
 
     @property
     def tma(self) -> tuple[str, str, str]:
-        """The TMA knobs: left, right, out."""
+        """The names of the knobs that turn on TMA for the left operand, the right operand and the output."""
         return self.tma_left, self.tma_right, self.tma_out
 
     @property

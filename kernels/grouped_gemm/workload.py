@@ -50,8 +50,8 @@ def draw(
     """Draw problems of one grouped GEMM family.
 
     Both projections of each model are crossed with row counts, expert-parallel and tensor-parallel degrees, and
-    routings by stratified sampling, so that every count appears equally often. A share is in fp16, and a share has the
-    layer's permutation fused. The order is random, so that a run cut short by its budget has a representative sample.
+    routings by stratified sampling, so that every count appears equally often. Some problems are in fp16, and some have
+    the layer's permutation fused. The order is random, so that a run cut short by its budget has a fair sample.
     The same arguments give the same cases.
 
     Args:

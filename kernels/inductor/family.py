@@ -165,7 +165,7 @@ class InductorTemplate(Family):
 
     @abstractmethod
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
-        """Return the work of each config from its knobs, each (n_configs,)."""
+        """Return the tiles and inner-loop steps of each config; `knobs` has the values of each knob, (n_configs,)."""
 
     @abstractmethod
     def flops(self, problem: Problem) -> float:

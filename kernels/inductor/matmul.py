@@ -41,7 +41,9 @@ _LEAST_DEPTH_FP8 = 32
 
 
 class InductorMMFamily(GroupedFeatures, InductorTemplate):
-    """y = a @ b, with a (batch, m, k) and b (batch, k, n); float8 operands have a scale per row and per column.
+    """The family of y = a @ b, with a (batch, m, k) and b (batch, k, n).
+
+    float8 operands have a scale per row and per column.
 
     Flags: "bias" (addmm and baddbmm: a row is added to each row of y); "a_transposed" and "b_transposed" (the operand
     is stored with its columns contiguous); "tf32" (float32 is rounded to TF32 and multiplied by matrix units, as torch
@@ -141,7 +143,7 @@ class InductorMMFamily(GroupedFeatures, InductorTemplate):
         return int(_smem_bytes(problem, config.to_json()))
 
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
-        """Return the work of each config from its knobs, each (n_configs,)."""
+        """Return the tiles and inner-loop steps of each config; `knobs` has the values of each knob, (n_configs,)."""
         import numpy as np
 
         from .family import TiledLoop

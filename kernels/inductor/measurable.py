@@ -154,7 +154,7 @@ class Inputs:
 
 
 class InductorMM(InductorMMFamily, MeasuredFamily):
-    """Inductor's mm, addmm, bmm, baddbmm and scaled_mm, as `foretune collect inductor:mm` measures them.
+    """The family of Inductor's mm, addmm, bmm, baddbmm and scaled_mm, with all that `foretune collect` needs.
 
     >>> from foretune.kernels import find_family
     >>> family, h200 = find_family("inductor:mm"), DeviceSpec.named("h200")
@@ -240,7 +240,7 @@ class InductorMM(InductorMMFamily, MeasuredFamily):
         # float32 differs by the order of the sum; operands in TF32 are rounded to 2^-11 each, or cut off, which is
         # twice as far. The tensor cores also cut their sum off, by half a bit of 24 a step on average: after 151,936
         # products an H200 was off by 1.1e-3 (torch 2.11). Of float8 they keep about 14 bits of partial sums.
-        """Return the largest relative error of a correct result."""
+        """Return the maximum relative error that a correct result may have."""
         cut_off = problem["k"] / _TF32_STEP * 2.0**-25
         known = {"bf16": 4e-3, "fp16": 5e-4, "fp32": 1e-5, TF32: 1e-3 + cut_off, "fp8e4m3": 8e-3}
         return known[self.multiplied_as(problem)]

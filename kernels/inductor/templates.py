@@ -68,7 +68,7 @@ class InductorGroupedMM(_Product):
     }
 
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
-        """Return the work of each config from its knobs, each (n_configs,)."""
+        """Return the tiles and inner-loop steps of each config; `knobs` has the values of each knob, (n_configs,)."""
         import numpy as np
 
         groups = max(problem["groups"], 1)
@@ -112,7 +112,7 @@ class InductorConvolution(_Product):
     }
 
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
-        """Return the work of each config from its knobs, each (n_configs,)."""
+        """Return the tiles and inner-loop steps of each config; `knobs` has the values of each knob, (n_configs,)."""
         import numpy as np
 
         tiles = problem["groups"] * np.ceil(problem["m"] / knobs["BLOCK_M"]) * np.ceil(problem["n"] / knobs["BLOCK_N"])
@@ -175,7 +175,7 @@ class InductorFlexAttention(_Flex):
         return int(problem.itemsize * (config["BLOCK_M"] * problem["head_qk"] + config.num_stages * per_step))
 
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
-        """Return the work of each config from its knobs, each (n_configs,)."""
+        """Return the tiles and inner-loop steps of each config; `knobs` has the values of each knob, (n_configs,)."""
         import numpy as np
 
         block_m, block_n, itemsize = knobs["BLOCK_M"], knobs["BLOCK_N"], problem.itemsize
@@ -211,7 +211,7 @@ class InductorFlexDecoding(InductorFlexAttention):
     }
 
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
-        """Return the work of each config from its knobs, each (n_configs,)."""
+        """Return the tiles and inner-loop steps of each config; `knobs` has the values of each knob, (n_configs,)."""
         import numpy as np
 
         block_m, block_n, itemsize = knobs["BLOCK_M"], knobs["BLOCK_N"], problem.itemsize
@@ -274,7 +274,7 @@ class InductorFlexBackward(_Flex):
         return 3.5 * super().flops(problem)  # seven products instead of two, because both parts recompute one
 
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
-        """Return the work of each config from its knobs, each (n_configs,)."""
+        """Return the tiles and inner-loop steps of each config; `knobs` has the values of each knob, (n_configs,)."""
         import numpy as np
 
         m1, n1, m2, n2 = (knobs[knob] for knob in self.tiles)

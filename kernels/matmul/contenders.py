@@ -120,7 +120,7 @@ class MatmulComparison:
         return time_launch_path(device)
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
-        """Return the goals for the predicted config over both contenders, except those that no row concerns."""
+        """Return the goals for the predicted config over both contenders, if the rows can decide them."""
         what = "dense GEMM, predicted config, over"
         return [
             *judge_predicted(rows, {"cublas": (0.85, 0.95)}, f"{what} cuBLAS"),

@@ -58,7 +58,7 @@ class Inputs:
 
 
 class Matmul(GemmFamily, MeasuredFamily):
-    """Compute y[i] = activation(a[i] @ b[i] + bias) for i < batch: a (M, K), b (K, N), y (M, N).
+    """The family of dense products, y[i] = activation(a[i] @ b[i] + bias) for i < batch: a (M, K), b (K, N), y (M, N).
 
     A problem without flags is a linear layer's product, x (M, K) @ w.T: a is stored as (M, K) and b as (N, K), with
     rows along K. Flags are "a_km" (a is stored as (K, M)), "b_kn" (b is stored as (K, N)), "bias" (N,), and one of
@@ -104,7 +104,7 @@ class Matmul(GemmFamily, MeasuredFamily):
         return smem_bytes(config, elements, device)
 
     def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
-        """Return why no config of the kernel has these knob values, or None."""
+        """Return why these knob values are invalid for every problem, or None if they are valid for some."""
         return wrong_knob(knobs)
 
     def wrong_problem(self, problem: Problem) -> str | None:

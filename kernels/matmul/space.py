@@ -209,7 +209,7 @@ def _grid() -> Iterator[tuple[int, ...]]:
         least, most = _BYTES_IN_FLIGHT
         if not least <= (stages - 1) * (m + n) * k * 2 <= most or (m <= 32 and stages % 2 == 0):
             continue
-        for tma, programs, band, splits in _ways(m, n, k, warps, stages):
+        for tma, programs, band, splits in _launch_choices(m, n, k, warps, stages):
             yield m, n, k, band, splits, programs, tma, 0, 0, warps, stages
     for (consumers, pingpong, m, n), stages in _SPECIALIZED.items():
         for band in (1, 8, 16):
@@ -227,7 +227,7 @@ def _blocks() -> Iterator[tuple[int, int, int]]:
     yield from ((64, 256, 32), (256, 64, 32))
 
 
-def _ways(m: int, n: int, k: int, warps: int, stages: int) -> Iterator[tuple[int, int, int, int]]:
+def _launch_choices(m: int, n: int, k: int, warps: int, stages: int) -> Iterator[tuple[int, int, int, int]]:
     """Yield (TMA, PROGRAMS_PER_SM, GROUP_M, SPLIT_K) to try for one tile."""
     if m <= 32:
         yield from ((tma, 0, 1, splits) for tma in (0, 1) for splits in (1, 2, 4, 8))

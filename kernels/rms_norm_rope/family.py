@@ -117,7 +117,7 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
         return full_space(self.name)
 
     def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
-        """Return why no config of the kernel has these knob values, or None."""
+        """Return why these knob values are invalid for every problem, or None if they are valid for some."""
         return VALUES[self.name].wrong(knobs)
 
     def wrong_problem(self, problem: Problem) -> str | None:
@@ -274,7 +274,7 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
 
 
 class RmsNormRopeForward(RmsNormRope):
-    """Normalize q and k per head (unless "unnormed") and rotate them, in one launch.
+    """The family of the forward pass, which normalizes q and k per head (unless "unnormed") and rotates them.
 
     >>> from foretune.datasets import DeviceSpec
     >>> family, h200 = RmsNormRopeForward(), DeviceSpec.named("h200")
@@ -325,7 +325,7 @@ class RmsNormRopeForward(RmsNormRope):
 
 
 class RmsNormRopeBackward(RmsNormRope):
-    """Compute the gradients of q, k and both weights, from those of the outputs of `RmsNormRopeForward`.
+    """The family of the backward pass: the gradients of q, k and both weights, from those of the rotated q and k.
 
     >>> from foretune.datasets import DeviceSpec
     >>> family, h200 = RmsNormRopeBackward(), DeviceSpec.named("h200")

@@ -57,7 +57,7 @@ class ScaledGemmComparison:
         in the tensor cores only, which is less exact. "bf16" is the product of the operands in bf16, which has twice
         the bytes.
         """
-        ways = _grouped_ways(inputs) if inputs.group_sizes is not None else _dense_ways(inputs)
+        ways = _grouped_contenders(inputs) if inputs.group_sizes is not None else _dense_contenders(inputs)
         return {name: way for name, way in ways.items() if _runs(way)}
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath | None:
@@ -65,7 +65,7 @@ class ScaledGemmComparison:
         return None
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
-        """Return the goals for these kernels, except those that no row concerns."""
+        """Return those of the goals for these kernels that the rows can decide."""
         judged: list[Goal] = []
         for family in dict.fromkeys(row.family for row in rows):
             for granularity in GRANULARITIES:
@@ -99,7 +99,7 @@ def _experts(family: str) -> Iterator[tuple[str, Case]]:
                 yield f"{layer} {phase} {granularity}", Case(problem, (layer,), routing)
 
 
-def _dense_ways(i: Inputs) -> dict[str, Callable[[], torch.Tensor]]:
+def _dense_contenders(i: Inputs) -> dict[str, Callable[[], torch.Tensor]]:
     """Return the contenders of a dense product by name."""
     import torch
 
@@ -121,7 +121,7 @@ def _dense_ways(i: Inputs) -> dict[str, Callable[[], torch.Tensor]]:
     return ways | {"bf16": lambda: torch.mm(x, w)}
 
 
-def _grouped_ways(i: Inputs) -> dict[str, Callable[[], torch.Tensor]]:
+def _grouped_contenders(i: Inputs) -> dict[str, Callable[[], torch.Tensor]]:
     """Return the contenders of a grouped product by name."""
     import torch
 

@@ -81,7 +81,7 @@ class ScaledGemmFamily(GemmFamily, MeasuredFamily):
     launch_knobs = BANDS_AND_PROGRAMS | {"SPLIT_K": (1, 2)}
 
     def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
-        """Return why no config of the kernel has these knob values, or None."""
+        """Return why these knob values are invalid for every problem, or None if they are valid for some."""
         return values_of(self.name).wrong(knobs)
 
     def full_space(self) -> tuple[KernelConfig, ...]:
@@ -297,7 +297,7 @@ class ScaledGemmFamily(GemmFamily, MeasuredFamily):
 
 
 class ScaledGemm(ScaledGemmFamily):
-    """Compute y = x @ w.T with x (m, k) and w (n, k) in fp8 (e4m3), times their scales, in bf16.
+    """The family of dense fp8 products: y = x @ w.T with x (m, k) and w (n, k) in e4m3, times their scales, in bf16.
 
     >>> from foretune.datasets import DeviceSpec
     >>> family, h200 = ScaledGemm(), DeviceSpec.named("h200")
@@ -327,7 +327,7 @@ class ScaledGemm(ScaledGemmFamily):
 
 
 class ScaledGroupedGemmForward(MeasuredOverGroups, ScaledGemmFamily):
-    """Compute y[rows of e] = x[rows of e] @ w[e].T in fp8 (e4m3), times the scales, in bf16.
+    """The family of grouped fp8 products: y[rows of e] = x[rows of e] @ w[e].T in e4m3, times the scales, in bf16.
 
     x (rows, K) is sorted by group, and w is (groups, N, K). dX is the same kernel on w's transpose: blocks of 128x128
     and their scales, and one scale per tensor, transpose unchanged. dW has no fp8 kernel: it sums over rows, each of

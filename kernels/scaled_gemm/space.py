@@ -181,7 +181,7 @@ def _plain(r: Ranges) -> Iterator[KernelConfig]:
             or (stages - 1) * (m + n) * k < _LEAST_BYTES_IN_FLIGHT
         ):
             continue
-        for swap, load, store in _ways(m, n):
+        for swap, load, store in _operand_choices(m, n):
             # Tiles that spill are tried only with TMA loads and one program per SM.
             if accumulator_registers(m, n, warps) > _FREE_ACCUMULATORS and not (load and programs == 1):
                 continue
@@ -219,7 +219,7 @@ def _config(*knobs: int) -> KernelConfig:
     return KernelConfig.of(**dict(zip(KNOBS, knobs, strict=True)))
 
 
-def _ways(m: int, n: int) -> tuple[tuple[int, int, int], ...]:
+def _operand_choices(m: int, n: int) -> tuple[tuple[int, int, int], ...]:
     """Return the values of (SWAP_AB, TMA_LOAD, TMA_STORE) to try for a tile."""
     if m >= _INSTRUCTION_ROWS:
         return (0, 0, 0), (0, 1, 0), (0, 1, 1)

@@ -107,7 +107,7 @@ def matmul_configs(
     """Return one of the `LISTS` of configs that a matrix product is tuned over, for a device.
 
     - "default": about 20 configs (ROCm: 33), for products of any size.
-    - "extra": alternatives to the default list: longer steps, the other number of warps, narrow tiles.
+    - "extra": alternatives to the default list: longer steps, 4 warps in place of 8 and vice versa, narrow tiles.
     - "exhaustive": all of `matmul_grid` except what compilers refuse.
     - "persistent": large tiles for programs that loop over tiles.
     - "int8" and "scaled" (fp8 with scales): for these dtypes.
@@ -234,7 +234,7 @@ def _default(device: DeviceSpec) -> Iterator[_Tile]:
 
 
 def _extra(device: DeviceSpec) -> Iterator[_Tile]:
-    """Yield alternatives to the default list: longer steps, the other number of warps, narrow tiles."""
+    """Yield alternatives to the default list: longer steps, 4 warps in place of 8 and vice versa, and narrow tiles."""
     yield from _tiles(64, 128, 2, (256,))
     for tile in _tiles(64, 128, 2, (128,)):
         yield tile._replace(warps=4 if _usual_warps(device, tile.m, tile.n) == 8 else 8)
