@@ -160,7 +160,7 @@ def visible_gpus(wanted: int | None = None) -> int:
 
 
 def check_sms(sms: Sequence[int], device: DeviceSpec) -> None:
-    """Raise `ForetuneError` if a device does not have one of these numbers of SMs."""
+    """Raise `ForetuneError` unless each of these numbers of SMs is at least 1 and at most the device's."""
     for number in sms:
         if not 1 <= number <= device.sm_count:
             raise ForetuneError(f"sms must be between 1 and {device.sm_count}, as {device.name} has, but got {number}")

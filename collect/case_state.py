@@ -63,7 +63,8 @@ class CaseState:
     def unconfirmed(self) -> list[KernelConfig]:
         """Return the leading configs that have no result of a confirming pass yet.
 
-        After an adaptive run these may be some of them only: with more scanned configs, other configs lead.
+        A case that an adaptive run has confirmed may have new leading configs once more configs are scanned, so only
+        some of the leading ones may be left.
         """
         return [c for c in self.leading() if c not in self.confirmed and c not in self.unconfirmable]
 

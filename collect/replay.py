@@ -177,7 +177,10 @@ class Replay:
         )
 
     def _ratios(self, name: str) -> dict[str, Any]:
-        """Return the summary of the ratios of a regret, by k."""
+        """Return by k the geometric mean of the planned ranker's regret over the other's, with its interval.
+
+        `name` is the kind of regret.
+        """
         planned, everything = getattr(self.planned, name), getattr(self.everything, name)
         summaries = {k: summarise(planned[k] / everything[k], self.planned.groups) for k in planned}
         return {

@@ -285,7 +285,7 @@ class RunState:
 
     @property
     def total(self) -> int:
-        """The number of cases on all devices that are known so far."""
+        """The number of cases that this run measures: each case counts once for each device known so far."""
         return len(self.cases) * max(len(self._queues) + self.to_come, 1)
 
     def take(self, device: DeviceSpec, met: Collection[Hashable] = (), gpus: int = 1) -> Step | None:

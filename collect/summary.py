@@ -16,10 +16,10 @@ class Effort:
 
     Attributes:
         gpus: How many GPUs were used.
-        gpu_s: Since the first task was sent.
-        busy_s: The part of `gpu_s` that a GPU spent on tasks.
+        gpu_s: The time since the first task was sent, summed over the GPUs.
+        busy_s: The part of `gpu_s` that the GPUs spent on tasks.
         lost_s: The part of `busy_s` for configs that failed or ended their process.
-        compile_s: In compiling processes.
+        compile_s: The time of all compiling processes.
     """
 
     gpus: int = 0
