@@ -265,7 +265,7 @@ class MeasuredFamily(Measurable):
         Args:
             models: A CSV file of models; the shipped one if None.
             max_tflop: The maximum size of a problem; the family's own limit if None.
-            **drawn: `tokens`, `per_layer`, `random` and `seed`.
+            **drawn: `tokens`, `per_layer`, `random`, `seed`, and for some families `invented`.
         """
 
     def tolerance(self, problem: Problem) -> float:

@@ -316,10 +316,11 @@ def has_tangent(value: Any) -> bool:
 
 
 class _GuardedLibrary:
-    """A `torch.library.Library` whose gradients raise errors where PyTorch's registration would give wrong results.
+    """Stands in for a `torch.library.Library`: gradients registered with it raise errors instead of being wrong.
 
-    There are two such cases. PyTorch drops the tangents of forward-mode AD. It also misapplies torch.func's transforms
-    to the registered operator, which `torch.compile` calls when code transforms an `Op`.
+    PyTorch's own registration gives wrong results in two cases. It drops the tangents of forward-mode AD, and it
+    misapplies torch.func's transforms to the registered operator, which `torch.compile` calls when code transforms an
+    `Op`.
     """
 
     def impl(self, name: str, kernel: Callable[..., Any], *arguments: Any, **options: Any) -> None:

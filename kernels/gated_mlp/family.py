@@ -121,7 +121,7 @@ class GatedMlp(GemmFamily, MeasuredFamily):
         return moved_bytes(problem)
 
     def call_features(self, problem: Problem, device: DeviceSpec, configs: Configs) -> Groups:
-        """Return a problem's features for each config, in groups of columns that vary together."""
+        """Return a problem's features for each config, grouped by what the columns depend on."""
         return feature_groups(problem, device, configs)
 
     def flags_of_call(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:

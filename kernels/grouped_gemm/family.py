@@ -173,7 +173,7 @@ class GroupedGemmFamily(OverGroups, GemmFamily):
     def grouped_features(
         self, problems: Sequence[Problem], device: DeviceSpec, configs: Configs, binaries: Binaries | None
     ) -> Groups:
-        """Return the features of problems with the same dtype and flags, in groups of columns that vary together."""
+        """Return the features of problems with the same dtype and flags, grouped by what the columns depend on."""
         return feature_groups(self.variant, problems, device, configs)
 
     def flags_of_call(self, arguments: Mapping[str, Any]) -> Sequence[str]:

@@ -138,7 +138,7 @@ def feature_groups(
     """Return the columns of `feature_table` for several problems of one dtype, grouped by what they depend on.
 
     There is a group of columns for each of: the call, the config, its tile, its (BLOCK_K, num_stages), and, for dW,
-    the tile that it writes.
+    the matrices that concurrent programs write.
     """
     itemsize = problems[0].itemsize
     space = _space(tuple(configs), variant.first_of_kernel, itemsize, device)
@@ -260,7 +260,7 @@ _space = remembered(maxsize=64)(_Space)
 
 
 class Work(NamedTuple):
-    """The numbers of tiles that each call has and of the BLOCK_K steps that they take; all are at least 1.
+    """The tiles of each call and the BLOCK_K steps that they take, as numbers of at least 1 each.
 
     Shapes are (n_problems, n_tiles), where n_tiles counts the distinct tiles of the space. An axis on which a value
     does not depend has length 1. `tiles_per_step` is (n_problems, len(space.ks)).

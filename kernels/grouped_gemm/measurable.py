@@ -132,7 +132,7 @@ class GroupedGemm(GroupedGemmFamily, MeasuredOverGroups):
 
     @abstractmethod
     def kernel(self) -> tuple[Any, list[str], list[str]]:
-        """Return (the kernel, its parameters that are not specialized, the key of its autotuner)."""
+        """Return (the kernel, names of parameters that Triton must not specialize on, the autotuner's key)."""
 
     def finish(self, inputs: Inputs, arguments: tuple[Any, ...]) -> None:
         """Launch the kernels that must follow the main one to complete the output. By default there are none."""
@@ -224,7 +224,7 @@ class _OverRows(GroupedGemm):
         return inputs.out
 
     def kernel(self) -> tuple[Any, list[str], list[str]]:
-        """Return (the kernel, its parameters that are not specialized, the key of its autotuner)."""
+        """Return (the kernel, names of parameters that Triton must not specialize on, the autotuner's key)."""
         from .triton_kernels.gemm import KEY, UNSPECIALIZED, grouped_gemm_kernel
 
         return grouped_gemm_kernel, UNSPECIALIZED, KEY
@@ -338,7 +338,7 @@ class GroupedGemmDW(GroupedGemm):
         return sorted_rows(dy, indices), x
 
     def kernel(self) -> tuple[Any, list[str], list[str]]:
-        """Return (the kernel, its parameters that are not specialized, the key of its autotuner)."""
+        """Return (the kernel, names of parameters that Triton must not specialize on, the autotuner's key)."""
         from .triton_kernels.dw import KEY, UNSPECIALIZED, grouped_gemm_dw_kernel
 
         return grouped_gemm_dw_kernel, UNSPECIALIZED, KEY

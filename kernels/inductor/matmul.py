@@ -192,7 +192,10 @@ def _no_tma(problem: Problem) -> str | None:
 
 
 def _largest_block(size: int) -> int:
-    """Return the largest block that Inductor uses for a dimension: its size rounded up to a power of two, or 16."""
+    """Return the largest block that Inductor uses for a dimension of this size.
+
+    It is the size rounded up to a power of two, and at least 16.
+    """
     return max(16, 1 << (size - 1).bit_length())
 
 

@@ -67,7 +67,7 @@ def install(k: int = DEFAULT_K, bundle: Bundle | Path | str | None = None) -> Ca
 
 @dataclass(frozen=True)
 class Limits:
-    """Reduces Inductor's choices for each op to the `k` that the bundle predicts to be fastest."""
+    """Reduces Inductor's choices for each op to those that the bundle predicts to be fastest, `k` in most cases."""
 
     k: int
     bundle: Bundle | None = None

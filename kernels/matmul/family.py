@@ -154,7 +154,7 @@ class Matmul(GemmFamily, MeasuredFamily):
         return problem.without_sizes().rounded(*call_dims(problem))
 
     def call_features(self, problem: Problem, device: DeviceSpec, configs: Configs) -> Groups:
-        """Return the features of one problem, in groups of columns that vary together."""
+        """Return the features of one problem, grouped by what the columns depend on."""
         return feature_groups(problem, device, configs)
 
     def flags_of_call(self, arguments: Mapping[str, Any]) -> Sequence[str]:

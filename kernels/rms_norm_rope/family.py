@@ -147,7 +147,7 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
     def grouped_features(
         self, problems: Sequence[Problem], device: DeviceSpec, configs: Configs, binaries: Binaries | None
     ) -> Groups:
-        """Return the features of problems with the same dtype and flags, in groups of columns that vary together."""
+        """Return the features of problems with the same dtype and flags, grouped by what the columns depend on."""
         return stacked([self._groups(problem, device, configs, binaries) for problem in problems])
 
     def _groups(
@@ -308,13 +308,13 @@ class RmsNormRopeForward(RmsNormRope):
         return torch.cat([part.flatten() for part in both])
 
     def kernel(self) -> Any:
-        """Return (the kernel, its parameters that are not specialized, the key of its autotuner)."""
+        """Return the `triton.jit` function that a launch runs."""
         from .triton_kernels import rms_norm_rope_kernel
 
         return rms_norm_rope_kernel
 
     def arguments(self, problem: Problem) -> tuple[Any, ...]:
-        """Return the kernel's positional arguments."""
+        """Return stand-ins for the kernel's positional arguments, to compile it: dtypes for tensors, and numbers."""
         element = torch_dtype(problem.dtype_name)
         weight = None if "unnormed" in problem.flags else element
         return *[element] * 6, weight, weight, 37, 8, 8, 1024, 1024, 37, 8, EPS, 0.0
@@ -366,13 +366,13 @@ class RmsNormRopeBackward(RmsNormRope):
         return torch.cat([grad.flatten() for grad in grads])
 
     def kernel(self) -> Any:
-        """Return (the kernel, its parameters that are not specialized, the key of its autotuner)."""
+        """Return the `triton.jit` function that a launch runs."""
         from .triton_kernels import rms_norm_rope_backward_kernel
 
         return rms_norm_rope_backward_kernel
 
     def arguments(self, problem: Problem) -> tuple[Any, ...]:
-        """Return the kernel's positional arguments."""
+        """Return stand-ins for the kernel's positional arguments, to compile it: dtypes for tensors, and numbers."""
         import torch
 
         element = torch_dtype(problem.dtype_name)

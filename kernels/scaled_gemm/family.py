@@ -163,7 +163,7 @@ class ScaledGemmFamily(GemmFamily, MeasuredFamily):
     def grouped_features(
         self, problems: Sequence[Problem], device: DeviceSpec, configs: Configs, binaries: Binaries | None
     ) -> Groups:
-        """Return the features of problems with the same dtype and flags, in groups of columns that vary together."""
+        """Return the features of problems with the same dtype and flags, grouped by what the columns depend on."""
         return feature_groups(problems, self.rows, device, configs)
 
     def flags_of_call(self, arguments: Mapping[str, Any]) -> Sequence[str]:

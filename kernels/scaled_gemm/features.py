@@ -76,7 +76,7 @@ FEATURE_NAMES = _PROBLEM_FEATURES + CONFIG_FEATURES + _MIXED_FEATURES
 def feature_groups(
     problems: Sequence[Problem], rows_dim: str, device: DeviceSpec, configs: Sequence[KernelConfig]
 ) -> tuple[FeatureGroup, ...]:
-    """Return the features of problems with the same flags, in groups of columns that vary together.
+    """Return the features of problems with the same flags, grouped by what the columns depend on.
 
     There is a group for each of the call, the config, and its tile and stages. Features are finite even if a problem
     has no rows. `rows_dim` is the name of the dimension of x's rows.
