@@ -122,7 +122,7 @@ class CaseTasks:
     def take(self, most: int) -> list[Task]:
         """Remove and return the next tasks, at most `most`; none while all configs wait for the compiler.
 
-        If the process needs the problem's inputs, the first task is an additional `Prepare`.
+        If the process does not have the problem's inputs yet, the first task is a `Prepare`.
         """
         tasks: list[Task] = []
         if self._ready and not self._prepared:
