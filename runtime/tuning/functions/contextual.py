@@ -13,7 +13,7 @@ from ....datasets.forking import renew_in_children
 from ...arguments import warn_once
 from ..session import is_capturing
 from .call_timer import CallTimer
-from .calls import Call, place_of, problem_of_key
+from .calls import FunctionCall, place_of, problem_of_key
 from .config_cache import ConfigCache
 from .function_tuner import CallTuning, FunctionTuner, Reuse, resolve_reuse, trials_of
 from .in_step import Ranks
@@ -143,12 +143,12 @@ class ContextualFunction(FunctionTuner[P, R]):
                     raise ForetuneError(f"{self.name} is run by a function that is being tuned as a whole")
                 return self._tune(call, check_flag("force", force), autotune_verbose, autotune_pg)
 
-    def _read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], group: Any) -> Call:
+    def _read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], group: Any) -> FunctionCall:
         named = self._key.named(args, kwargs, {})
         key = text_of(self._key.of(args, kwargs, named))
-        return Call(args, kwargs, named, {}, key, None, place_of(named.values(), Ranks(group).size))
+        return FunctionCall(args, kwargs, named, {}, key, None, place_of(named.values(), Ranks(group).size))
 
-    def _tune(self, call: Call, force: bool, verbose: bool, group: Any) -> tuple[TuneResult, ...]:
+    def _tune(self, call: FunctionCall, force: bool, verbose: bool, group: Any) -> tuple[TuneResult, ...]:
         with self._tuning(call, group, verbose, self._logs) as tuning:
             results = self._tune_in_step(tuning, force)
         self._chosen[self._memory_key(call, group)] = True
@@ -217,7 +217,7 @@ class ContextualFunction(FunctionTuner[P, R]):
         self._keep(tuning.call, {"sites": {name: one.to_json() for name, one in records.items()}})
         return reason
 
-    def _run(self, call: Call, site: Site, candidate: Any) -> Any:
+    def _run(self, call: FunctionCall, site: Site, candidate: Any) -> Any:
         site.now = candidate
         return self.function(*call.args, **call.kwargs)
 
@@ -226,7 +226,7 @@ class ContextualFunction(FunctionTuner[P, R]):
             tuning.undo()
         return self.function(*tuning.call.args, **tuning.call.kwargs)
 
-    def _records(self, call: Call) -> dict[str, KeyRecord]:
+    def _records(self, call: FunctionCall) -> dict[str, KeyRecord]:
         """Return the usable cached records of the sites of a call's key, by label."""
         if resolve_reuse() is Reuse.ALWAYS:
             return {}

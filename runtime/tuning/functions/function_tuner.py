@@ -21,7 +21,7 @@ from ...timing.flywheel import Software
 from ..progress import teller
 from ..session import Measured, TuningSession
 from .call_timer import CallTimer, CallTrials, check_timer, timer_for
-from .calls import Call
+from .calls import FunctionCall
 from .config_cache import ConfigCache
 from .config_space import Candidate
 from .in_step import Ranks
@@ -97,14 +97,14 @@ class FunctionTuner(WrappedFunction[P, R]):
             self._chosen.clear()
         return self._chosen.get(key)
 
-    def _record_key(self, call: Call) -> str:
+    def _record_key(self, call: FunctionCall) -> str:
         return record_key(self.name, self._digest, call.place.name, call.key)
 
-    def _memory_key(self, call: Call, group: Any) -> tuple[str, str, int]:
+    def _memory_key(self, call: FunctionCall, group: Any) -> tuple[str, str, int]:
         fixed = text_of(plain(call.fixed, str)) if call.fixed else ""
         return self._record_key(call), fixed, Ranks(group).number
 
-    def _is_repeatable(self, call: Call, consequence: str | None = None) -> bool:
+    def _is_repeatable(self, call: FunctionCall, consequence: str | None = None) -> bool:
         """Return whether a call can be repeated. If not, warn of the consequence, or raise `ForetuneError` if None."""
         if (reason := self._effects.used_up(call.named)) is None:
             return True
@@ -126,14 +126,14 @@ class FunctionTuner(WrappedFunction[P, R]):
             warn_once(f"{self.name}: was tuned with {then}", ": that choice runs; FORETUNE_TUNE=strict tunes again")
         return dict(records)
 
-    def _keep(self, call: Call, entry: dict[str, Any]) -> None:
+    def _keep(self, call: FunctionCall, entry: dict[str, Any]) -> None:
         """Cache the entry of a call's key, unless the driver is a stub, whose times are not real (see `measures`)."""
         if self._timer is not None or measures():
             self.cache.set(self._record_key(call), entry)
 
     @contextmanager
     def _tuning(
-        self, call: Call, group: Any, verbose: bool, logs: Path | None = None, **terms: object
+        self, call: FunctionCall, group: Any, verbose: bool, logs: Path | None = None, **terms: object
     ) -> Iterator[CallTuning]:
         """Begin and end a tuning on all ranks, which must have equal terms (see `Ranks.together`)."""
         ranks, runs = Ranks(group), f"{self.n_warmup} + {self.n_repeat}"
@@ -153,7 +153,7 @@ class CallTuning:
     """
 
     tuner: FunctionTuner[Any, Any]
-    call: Call
+    call: FunctionCall
     ranks: Ranks
     say: Callable[[str], object]
 

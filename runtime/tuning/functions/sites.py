@@ -15,7 +15,7 @@ from typing import Any
 from ...launching.kernel import Kernel
 from ...launching.source_hash import digest_of
 from ..triton_adapter import Attachment
-from .calls import Call
+from .calls import FunctionCall
 from .config_space import Candidate
 from .in_step import listed
 from .plain_values import plain, text_of, type_name
@@ -116,7 +116,7 @@ class Sites:
         """All sites, in the order of their first launches."""
         return list(self._sites.values())
 
-    def run_function(self, function: Any, call: Call) -> Any:
+    def run_function(self, function: Any, call: FunctionCall) -> Any:
         """Run a call of a `TunedFunction` with its site's current config; return the result."""
         place = (id(function), call.key, text_of(plain(call.fixed, str)))
         site = self._sites.get(place)

@@ -15,7 +15,7 @@ from ....datasets.forking import renew_in_children
 from ...arguments import warn_once
 from ...launching.source_hash import digest_of
 from ..session import Measured, is_capturing
-from .calls import Call, CallReader
+from .calls import CallReader, FunctionCall
 from .config_space import Candidate
 from .function_tuner import CallTuning, FunctionTuner, Reuse, resolve_reuse, trials_of
 from .in_step import Ranks, listed
@@ -147,20 +147,20 @@ class TunedFunction(FunctionTuner[P, R]):
             self.remember(call, candidate, group)
         return result
 
-    def candidates(self, call: Call) -> tuple[Candidate, ...]:
+    def candidates(self, call: FunctionCall) -> tuple[Candidate, ...]:
         """Return the configs worth trying for a call. Raises as `CallReader.candidates` does."""
         return self._calls.candidates(call)[1]
 
-    def run(self, call: Call, candidate: Candidate) -> Any:
+    def run(self, call: FunctionCall, candidate: Candidate) -> Any:
         """Call the function with a config."""
         knobs = {name: value for name, value in candidate.knobs.items() if name not in call.fixed}
         return self.function(*call.args, **call.kwargs, **knobs)
 
-    def remember(self, call: Call, candidate: Candidate, group: Any = None) -> None:
+    def remember(self, call: FunctionCall, candidate: Candidate, group: Any = None) -> None:
         """Use this config for all further calls with this key in this process."""
         self._chosen[self._memory_key(call, group)] = candidate
 
-    def _choice(self, call: Call, tunes: bool, verbose: bool, group: Any) -> Candidate:
+    def _choice(self, call: FunctionCall, tunes: bool, verbose: bool, group: Any) -> Candidate:
         memory_key = self._memory_key(call, group)
         known: Candidate | None = self._remembered(memory_key)
         if known is not None:
@@ -182,12 +182,12 @@ class TunedFunction(FunctionTuner[P, R]):
                 self.remember(call, known, group)
             return known
 
-    def _untuned(self, call: Call) -> Candidate:
+    def _untuned(self, call: FunctionCall) -> Candidate:
         """Return the config that runs without tuning: the fastest known one, else the first."""
         left, record = self.candidates(call), self._record(call)
         return (None if record is None else record.fastest(left)) or left[0]
 
-    def _tuned(self, call: Call, force: bool, verbose: bool, group: Any) -> tuple[Candidate, TuneResult]:
+    def _tuned(self, call: FunctionCall, force: bool, verbose: bool, group: Any) -> tuple[Candidate, TuneResult]:
         with self._tuning(call, group, verbose, search=self._search) as tuning:
             return self._tuned_in_step(tuning, force)
 
@@ -231,11 +231,11 @@ class TunedFunction(FunctionTuner[P, R]):
             self.name, call.key, record, best, trials, untried=untried, tuned_s=tuned_s, reason=reason
         )
 
-    def _run_on_trial(self, call: Call, candidate: Candidate) -> Any:
+    def _run_on_trial(self, call: FunctionCall, candidate: Candidate) -> Any:
         with on_trial(self, candidate):
             return self.run(call, candidate)
 
-    def _learn_earlier(self, call: Call) -> None:
+    def _learn_earlier(self, call: FunctionCall) -> None:
         """Train the search's model on the times of other keys, measured by other or earlier processes."""
         if not self._search.is_guided:
             return
@@ -245,7 +245,7 @@ class TunedFunction(FunctionTuner[P, R]):
             if record is not None and record.done:
                 self._search.learn(key, record.problem, record.times(self._calls.space.candidates()))
 
-    def _record(self, call: Call) -> KeyRecord | None:
+    def _record(self, call: FunctionCall) -> KeyRecord | None:
         """Return the usable cached record of a call's key, or None."""
         key = self._record_key(call)
         if resolve_reuse() is Reuse.ALWAYS and key not in self._tuned_here:
@@ -253,6 +253,6 @@ class TunedFunction(FunctionTuner[P, R]):
         record = KeyRecord.from_json(self.cache.get(key))
         return None if record is None else self._usable({"": record}).get("")
 
-    def _turn(self, call: Call) -> AbstractContextManager[bool]:
+    def _turn(self, call: FunctionCall) -> AbstractContextManager[bool]:
         with self._guard:
             return self._locks.setdefault(self._record_key(call), TuningLock()).turn()
