@@ -157,7 +157,7 @@ class ContextualFunction(FunctionTuner[P, R]):
     def _tune_in_step(self, tuning: CallTuning, force: bool) -> tuple[TuneResult, ...]:
         call, began = tuning.call, self._clock()
         records = {} if force else self._records(call)
-        if not tuning.is_shared(text_of({label: record.gist for label, record in records.items()})):
+        if not tuning.is_shared(text_of({label: record.digest for label, record in records.items()})):
             records = {}
         sites = Sites({label: (record.chosen, record.done) for label, record in records.items()})
         with in_context(sites), forced(), tuning.undone():

@@ -200,7 +200,7 @@ class TunedFunction(FunctionTuner[P, R]):
         if record is not None:
             record.retry_failures(left, self._now())
         tuning.ranks.check_alike({"configs": listed(texts)})
-        if not tuning.is_shared("" if record is None else record.gist):
+        if not tuning.is_shared("" if record is None else record.digest):
             record = None
         record = record or self._new_record(call.problem)
         is_known = record.done == done and record.chosen in texts and record.chosen in record.measured
