@@ -21,6 +21,7 @@ from ...datasets.forking import renew_in_children
 from ..arguments import Mode, resolve_mode, warn_once
 from ..how_many import Length, check_length
 from ..launching.kernel import Kernel
+from ..launching.triton_hash import hash_triton
 from ..prune import Pruner
 from .isolation import IsolatedTimer, NoIsolationError
 from .known_times import KnownTimes
@@ -140,6 +141,7 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         call = OneLaunch(self, args, kwargs)
         if not self._is_interpreted:
             driver.active.get_current_device()  # raises Triton's error if there is no GPU; not a config's failure
+            hash_triton()
             call.prepare()
         with self._lock:
             if key not in self.cache:  # otherwise another thread has tuned it

@@ -16,6 +16,7 @@ from ..arguments import Mode, resolve_mode, warn_once
 from ..how_many import Length
 from ..launching.kernel import Kernel
 from ..launching.stub_driver import device_here, measures
+from ..launching.triton_hash import hash_triton
 from ..prune import Pruner
 from .known_times import KeyTimes, KnownTimes
 from .launches import LaunchFamily
@@ -189,6 +190,8 @@ class Attachment:
         pruned: list[triton.Config] = type(self.tuner).prune_configs(view, kwargs)
         if not self._is_running:
             return pruned
+        if not self._is_interpreted:
+            hash_triton()
         if is_capturing():
             raise _CapturedError(pruned[0])
         resets = len(pruned) == 1 and self._would_be_timed(kwargs)
