@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from ....datasets import ForetuneError
 from ....datasets.errors import check_flag, check_path
@@ -62,54 +62,20 @@ class ContextualFunction(FunctionTuner[P, R]):
         """See `renew_in_children`."""
         self._lock = TuningLock()
 
-    @overload
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
-
-    @overload
-    def __call__(
-        self, *args: Any, autotune: bool, autotune_verbose: bool = ..., autotune_pg: Any = ..., **kwargs: Any
-    ) -> R: ...
-
-    @overload
-    def __call__(self, *args: Any, autotune_verbose: bool, autotune_pg: Any = ..., **kwargs: Any) -> R: ...
-
-    @overload
-    def __call__(self, *args: Any, autotune_pg: Any, **kwargs: Any) -> R: ...
-
-    def __call__(  # type: ignore[misc]  # P might contain the options, but `CallKey` refuses such functions
-        self, *args: Any, autotune: bool = True, autotune_verbose: bool = False, autotune_pg: Any = None, **kwargs: Any
-    ) -> Any:
-        """Call the function; the first call with a new key tunes all kernels in it.
-
-        Nothing is tuned while an outer contextual function is being tuned, or a CUDA graph is captured.
-
-        Args:
-            args: Arguments of the function.
-            autotune: False runs the function without tuning.
-            autotune_verbose: Print the progress of tuning to stderr.
-            autotune_pg: A torch process group whose ranks tune together.
-            kwargs: Keyword arguments of the function.
-
-        Returns:
-            The function's result.
-
-        Raises:
-            ForetuneError: As for a call of a `TunedFunction`.
-            TuningFailed: As for a call of a `TunedFunction`, if no config of a kernel works.
-        """
-        tunes = check_flag("autotune", autotune) and context_now() is None
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], tunes: bool, verbose: bool, group: Any) -> Any:
+        tunes = tunes and context_now() is None
         if tunes and is_capturing():
             warn_once(f"{self.name}: a CUDA graph is being captured", ": nothing in it is tuned")
             tunes = False
         if tunes:
-            call = self._read(args, kwargs, autotune_pg)
-            key = self._memory_key(call, autotune_pg)
+            call = self._read(args, kwargs, group)
+            key = self._memory_key(call, group)
             if not self._remembered(key) and self._is_repeatable(call, ": it is not tuned as a whole"):
                 with self._lock.turn() as is_mine:  # another thread may tune it meanwhile
                     if is_mine and not self._remembered(key):
                         with context_turn() as has_turn:
                             if has_turn:  # else the function runs untuned
-                                self._tune(call, False, autotune_verbose, autotune_pg)
+                                self._tune(call, False, verbose, group)
         return self.function(*args, **kwargs)
 
     def tune(

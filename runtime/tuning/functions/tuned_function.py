@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from ....datasets import DeviceSpec, Family, ForetuneError, Status
 from ....datasets.errors import check_flag
@@ -75,46 +75,13 @@ class TunedFunction(FunctionTuner[P, R]):
         """All configs of the space, as keyword arguments."""
         return [dict(candidate.knobs) for candidate in self._calls.space.candidates()]
 
-    @overload
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
-
-    @overload
-    def __call__(
-        self, *args: Any, autotune: bool, autotune_verbose: bool = ..., autotune_pg: Any = ..., **kwargs: Any
-    ) -> R: ...
-
-    @overload
-    def __call__(self, *args: Any, autotune_verbose: bool, autotune_pg: Any = ..., **kwargs: Any) -> R: ...
-
-    @overload
-    def __call__(self, *args: Any, autotune_pg: Any, **kwargs: Any) -> R: ...
-
-    def __call__(  # type: ignore[misc]  # P might contain the options, but `CallKey` refuses such functions
-        self, *args: Any, autotune: bool = True, autotune_verbose: bool = False, autotune_pg: Any = None, **kwargs: Any
-    ) -> Any:
-        """Call the function with the fastest config; the first call with a new key tunes it.
-
-        Args:
-            args: Arguments of the function.
-            autotune: False measures nothing: a new key runs the best known config, or the first one.
-            autotune_verbose: Print the progress of tuning to stderr.
-            autotune_pg: A torch process group whose ranks tune together.
-            kwargs: Keyword arguments of the function; they may include knobs.
-
-        Returns:
-            The function's result.
-
-        Raises:
-            ForetuneError: An option is not valid, or the result's work is done after the call (futures, generators).
-            TuningFailed: No config works, and they failed with exceptions of different types; the first one is the
-                cause. If all exceptions have one type, the first exception itself is raised. The next call tries again.
-        """
-        call, tunes = self._calls.read(args, kwargs, Ranks(autotune_pg).size), check_flag("autotune", autotune)
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], tunes: bool, verbose: bool, group: Any) -> Any:
+        call = self._calls.read(args, kwargs, Ranks(group).size)
         candidate = config_on_trial(self)  # the function called itself while a config is timed
         if candidate is None:
             if (context := context_now()) is not None:
                 return context.run_function(self, call)
-            candidate = self._choice(call, tunes, autotune_verbose, autotune_pg)
+            candidate = self._choice(call, tunes, verbose, group)
         return self.run(call, candidate)
 
     def tune(
