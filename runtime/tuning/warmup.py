@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -173,11 +174,7 @@ def warm_up_tuned(
 
 def _known_problems(function: str, source: str, device: DeviceSpec) -> list[KnownProblem]:
     """Return the known problems of a kernel (by name and source hash) on a device, the newest last."""
-
-    def identity(device: DeviceSpec) -> tuple[str, str, int]:
-        """Return what distinguishes the cache files of two devices (see `shared_file`)."""
-        return device.name, device.arch, device.sm_count
-
+    identity = attrgetter("name", "arch", "sm_count")  # distinguishes the cache files of two devices: `shared_file`
     return [
         one
         for known in known_kernels(None)
