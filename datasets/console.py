@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .errors import MOST, ForetuneError, abridged
@@ -102,6 +101,8 @@ class Table:
         >>> table("Sizes", ("name", "bytes"), [("a<b", 1)])._repr_html_()  # doctest: +ELLIPSIS
         '<table><caption>Sizes</caption><thead><tr><th>name</th>...<td>a&lt;b</td><td>1</td></tr></tbody></table>'
         """
+        from html import escape  # imported here, because every launch's process imports this module
+
         head = "".join(f"<th>{escape(name)}</th>" for name in self.columns)
         body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in self.rows)
         below = "".join(f"<p>{escape(line)}</p>" for line in self.below.splitlines())

@@ -61,6 +61,8 @@ class TrainedFamily:
     wrong_results: Mapping[BinarySignature, frozenset[KernelConfig]] = field(default_factory=dict)
     #: Determines the length of shortlists for k="auto"; None if there were too few data to calibrate.
     calibration: Calibration | None = None
+    #: The measured values of each knob, as texts; None in bundles that were written before they were recorded.
+    measured: Mapping[str, tuple[str, ...]] | None = None
 
     @property
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -109,7 +111,7 @@ class TrainedFamily:
             },
             "calibration": None if self.calibration is None else self.calibration.to_json(),
             "extent": self.domain.to_json(),
-        }
+        } | ({} if self.measured is None else {"measured": {knob: [*one] for knob, one in self.measured.items()}})
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> TrainedFamily:
@@ -142,7 +144,7 @@ class TrainedFamily:
         }
         if not isinstance(value["origin"], dict):
             raise BundleError(f"origin must be an object but is {value['origin']!r}")
-        calibration = value["calibration"]
+        calibration, measured = value["calibration"], value.get("measured")
         return cls(
             ranker,
             devices,
@@ -150,6 +152,7 @@ class TrainedFamily:
             TrainingDomain.from_json(value["extent"]),
             wrong_results,
             None if calibration is None else Calibration.from_json(calibration),
+            None if measured is None else {knob: tuple(map(str, one)) for knob, one in measured.items()},
         )
 
 

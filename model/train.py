@@ -69,6 +69,7 @@ def train_bundle(
             wrong_results=data.wrong_results,
             calibration=calibration,
             domain=TrainingDomain.of(data.problems),
+            measured=data.knob_values,
         )
 
     # Two families at a time keep both cores busy, because the parts of a fit take unequal times (see
@@ -134,6 +135,10 @@ def adapt_bundle(bundle: Bundle, dataset: Dataset, families: Mapping[str, Family
             wrong_results=_merged(old.wrong_results, data.wrong_results),
             calibration=calibration,
             domain=old.domain | TrainingDomain.of(data.problems),
+            measured=old.measured
+            and {
+                knob: tuple(sorted({*old.measured.get(knob, ()), *values})) for knob, values in data.knob_values.items()
+            },
         )
     return Bundle(trained, bundle.lightgbm_version)
 

@@ -109,6 +109,12 @@ class TrainingSet:
         return self.grid.measured
 
     @cached_property
+    def knob_values(self) -> dict[str, tuple[str, ...]]:
+        """The measured values of each knob, as texts."""
+        found = [config.to_json() for config, n in zip(self.grid.configs, self.measured.sum(axis=0), strict=True) if n]
+        return {knob: tuple(sorted({str(one.get(knob)) for one in found})) for knob in self.family.knobs}
+
+    @cached_property
     def judged(self) -> NDArray[np.bool_]:
         """Mask of the configs that a ranker is evaluated on: candidates that were measured.
 

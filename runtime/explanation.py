@@ -288,7 +288,8 @@ def _unmeasured(
     ranker = bundle.ranker(family.name)
     missing: list[tuple[str, ...]] = [()] * len(places)
     if isinstance(ranker, LightGBMRanker):
-        missing = unmeasured_knobs(ranker, family, problem, device, candidates, places)
+        recorded = bundle.trained[family.name].measured
+        missing = unmeasured_knobs(ranker, family, problem, device, candidates, places, recorded)
     space = [config.to_json() for config in family.space()]
     in_space = {knob: {str(one.get(knob)) for one in space} for knob in family.knobs}
     result = []

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from foretune.kernels import registry
 from interpreting import look_for_overflow, patch_once_a_launch
 
 # Triton decides when it is imported whether it interprets, so a process can do one or the other.
@@ -45,3 +46,17 @@ def own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registry_of_module():
+    """Forget the families that fixtures of a module registered or named by their place, as `own_registry` does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_registered", dict(registry._registered))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch):
+    """Forget the families that a test registered or named by their place; otherwise other tests would list them."""
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))

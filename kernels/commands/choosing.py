@@ -279,7 +279,7 @@ def warmup(
     kernel's own timings predict; --shapes and --data add more launches. With --device, no GPU is needed.
     """
     from ...runtime import use_stub_driver
-    from ...runtime.tuning.warmup import problems_from_csv, warm_up, warm_up_seen
+    from ...runtime.tuning.warmup import problems_from_csv, warm_up, warm_up_tuned
 
     k = renamed("--top", top, CONFIGS, configs) or 1
     logged = [case.problem for case in datasets_merged(data).cases] if data else []
@@ -292,7 +292,7 @@ def warmup(
         what, compiled = f"for {len(problems)} problems", partial(warm_up, kernel, problems, k=k)
     else:
         what = f"the tuned kernels of {abridged(family, 60)}"
-        compiled = partial(warm_up_seen, family, shapes=shapes, logged=logged, k=k)
+        compiled = partial(warm_up_tuned, family, shapes=shapes, logged=logged, k=k)
     spec = device_or_this_gpu(device)
     with showing(f"compiling {what}"), use_stub_driver(spec) if device else nullcontext():
         warmed = compiled(device=spec)

@@ -50,6 +50,13 @@ def wait_for_the_hash() -> None:
     _known.clear()  # afterwards, because another thread may be in this function
 
 
+@lru_cache
+def hash_triton() -> None:
+    """Give Triton its hash, once in a process: from the file, or computed and written to it."""
+    hash_triton_ahead()
+    wait_for_the_hash()
+
+
 def _give_to_triton(key: str) -> None:
     """Make Triton use a known hash of its installation."""
     from triton.runtime import cache

@@ -59,7 +59,7 @@ def _hold(tuner: triton.runtime.Autotuner) -> list[Attachment]:
         return [there]
 
 
-def _let_go(there: Attachment) -> list[ForetuneError]:
+def _release(there: Attachment) -> list[ForetuneError]:
     """End one block's hold and detach after the last one; return the error if the tuner cannot be detached."""
     with there.lock, _changing.lock:  # wait for a running launch, which may attach something itself
         there.holders -= 1
@@ -110,16 +110,16 @@ def attached(kernels: ModuleType | Iterable[Any]) -> Iterator[list[triton.runtim
             held += _hold(tuner)
         yield [there.tuner for there in held]
     except BaseException:  # the caller must see this exception, not one of detaching
-        for error in _let_go_of_all(held):
+        for error in _release_all(held):
             warn_once(str(error), ": it stays attached")
         raise
-    if errors := _let_go_of_all(held):
+    if errors := _release_all(held):
         raise errors[0]
 
 
-def _let_go_of_all(held: Sequence[Attachment]) -> list[ForetuneError]:
+def _release_all(held: Sequence[Attachment]) -> list[ForetuneError]:
     """End the hold on each attachment and return the errors."""
-    return [error for there in reversed(held) for error in _let_go(there)]
+    return [error for there in reversed(held) for error in _release(there)]
 
 
 def _autotuners(kernels: Any) -> list[triton.runtime.Autotuner]:

@@ -69,9 +69,8 @@ class KnownTimes:
             self.device = self.device or device_here()
             self._on_disk = ChoiceCache.of(self.name, self._kernel.tuned_hash(), self.device)
             for problem in self._on_disk.problems():
-                if (
-                    problem.family == self.shortlister.family.name
-                ):  # the kernel may also have been tuned with another family
+                # The kernel may also have been tuned with another family.
+                if problem.family == self.shortlister.family.name:
                     self.shortlister.learn(problem, self._on_disk.times(problem))
 
     def of(self, stand_in: Problem | None, key: Hashable = None) -> KeyTimes:
@@ -80,12 +79,9 @@ class KnownTimes:
 
     def values(self, configs: Sequence[triton.Config]) -> dict[triton.Config, KernelConfig]:
         """Return the `KernelConfig` under which times are stored, for each config that has one."""
-        if any(
-            config not in self._values for config in configs
-        ):  # configs that a prune callback made, or that share a value
+        values = self._values
+        if any(config not in values for config in configs):  # made by a prune callback, or sharing a value
             values = values_of([*self._configs, *configs])
-        else:
-            values = self._values
         return {config: values[config] for config in configs if config in values}
 
     def log(self, problem: Problem, config: triton.Config, time_us: float | None) -> None:

@@ -36,9 +36,8 @@ made = Theirs()
 
 
 @pytest.fixture(autouse=True)
-def own_registry(monkeypatch):
-    """What is registered in a test is forgotten after it; no entry points but the test's own."""
-    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+def no_entry_points(monkeypatch):
+    """No entry points but the test's own."""
     monkeypatch.setattr(registry, "_entry_points", tuple)
 
 

@@ -67,6 +67,18 @@ def test_it_knows_both_cards_and_says_where_it_comes_from(bundle, adapted):
         assert evaluate_bundle(SMALL, adapted, FAMILY, jobs=1).seen_in_training == 1.0
 
 
+def test_it_knows_the_measured_knob_values_of_both(bundle):
+    old = bundle.trained["fake"]
+    fewer = Bundle({"fake": replace(old, measured={"BLOCK_M": ("1024",)})}, bundle.lightgbm_version)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert adapt_bundle(fewer, SMALL, ALL).trained["fake"].measured["BLOCK_M"] == tuple(
+            sorted(("1024", *old.measured["BLOCK_M"]))
+        )
+        unknown = Bundle({"fake": replace(old, measured=None)}, bundle.lightgbm_version)
+        assert adapt_bundle(unknown, SMALL, ALL).trained["fake"].measured is None
+
+
 def test_same_measurements_in_another_order_give_the_same_bytes(bundle, adapted, tmp_path):
     rows = SMALL.measurements.sort_values(["problem", "config"], ascending=False, kind="stable", ignore_index=True)
     again = adapt_bundle(bundle, replace(SMALL, measurements=rows), ALL, trees=30)

@@ -92,6 +92,14 @@ def test_a_feature_that_only_has_the_name_of_a_knob_is_no_record_of_its_values()
     assert unmeasured_knobs(ranker, family, LAYER, H200, (config, odd), (0, 1)) == [(), ("BLOCK_M",)]
 
 
+def test_a_record_of_the_measured_values_decides_where_there_is_one():
+    family, ranker = foretune.kernels.find_family("matmul"), foretune.load_bundle().ranker("matmul")
+    config = family.space(H200)[0]
+    odd = KernelConfig.from_json(config.to_json() | {"BLOCK_M": 1024})
+    known = {"BLOCK_M": ("1024",), "BLOCK_N": (str(config["BLOCK_N"]),)}
+    assert unmeasured_knobs(ranker, family, LAYER, H200, (config, odd), (0, 1), known) == [("BLOCK_M",), ()]
+
+
 def test_says_what_is_outside_the_training_domain():
     inside = foretune.explain("grouped_gemm_fwd", EXPERTS, "h200", k=1)
     assert (inside.octaves, inside.outside) == (0.0, "")

@@ -91,7 +91,7 @@ class KeyRecord:
         }
 
     @property
-    def gist(self) -> str:
+    def digest(self) -> str:
         """A digest of times and choice, which must be equal on all ranks; spreads and errors may differ."""
         times = {text: one.time_us for text, one in self.measured.items()}
         return hashlib.sha256(text_of([times, self.chosen, self.done]).encode()).hexdigest()

@@ -112,9 +112,8 @@ class Search:
 
     def _advisor_of(self, problem: Problem) -> Advisor:
         if self._advisor is None:
-            self._advisor = OwnTimings(
-                cast(Any, SimpleNamespace(name=problem.family))
-            )  # `OwnTimings` reads only the name
+            # `OwnTimings` reads only the name of a family.
+            self._advisor = OwnTimings(cast(Any, SimpleNamespace(name=problem.family)))
         return self._advisor
 
     def _advised(self, problem: Problem | None, candidates: Sequence[Candidate]) -> Advice:
