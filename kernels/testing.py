@@ -8,8 +8,9 @@ A test class inherits it and names its family:
         family = RowSoftmax
 
 One run of pytest does it all, without a GPU too: kernels are compiled for `device`, and launched in a second process,
-which interprets them. On a machine with a GPU they are launched there as well. For a kernel that the interpreter cannot
-run, set `test_launches_in_the_interpreter = None`.
+which interprets them. On a machine with a GPU they are launched there as well. Results must equal the reference, and
+the memory around the tensors must not change. For a kernel that the interpreter cannot run, set
+`test_launches_in_the_interpreter = None`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The contract of each example family: `TRITON_INTERPRET=1 pytest kernels/examples/test_families.py`."""
+"""The contract of each example family: `pytest kernels/examples/test_families.py`, with or without a GPU."""
 
 from attention import CausalAttention
 from foretune.kernels.testing import FamilyContract
