@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -34,45 +36,58 @@ def is_interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def small_problems(family: TritonFamily) -> list[Problem]:
+def small_problems(family: TritonFamily, device: DeviceSpec) -> list[Problem]:
     """Return small problems within a family's ranges: some larger than a tile, some smaller, most with odd sizes.
 
-    Odd sizes are those that tiles, which are powers of two, do not divide. There are problems of each dtype, without
-    flags, with all and with each alone.
+    Odd sizes are those that tiles, which are powers of two, do not divide. Where no config supports these, sizes are
+    multiples of 16, or of the largest tile. There are problems of each dtype, without flags, with all and with each
+    alone.
     """
     tiles: dict[str, list[int]] = {}
     for knob, dim in family.tiles.items():
         values = {config.to_json().get(knob) for config in family.space()}
         tiles.setdefault(dim, []).extend(value for value in values if isinstance(value, int) and value > 0)
-    shapes = [{dim: _size(family, dim, tiles.get(dim, [1]), at) for dim in family.dims} for at in range(_SHAPES)]
+    sizes = {dim: _sizes(family, dim, tiles.get(dim, [1])) for dim in family.dims}
+    shapes = [{dim: some[place] for dim, some in sizes.items()} for place in range(_SHAPES)]
     shapes += [] if tiles else _wide(family, shapes[0])
     flags = dict.fromkeys([(), *((flag,) for flag in family.flags), tuple(sorted(family.flags))])
     return [
-        Problem(family.name, tuple(sorted(shape.items())), dtype, some)
-        for shape in shapes
+        replace(problem, dtype=dtype, flags=some)
+        for problem in [_supported(family, shape, sizes, device) for shape in shapes]
         for dtype in family.dtypes
         for some in flags
     ]
 
 
-def _size(family: TritonFamily, dim: str, tiles: Sequence[int], place: int) -> int:
-    """Return one of the sizes of a dimension that tiles of these sizes are launched with."""
-    sizes = family.ranges[dim]
-    if not isinstance(sizes, (tuple, list)):
-        return sorted(sizes)[place % len(sizes)]
-    low, high = sizes
-    wanted = (2 * min(tiles) + 1, min(tiles) - 1, max(tiles) + 1, max(tiles), low)[place]
-    size = min(max(wanted, low), high)
-    if place < 3 and size % 2 == 0:
-        size += 1 if size < high else -1 if size > low else 0
-    return size
+def _sizes(family: TritonFamily, dim: str, tiles: Sequence[int]) -> list[int]:
+    """Return sizes of a dimension to launch tiles with: three odd ones, the smallest, a tile, and a multiple of 16."""
+    given = family.ranges[dim]
+    if not isinstance(given, (tuple, list)):
+        return [sorted(given)[place % len(given)] for place in range(_SHAPES + 1)]
+    low, high = given
+    odd = [min(max(size, low), high) for size in (2 * min(tiles) + 1, min(tiles) - 1, max(tiles) + 1)]
+    odd = [size if size % 2 or low == high else size + 1 if size < high else size - 1 for size in odd]
+    return odd + [min(max(size, low), high) for size in (low, max(tiles), (max(tiles) // 16 + 1) * 16)]
 
 
 def _wide(family: TritonFamily, shape: dict[str, int]) -> list[dict[str, int]]:
     """Return the shape with one dimension after another longer than a tile, for a family that declares no tiles."""
     values = [value for config in family.space() for _, value in config.meta if isinstance(value, int)]
     tile = min((value for value in values if value >= _LEAST_TILE), default=1)
-    return [shape | {dim: _size(family, dim, [tile], 0)} for dim in family.dims]
+    return [shape | {dim: _sizes(family, dim, [tile])[0]} for dim in family.dims]
+
+
+def _supported(
+    family: TritonFamily, shape: Mapping[str, int], sizes: Mapping[str, Sequence[int]], device: DeviceSpec
+) -> Problem:
+    """Return the problem of a shape, with as few sizes as possible rounded so that a config runs it."""
+    options = [(shape[dim], sizes[dim][-1], sizes[dim][-2]) for dim in family.dims]
+    for chosen in sorted(product(range(3), repeat=len(options)), key=sum):
+        dims = {dim: some[place] for dim, some, place in zip(family.dims, options, chosen, strict=True)}
+        problem = Problem(family.name, tuple(sorted(dims.items())), family.dtypes[0])
+        if any(family.supports(config, problem, device) is None for config in family.space()):
+            return problem
+    return Problem(family.name, tuple(sorted(shape.items())), family.dtypes[0])
 
 
 def covering_launches(

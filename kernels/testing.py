@@ -84,7 +84,7 @@ class FamilyContract:
         """
         family = self.measurable
         if isinstance(family, TritonFamily) and set(family.dims) <= set(family.ranges):
-            return small_problems(family)
+            return small_problems(family, self.device)
         drawn = interpretable([case.problem for case in family.cases(random=50)])
         return sorted(drawn, key=lambda problem: math.prod(size for _, size in problem.dims))[:1]
 

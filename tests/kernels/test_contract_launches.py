@@ -22,7 +22,7 @@ def declared(**attributes):
 
 
 def launches(family, most=32):
-    return covering_launches(family, small_problems(family), CPU, most)
+    return covering_launches(family, small_problems(family, CPU), CPU, most)
 
 
 def test_one_plain_run_finds_what_is_written_outside(tmp_path):
@@ -69,6 +69,24 @@ def test_every_dtype_flag_and_size_of_a_set_is_launched():
 def test_a_family_without_tiles_has_each_dimension_longer_than_a_block():
     longest = [max(problem[dim] for _, problem in launches(declared(tiles={}))) for dim in ("rows", "columns")]
     assert longest == [129, 129]
+
+
+def refusing(reason):
+    def supports(self, config, problem, device):
+        return super(type(self), self).supports(config, problem, device) or reason(config, problem)
+
+    return declared(supports=supports)
+
+
+def test_only_sizes_that_nothing_supports_are_rounded():
+    """As for a kernel whose loop over the columns has no mask, or whose rows must be aligned."""
+    whole = refusing(lambda config, problem: "BLOCK" if problem["columns"] % config["BLOCK"] else None)
+    assert all(problem["columns"] % config["BLOCK"] == 0 for config, problem in launches(whole))
+    assert any(problem["rows"] % config["ROWS"] for config, problem in launches(whole))
+    aligned = refusing(lambda config, problem: "columns" if problem["columns"] % 16 else None)
+    assert {problem["columns"] for _, problem in launches(aligned)} == {128, 144}
+    for tile in (64, 128):
+        assert any(config["BLOCK"] == tile and problem["columns"] % tile for config, problem in launches(aligned))
 
 
 def test_large_problems_are_launched_only_with_few_programs():
