@@ -164,7 +164,8 @@ def check_launches(family: Measurable, pairs: Sequence[tuple[KernelConfig, Probl
         assert out.shape == expected.shape, f"the reference has the shape {expected.shape}, a launch gives {out.shape}"
         is_comparable = out.is_cuda or _is_exact(problem)
         wrong = why_wrong(out, expected, family.tolerance(problem)) if is_comparable else None
-        assert wrong is None, f"the result of {config} on {problem} is wrong: {wrong}"
+        hint = "around the tensors are random bytes: does a load lack its mask?"
+        assert wrong is None, f"the result of {config} on {problem} is wrong: {wrong}; {hint}"
 
 
 def interpretable(problems: Sequence[Problem]) -> list[Problem]:
