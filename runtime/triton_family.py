@@ -27,6 +27,7 @@ from .triton_declaration import (
     REQUIRED,
     Sizes,
     check_names,
+    check_ranges,
     check_types,
     checked_grid,
     drawn_size,
@@ -84,6 +85,7 @@ class TritonFamily(Measurable):
       a launch, so that elements that the kernel does not write are found.
     - `grid(problem, config)`: the grid of a launch, a tuple of one to three integers.
     - `eager(arguments)`: the same result, computed by plain PyTorch.
+    - `ranges`, unless it defines `cases`: the sizes of each dimension that are drawn, as `(1, 4096)` or `{64, 128}`.
 
     It may declare:
 
@@ -92,7 +94,6 @@ class TritonFamily(Measurable):
     - `flags_from`: for each flag a parameter or a function; the flag is on unless its value is None or false.
     - `dtype_from`: the tensor parameter whose dtype is the problem's (by default the kernel's first parameter).
     - `dtypes`: the dtypes that the kernel takes.
-    - `ranges`: the sizes of each dimension that `cases` draws, as a range `(1, 4096)` or as a set `{64, 128}`.
     - `most_bytes`: the size of the largest problem that `cases` draws.
     - `tiles`: which knob is the tile size along which dimension. It gives better features.
     - `flops(problem)` and `bytes(problem)`: the work of one launch. They give better features too.
@@ -109,6 +110,7 @@ class TritonFamily(Measurable):
 
     >>> import triton
     >>> import triton.language as tl
+    >>> from foretune.datasets import torch_dtype
     >>> @triton.jit
     ... def double(x_ptr, n, BLOCK: tl.constexpr):
     ...     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -120,8 +122,8 @@ class TritonFamily(Measurable):
     ...
     ...     def arguments(self, problem, where):
     ...         import torch
-    ...         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[problem.dtype]
-    ...         return {"x_ptr": torch.randn(problem["n"], device=where, dtype=dtype), "n": problem["n"]}
+    ...         x = torch.randn(problem["n"], device=where, dtype=torch_dtype(problem.dtype_name))
+    ...         return {"x_ptr": x, "n": problem["n"]}
     ...
     ...     def grid(self, problem, config):
     ...         return (triton.cdiv(problem["n"], config["BLOCK"]),)
@@ -168,6 +170,8 @@ class TritonFamily(Measurable):
         cls.knobs, cls.dims, cls.flags = tuple(names), tuple(cls.dims_from), tuple(cls.flags_from)
         cls.dtype_from = cls.dtype_from or cls._kernel.parameters[0]
         check_names(cls)
+        if cls.cases is TritonFamily.cases:
+            check_ranges(cls)
         cls._generic = GenericFeatures(cls.dims, tuple(cls.dtypes), cls.flags, cls.knobs, dict(cls.tiles))
         cls.feature_names = cls._generic.names
 
@@ -319,8 +323,7 @@ class TritonFamily(Measurable):
 
         if models is not None or tokens is not None:
             raise ForetuneError(f"{self.name} draws its shapes from its ranges: it takes no models and no tokens")
-        if missing := [dim for dim in self.dims if dim not in self.ranges]:
-            raise ForetuneError(f"{self.name} has no range to draw {missing[0]} from: declare ranges, or give cases")
+        check_ranges(type(self))
         limit = math.inf if max_tflop is None else max_tflop * 1e12
         drawn: dict[Problem, Case] = {}
         refused: str | None = None

@@ -11,6 +11,12 @@ from interpreting import look_for_overflow, patch_once_a_launch
 
 # Triton decides when it is imported whether it interprets, so a process can do one or the other.
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+#: The marks of tests that `FamilyContract` brings: it has none, because users would have to register them.
+CONTRACT_MARKS = {
+    "test_what_supports_passes_compiles": pytest.mark.compile,
+    "test_launches_in_the_interpreter": pytest.mark.interpret,
+    "test_launches_on_a_gpu": pytest.mark.gpu,
+}
 #: Files that take longest, and so are begun first: at the end, other workers would wait for them.
 LONGEST = ("test_interpreted.py", "test_packaging.py", "test_third_party.py")
 
@@ -19,6 +25,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
+        if item.name in CONTRACT_MARKS:
+            item.add_marker(CONTRACT_MARKS[item.name])
         fits = (item.get_closest_marker("interpret") is not None) == INTERPRETING
         (chosen if fits else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)

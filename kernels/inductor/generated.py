@@ -69,7 +69,7 @@ def operands_of(problem: Problem) -> dict[str, Operand]:
     import torch
 
     batch, m, n, k = (problem[dim] for dim in ("batch", "m", "n", "k"))
-    dtype = torch_dtype(str(problem.dtype))
+    dtype = torch_dtype(problem.dtype_name)
     scaled = problem.dtype == "fp8e4m3"
     out = torch.bfloat16 if scaled else dtype
 

@@ -23,7 +23,7 @@ from ...datasets.family import compute_us
 from ...model.rows import supported
 from ...model.training_set import is_exhaustive
 from ..shortlist import make_shortlist
-from .timer import Timer
+from .timer import Timer, resetting
 
 if TYPE_CHECKING:
     from ...datasets.dataset import Dataset
@@ -258,19 +258,31 @@ def compare_kernels(
 
 
 def time_side_by_side(
-    launches: Mapping[str, Callable[[], Any]], timer: Timer, *, rounds: int = ROUNDS, samples: int = SAMPLES
+    launches: Mapping[str, Callable[[], Any]],
+    timer: Timer,
+    *,
+    rounds: int = ROUNDS,
+    samples: int = SAMPLES,
+    before: Callable[[], Any] | None = None,
 ) -> dict[str, float]:
     """Return the median time of each launch in microseconds, over `rounds` rounds through all of them.
 
+    Args:
+        launches: Functions that queue the work, by label.
+        timer: The timer.
+        rounds: How often all launches are timed in turn.
+        samples: The samples of each launch in a round.
+        before: Called before each sample, to restore what launches overwrite; not timed. See `resetting`.
+
     >>> from types import SimpleNamespace
-    >>> fake = SimpleNamespace(sample=lambda launch, samples: [launch()] * samples)
+    >>> fake = SimpleNamespace(sample=lambda launch, samples, before: [launch()] * samples)
     >>> time_side_by_side({"ours": lambda: 2.0, "theirs": lambda: 3.0}, fake)
     {'ours': 2.0, 'theirs': 3.0}
     """
     times: dict[str, list[float]] = {label: [] for label in launches}
     for _ in range(rounds):
         for label, launch in launches.items():
-            times[label] += timer.sample(launch, samples)
+            times[label] += timer.sample(launch, samples, before)
     return {label: statistics.median(sampled) for label, sampled in times.items()}
 
 
@@ -358,12 +370,13 @@ def _row(
     for other, launch in comparison.contenders(family, problem, inputs, device, best).items():
         if other in against or not against:
             try:
+                family.reset(inputs)
                 launch()
             except Exception as error:  # noqa: BLE001 - a contender that fails is left out
                 warn(f"{problem} is not compared with {other}: {reason_of(error)}")
             else:
                 launches[other] = launch
-    us = time_side_by_side(launches, timer)
+    us = time_side_by_side(launches, timer, **resetting(family, inputs))
     finalists = {i: us[f"ours {i}"] for i in range(1, len(configs))}
     fastest = min(finalists, key=lambda i: finalists[i], default=0)
     return Row(
