@@ -153,6 +153,20 @@ class TrainingSet:
         columns = [column_of[config] for config in grid.configs]
         return replace(self, grid=grid, candidate=self.candidate[np.ix_(rows, columns)])
 
+    def ordered(self) -> TrainingSet:
+        """Return the set in a canonical order: configs as in the family's space, to which ties go in shortlists.
+
+        Evaluating on it gives the same result whatever the order of the measurements was.
+        """
+        place = {config: number for number, config in enumerate(self.family.space())}
+        configs, rows = self.grid.configs, self.grid.row_order()
+        columns = sorted(
+            range(len(configs)),
+            key=lambda column: (place.get(configs[column], len(place)), json.dumps(configs[column].to_json())),
+        )
+        grid = self.grid.select(rows).select_configs(columns)
+        return replace(self, grid=grid, candidate=self.candidate[np.ix_(rows, columns)])
+
     def predict(self, ranker: Ranker, row: int, view: Callable[[Problem], Problem]) -> NDArray[np.float64]:
         """Return the predicted slowdowns of one problem's candidates, (n_candidates,).
 
