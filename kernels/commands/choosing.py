@@ -44,17 +44,6 @@ from .options import (
 )
 from .printing import Result, emit
 
-#: Defines the rows and columns of the table of `cover`.
-_COVER_CAPTION = (
-    "Rows: ranges of sizes. Columns: the largest slowdown of the range's config against the best config of each "
-    "size, and the values of its knobs."
-)
-#: Defines the rows and columns of the table of `cover --hints`.
-_HINTS_CAPTION = (
-    "Rows: sizes. Columns: how much slower than the best config of that size is what each way runs: the config "
-    "that is best at one hint, or a cover by predicted or measured times."
-)
-
 
 @command(
     "predict",
@@ -236,7 +225,7 @@ def cover(
             found = make_hint_matrix(kernel, problem, dynamic, sizes, configs, spec, dataset, hints=at, **limits)
         else:
             found = covered(kernel, problem, dynamic, sizes, configs, device=spec, data=data, measure=measure, **limits)
-    emit(found, as_json, _COVER_CAPTION if hints is None else _HINTS_CAPTION)
+    emit(found, as_json)
 
 
 @command("warmup", f"foretune warmup {FAMILY} --shapes shapes.csv")

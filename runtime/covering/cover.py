@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from ...datasets.dataset import Dataset
     from ...model import Bundle
 
+#: Defines the rows and columns of a cover's table.
+_CAPTION = (
+    "Rows: ranges of sizes. Columns: the largest slowdown of the range's config against the best config of each "
+    "size, and the values of its knobs."
+)
 #: The most configs and ranges of a cover.
 MOST_CONFIGS, MOST_RANGES = 16, 256
 #: The number of configs if neither `n` nor `within` is given.
@@ -139,7 +144,8 @@ class Cover:
             rows,
             below=[
                 f"Against the best config of each of {len(self.sizes)} sizes: {100 * self.mean_loss:.1f} % in geometric"
-                f" mean, {100 * self.worst_loss:.1f} % at worst ({self.dynamic}={worst}); {self.reason}"
+                f" mean, {100 * self.worst_loss:.1f} % at worst ({self.dynamic}={worst}); {self.reason}",
+                _CAPTION,
             ],
             once=knobs,
         )

@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from ...datasets.dataset import Dataset
     from ...model import Bundle
 
+#: Defines the rows and columns of the table.
+_CAPTION = (
+    "Rows: sizes. Columns: how much slower than the best config of that size is what each way runs: the config "
+    "that is best at one hint, or a cover by predicted or measured times."
+)
 #: The largest loss of a size that counts as "within" in the line below the table.
 GOAL = 0.02
 
@@ -86,7 +91,7 @@ class HintMatrix:
             f"Percent lost by {self.dynamic} on {self.device}",
             (self.dynamic, *(way for way, _ in ways)),
             rows,
-            below=below,
+            below=[*below, _CAPTION],
         )
 
 

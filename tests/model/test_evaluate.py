@@ -104,6 +104,7 @@ def test_an_evaluation_shows_itself_in_one_line_and_as_html(evaluation):
     assert repr(evaluation).startswith(f"Evaluation(fake: 39 problems; regret {first}, ")
     assert "\n" not in repr(evaluation)
     shown = evaluation._repr_html_()
+    assert "<p>Columns: the fastest of the first k configs" in shown
     assert shown.startswith("<table><caption>fake: % slower than the best config that was measured")
     assert f"<td>foretune</td><td>{first.split()[0]}</td>" in shown
     hostile = replace(evaluation, left_out={"mine": "<script>"})._repr_html_()
