@@ -8,6 +8,7 @@ collect/, the floor above, so in kernels/ only `api.py` and the commands may imp
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..datasets import Family, ForetuneError
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 #: A family, its class, its name, or "package.module:attribute".
 FamilyLike: TypeAlias = Family | type[Family] | str
+#: How errors name the option and the argument that pass a family.
+_PASSED = "--family package.module:Class (family= in Python)"
 #: A dataset, its folder, or the name of a shipped one.
 DataLike: TypeAlias = "Dataset | Path | str"
 
@@ -147,8 +150,7 @@ def adapt(
     from ..model.train import adapt_bundle
 
     dataset, given = dataset_of(data), bundle_of(bundle)
-    wanted = [name for name in dataset.families if name in given.families] if family is None else family
-    return adapt_bundle(given, dataset, families_in(dataset, wanted))
+    return adapt_bundle(given, dataset, families_in(dataset, family, given))
 
 
 def evaluate(
@@ -246,11 +248,16 @@ def datasets_merged(data: DataLike | Sequence[DataLike]) -> Dataset:
     from ..datasets.merge import merge_datasets
 
     loaded = [dataset_of(one) for one in _several(data)]
-    return loaded[0] if len(loaded) == 1 else merge_datasets(loaded, name="+".join(one.name for one in loaded))
+    if len(loaded) == 1:
+        return loaded[0]
+    merged = merge_datasets(loaded, name="+".join(one.name for one in loaded))
+    return replace(merged, given="+".join(one.label for one in loaded))
 
 
-def families_in(dataset: Dataset, only: FamilyLike | Sequence[FamilyLike] | None = None) -> dict[str, Family]:
-    """Return the families in a dataset, or the given ones, by name.
+def families_in(
+    dataset: Dataset, only: FamilyLike | Sequence[FamilyLike] | None = None, bundle: Bundle | None = None
+) -> dict[str, Family]:
+    """Return the families in a dataset, with a bundle those that it has too, or the given ones, by name.
 
     Kernels that were only logged while they were tuned, and that no family declares, are left out with a warning if
     the dataset has other families.
@@ -263,23 +270,23 @@ def families_in(dataset: Dataset, only: FamilyLike | Sequence[FamilyLike] | None
 
     if only is not None:
         return {family.name: family for family in map(find_family, _several(only))}
-    undeclared = [name for name in dataset.families if name not in families() and dataset.plans(name) == {LOGGED}]
-    if undeclared and len(undeclared) == len(dataset.families):
+    names = [name for name in dataset.families if bundle is None or name in bundle.families]
+    undeclared = [name for name in names if name not in families() and dataset.plans(name) == {LOGGED}]
+    if undeclared and len(undeclared) == len(names):
         raise ForetuneError(
-            f"{dataset.name} has logged times of {_few(undeclared)}, for which no family is registered: pass --family "
-            "package.module:Class. What an attached kernel without a family learned is in the choice cache"
+            f"{dataset.label} has logged times of {_few(undeclared)}, for which no family is registered: pass "
+            f"{_PASSED}. What an attached kernel without a family learned is in the choice cache"
         )
     if undeclared:
         warn(
-            f"{dataset.name}: the logged times of {_few(undeclared)} are left out, because no family is registered "
+            f"{dataset.label}: the logged times of {_few(undeclared)} are left out, because no family is registered "
             "for them"
         )
-    declared = [name for name in dataset.families if name not in undeclared]
+    declared = [name for name in names if name not in undeclared]
     if unknown := [name for name in declared if name not in families()]:
         raise ForetuneError(
-            f"{dataset.name} has measurements of {_few(unknown)}, for which no family is registered: pass --family "
-            "package.module:Class (once for each family to use), or register the family with foretune.register or an "
-            "entry point"
+            f"{dataset.label} has measurements of {_few(unknown)}, for which no family is registered: pass {_PASSED} "
+            "for each family to use, or register the family with foretune.register or an entry point"
         )
     return {name: find_family(name) for name in declared}
 
@@ -292,10 +299,10 @@ def judged_families(
     Raises:
         ForetuneError: The bundle has none of them, or as `families_in`.
     """
-    found = families_in(dataset, only)
+    found = families_in(dataset, only, bundle)
     judged = {name: family for name, family in found.items() if bundle is None or name in bundle.families}
     if not judged:
-        raise ForetuneError(f"the bundle has none of the families in {dataset.name}: {', '.join(dataset.families)}")
+        raise ForetuneError(f"the bundle has none of the families in {dataset.label}: {', '.join(dataset.families)}")
     return judged
 
 

@@ -141,7 +141,7 @@ def evaluate_bundle(
     seen = data.share_in(bundle.trained[family.name].origin)
     if seen:
         warn(
-            f"the bundle was trained on {in_percent(seen)} of the measurements of {family.name} in {dataset.name}, "
+            f"the bundle was trained on {in_percent(seen)} of the measurements of {family.name} in {dataset.label}, "
             "so its regrets are too low: evaluate it on other measurements"
         )
     ours = _JUDGING_COST / (_JUDGING_COST + rivals.cost)

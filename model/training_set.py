@@ -52,6 +52,7 @@ class TrainingSet:
     """
 
     name: str  # of the dataset
+    label: str  # what messages call the dataset: see `Dataset.label`
     family: Family
     grid: Grid  # with `supported` and `measured`; without empty problems and times of unsupported configs
     candidate: NDArray[np.bool_]  # a shortlist may have it: supported, no wrong result with this signature
@@ -85,14 +86,15 @@ class TrainingSet:
         if where is not None:
             cells = zip(grid.cases, grid.devices, strict=True)
             grid = grid.select([row for row, (case, device) in enumerate(cells) if where(case.problem, device)])
-        grid = _valid(dataset.name, grid, family)
+        grid = _valid(dataset.label, grid, family)
         wrong_results = dataset.wrong_results(family.name)
         candidate = supported(grid, family).copy()
         for row, case in zip(candidate, grid.cases, strict=True):
             if wrong := wrong_results.get((case.problem.dtype, case.problem.flags)):
                 row &= np.array([config not in wrong for config in grid.configs])
         runs = dataset.rows(family.name)["run_id"].value_counts()
-        return cls(dataset.name, family, grid, candidate, wrong_results, {str(run): n for run, n in runs.items() if n})
+        counts = {str(run): n for run, n in runs.items() if n}
+        return cls(dataset.name, dataset.label, family, grid, candidate, wrong_results, counts)
 
     def __len__(self) -> int:
         """The number of problems."""
@@ -276,11 +278,11 @@ def check_measured(dataset: Dataset, family: Family) -> None:
             try:
                 check_problem_of(family, not_empty(family, case.problem))
             except ForetuneError as error:
-                raise DatasetError(f"{dataset.name}: {error}") from None
+                raise DatasetError(f"{dataset.label}: {error}") from None
     for number in dataset.rows(family.name)["config"].unique():
         if why := wrong_knobs(family, dataset.configs[number]):
             raise DatasetError(f"{dataset.place_of(family.name, dataset.configs[number])}: {why}")
-    check_sources(dataset.name, dataset.provenance, family)
+    check_sources(dataset.label, dataset.provenance, family)
 
 
 def check_sources(name: str, provenance: Mapping[str, Any], family: Family) -> None:

@@ -148,7 +148,7 @@ def adapt(
 
     check_bundle_folder(out)
     given, dataset = load_bundle(bundle), datasets_merged(data)
-    families = families_in(dataset, family or [name for name in dataset.families if name in given.families])
+    families = families_in(dataset, family, given)
     with showing(f"adapting to {' and '.join(data)}", _TRAINING_S * rows_of(dataset, families)):
         adapted = adapted_by_name(dataset, bundle=given, family=list(families.values()))
     adapted.save(out)

@@ -155,7 +155,7 @@ def make_hint_matrix(
     best, hinted = losses.first.argmin(axis=1), {}
     for hint in hints:
         if hint not in losses.sizes:
-            raise ForetuneError(f"a hint must be a size that {data.name} measured but is {hint}")
+            raise ForetuneError(f"a hint must be a size that {data.label} measured but is {hint}")
         hinted[hint] = int(best[losses.sizes.index(hint)])
     nearest = [hinted[min(hinted, key=lambda hint: abs(math.log(hint / size)))] for size in losses.sizes]
     ways = {f"hint {hint}": np.full(len(rows), column) for hint, column in hinted.items()}

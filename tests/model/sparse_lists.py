@@ -1,6 +1,6 @@
-"""`python tests/model/sparse_lists.py FAMILY [--data h200] [--share 0.09]`: print how long shortlists with k="auto" are.
+"""`python tests/model/sparse_lists.py FAMILY [--data h200] [--share 0.09]`: print the lengths of k="auto" shortlists.
 
-It also prints how often they contain a good config. The lists are calibrated on problems that were measured
+It also prints how often these contain a good config. They are calibrated on problems that were measured
 exhaustively, and on the same ones as if a sparse plan had tried a share of their configs. This is the table in
 model/calibration/README.md. It trains six rankers.
 """
