@@ -100,7 +100,7 @@ def make_hint_matrix(
     problem: Problem,
     dynamic: str,
     span: Sequence[int],
-    n: int | None,
+    k: int | None,
     device: DeviceSpec | Path | str,
     data: Dataset,
     *,
@@ -119,7 +119,7 @@ def make_hint_matrix(
         problem: The problem; its size of the dimension `dynamic` does not matter.
         dynamic: The dimension.
         span: The smallest and the largest size.
-        n: The number of configs of the covers, as for `make_cover`.
+        k: The number of configs of the covers, as for `make_cover`.
         device: A spec, the name of a shipped one, or a spec's JSON file.
         data: The measurements.
         hints: The hints, which must be measured sizes.
@@ -131,7 +131,7 @@ def make_hint_matrix(
         ForetuneError: As `measured_cover` does, and for a hint that was not measured.
     """
     spec = DeviceSpec.find(device)
-    of_data = measured_cover(family, problem, dynamic, span, n, spec, data, within=within, ranges=ranges)
+    of_data = measured_cover(family, problem, dynamic, span, k, spec, data, within=within, ranges=ranges)
     losses = measured_losses(family, problem, dynamic, int(span[0]), int(span[1]), spec, data)
     predicted: Cover | None = None
     try:
@@ -140,7 +140,7 @@ def make_hint_matrix(
             problem,
             dynamic,
             span,
-            n,
+            k,
             spec,
             within=within,
             ranges=ranges,

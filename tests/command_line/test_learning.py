@@ -68,7 +68,7 @@ def test_a_report_is_one_page(bundle, softmax, tmp_path):
 
 @pytest.mark.parametrize("function", [foretune.train, foretune.evaluate, foretune.report])
 def test_families_that_are_not_registered_must_be_given(function):
-    with pytest.raises(ForetuneError, match=r"measured_h200 has .*: pass --family package\.module:Class \(family= in Py"):
+    with pytest.raises(ForetuneError, match=r"measured_h200 has .*: pass --family package\.module:Class \(family= in"):
         function(DATA)
 
 
