@@ -11,7 +11,7 @@ from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
 from ..datasets.console import table
 from .how_many import HowMany, Length
 from .launching.stub_driver import device_here
-from .shortlist import bundle_in_force, chooser_of, predicted_slowdowns
+from .shortlist import bundle_in_force, chooser_of, narrowing, predicted_slowdowns
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,7 +87,8 @@ class Explanation:
 
     problem: Problem
     device: str
-    candidates: int  # the configs that the shortlist was chosen from: supported, and right when measured
+    given: int  # the configs to choose from
+    candidates: int  # those that may be on the shortlist: supported, and right when measured
     octaves: float  # log2 of the factor by which the problem is outside the training domain; 0.0 = within
     outside: str  # what is outside the training domain; "" = nothing
     configs: tuple[ExplainedConfig, ...]  # (n,) in the order in which to try them
@@ -95,16 +96,20 @@ class Explanation:
     method: str  # how the contributions were computed; "" without contributions
 
     def __repr__(self) -> str:
-        return f"<Explanation of {len(self.configs)} of {self.candidates} configs, {self.problem} on {self.device}>"
+        return f"<Explanation of {self.problem} on {self.device}: {self._narrowed}>"
 
     def __str__(self) -> str:
-        lines = [f"{self.problem} on {self.device}: {self.candidates} -> {len(self.configs)} configs"]
+        lines = [f"{self.problem} on {self.device}: {self._narrowed}"]
         for one in self.configs:
             lines.append(f"{one.rank}. {one.config}: {one.why}")
             if one.contributions:
                 lines.append(f"   {one.main_contributions}")
             lines += [f"   {text}" for text in one.unmeasured]
         return "\n".join([*lines, *self._below])
+
+    @property
+    def _narrowed(self) -> str:
+        return narrowing(self.given, self.candidates, len(self.configs))
 
     @property
     def domain(self) -> str:
@@ -125,6 +130,7 @@ class Explanation:
         return {
             "problem": self.problem.to_json(),
             "device": self.device,
+            "given": self.given,
             "candidates": self.candidates,
             "training_domain": {"octaves": round(self.octaves, 4), "outside": self.outside},
             "configs": [one.to_json() for one in self.configs],
@@ -145,7 +151,7 @@ class Explanation:
             for one, config in zip(self.configs, listed, strict=True)
         ]
         return table(
-            f"{self.problem} on {self.device}: {len(self.configs)} of {self.candidates} configs",
+            f"{self.problem} on {self.device}: {self._narrowed}",
             ("rank", "slowdown", "place", *knobs),
             rows,
             below=[
@@ -214,6 +220,7 @@ def make_explanation(
     return Explanation(
         problem=problem,
         device=spec.name,
+        given=len(chooser.configs),
         candidates=len(candidates),
         octaves=distance.octaves,
         outside=distance.reason,

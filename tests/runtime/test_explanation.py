@@ -110,8 +110,10 @@ def test_renders_itself():
     assert value["training_domain"] == {"octaves": 0.0, "outside": ""}
     contribution = value["configs"][0]["contributions"][0]
     assert set(contribution) == {"feature", "value", "factor"}
-    assert repr(explained).startswith("<Explanation of 2 of ")
-    assert str(explained).splitlines()[0].endswith(" -> 2 configs")
+    assert value["given"] > value["candidates"]
+    said = f"{LAYER} on NVIDIA H200: {value['given']} configs, {value['candidates']} usable -> 2"
+    assert (repr(explained), str(explained).splitlines()[0]) == (f"<Explanation of {said}>", said)
+    assert explained.__rich__().title == said
     assert len(explained.__rich__().rows) == 2
     assert "<table>" in explained._repr_html_()
 
