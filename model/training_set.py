@@ -304,6 +304,26 @@ def check_sources(name: str, provenance: Mapping[str, Any], family: Family) -> N
         )
 
 
+def check_trained_source(origin: Mapping[str, Any], family: Family) -> None:
+    """Warn if a bundle was trained or adapted when other sources of the family's kernel were installed.
+
+    Nothing is compared if the bundle recorded no source hash or the family's is not known here.
+
+    Args:
+        origin: The bundle's `TrainedFamily.origin`.
+        family: The family to compare with.
+    """
+    adapted = origin.get("adapted")
+    trainings = [origin, *(adapted if isinstance(adapted, list) else [])]
+    recorded = {one.get("source_hash") for one in trainings if isinstance(one, Mapping)}
+    now = source_of(family)
+    if now is not None and (others := other_sources((one for one in recorded if isinstance(one, str)), now)):
+        warn(
+            f"the bundle was trained for other sources of {family.name} ({', '.join(sorted(others))}) than the "
+            f"installed ones ({now}), so its predictions may not apply. Train it again if the change affects performance"
+        )
+
+
 def source_of(family: Family) -> str | None:
     """Return the source hash of the family's installed kernel.
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from ..datasets import DeviceSpec, Dtype, Family, ForetuneError, KernelConfig, Problem, not_empty
 from ..datasets.errors import reason_of, shown
 from .arguments import Mode, OwnKnobs, family_of, resolve_mode, warn_once
-from .how_many import TRIAL_S, HowMany, Length
+from .how_many import TRIAL_S, HowMany, Length, narrowing
 from .launching.stub_driver import device_here
-from .shortlist import Chooser, Shortlist, bundle_of, chooser_of, narrowing, supported
+from .shortlist import Chooser, Shortlist, bundle_of, chooser_of, supported
 from .timing.flywheel import expect
 
 if TYPE_CHECKING:

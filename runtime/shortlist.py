@@ -103,20 +103,6 @@ class Shortlist:
         return str(self.__rich__()._repr_html_())
 
 
-def narrowing(given: int, usable: int, kept: int) -> str:
-    """Return how many configs became how many, for logs and explanations.
-
-    Args:
-        given: The number of configs to choose from.
-        usable: How many of them may be on the shortlist: see `Chooser.candidates`.
-        kept: The length of the shortlist.
-
-    >>> narrowing(52, 37, 4), narrowing(52, 52, 4)
-    ('52 configs, 37 usable -> 4', '52 -> 4 configs')
-    """
-    return f"{given} -> {kept} configs" if given == usable else f"{given} configs, {usable} usable -> {kept}"
-
-
 def make_shortlist(
     family: Family,
     problem: Problem,

@@ -18,7 +18,7 @@ from ...datasets.progress import showing
 from .. import families, find_family, find_measurable
 from ..learning import datasets_merged
 from .app import command
-from .inputs import TAKES_DIMENSIONS, device_or_this_gpu, problem_of
+from .inputs import TAKES_DIMENSIONS, bundle_for, device_or_this_gpu, problem_of
 from .options import (
     CONFIGS,
     FAMILY,
@@ -100,7 +100,6 @@ def predict(
     The dimensions and flags of the family are further options: a grouped GEMM takes --groups, --rows, --n and --k.
     `foretune predict FAMILY --help` lists them. Dimensions take a number; flags take no value.
     """
-    from ...model import load_bundle
     from ...runtime import make_explanation, make_shortlist
 
     length = renamed("--top", top, CONFIGS, configs)
@@ -108,7 +107,7 @@ def predict(
     problem = problem_of(context, kernel, dtype)
     spec = device_or_this_gpu(device)
     requested: dict[str, Any] = {"k": "auto" if length is None else length, "expected_calls": expected_calls}
-    requested |= {"call_us": call_us, "bundle": load_bundle(bundle)}
+    requested |= {"call_us": call_us, "bundle": bundle_for(bundle, kernel)}
     with warnings.catch_warnings():  # the command reports the same reason as an error
         warnings.simplefilter("ignore", ForetuneWarning)
         chosen = make_shortlist(kernel, problem, spec, **requested)
@@ -216,7 +215,7 @@ def cover(
         raise typer.BadParameter("is the dynamic dimension: --range gives its sizes", param_hint=f"--{dynamic}")
     problem = problem_of(context, kernel, dtype, f"--{dynamic}", str(sizes[0]))
     spec = device_or_this_gpu(device)
-    limits: dict[str, Any] = {"within": within, "ranges": ranges, "bundle": bundle}
+    limits: dict[str, Any] = {"within": within, "ranges": ranges, "bundle": bundle_for(bundle, kernel)}
     with showing(f"covering {dynamic} from {sizes[0]} to {sizes[1]}"):
         found: Result
         if hints is not None and data is not None:

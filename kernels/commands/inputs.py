@@ -117,6 +117,16 @@ def bundle_at(path: Path | None) -> Bundle | None:
     return None if path is None else load_bundle(path)
 
 
+def bundle_for(path: Path | None, family: Family) -> Bundle | None:
+    """Return the bundle that --bundle names, or None without it; warn if it was trained for another kernel source."""
+    from ...model import check_trained_source
+
+    bundle = bundle_at(path)
+    if bundle is not None and family.name in bundle.families:
+        check_trained_source(bundle.trained[family.name].origin, family)
+    return bundle
+
+
 def for_each_family(
     call: Callable[[Family], T], dataset: Dataset, families: Mapping[str, Family], what: str, row_s: float
 ) -> dict[str, T]:

@@ -318,7 +318,7 @@ def _chooser(k: Any, within: Any, ranges: Any) -> Choose:
     if within is not None:
         check_between("within", within, 0.0, _MOST_LOSS)
         return partial(fewest_dispatch, most=math.log1p(within), k=MOST_CONFIGS, ranges=ranges)
-    k = check_integer("k", CONFIGS if k is None else k, 1, MOST_CONFIGS)
+    k = check_integer("k, the number of configs,", CONFIGS if k is None else k, 1, MOST_CONFIGS)
     return partial(best_dispatch, k=k, ranges=ranges)
 
 

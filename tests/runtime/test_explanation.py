@@ -118,6 +118,17 @@ def test_renders_itself():
     assert "<table>" in explained._repr_html_()
 
 
+def test_a_legend_says_what_the_shown_features_are():
+    explained = foretune.explain("matmul", LAYER, "h200", k=2)
+    shown = {one.feature for config in explained.configs for one in config.main}
+    assert {"network", "tma"} <= shown
+    assert {one.feature for config in explained.configs for one in config.contributions} == set(explained.legend)
+    lines = str(explained).splitlines()
+    assert [line.split(":")[0].strip() for line in lines[-len(shown) :]] == [n for n in explained.legend if n in shown]
+    assert "  tma: 1 if tiles are moved by the tensor memory accelerator" in explained.__rich__().below
+    assert explained.to_json()["legend"]["tma"] == explained.legend["tma"]
+
+
 def test_a_bundle_with_rankers_of_its_own_has_no_contributions(toy):
     problem = Problem.of("toy", rows=1000, n=64, k=64)
     explained = make_explanation(toy.ToyFamily(), problem, toy.H200, k=2, bundle=toy.ToyBundle())
