@@ -1,7 +1,7 @@
 """One line on each feature of the families here, by name; `GenericFeatures` has those of its own features.
 
-`foretune predict --explain` shows them. Times are estimates of the analytic model. A feature that begins with log_ is the
-binary logarithm of what its line here says.
+`foretune predict --explain` shows them. Times are estimates of the analytic model. A feature that begins with log_ is
+the binary logarithm of what its line here says.
 """
 
 from __future__ import annotations

@@ -320,7 +320,7 @@ def check_trained_source(origin: Mapping[str, Any], family: Family) -> None:
     if now is not None and (others := other_sources((one for one in recorded if isinstance(one, str)), now)):
         warn(
             f"the bundle was trained for other sources of {family.name} ({', '.join(sorted(others))}) than the "
-            f"installed ones ({now}), so its predictions may not apply. Train it again if the change affects performance"
+            f"installed ones ({now}), so its predictions may not apply. Train again if the change affects performance"
         )
 
 

@@ -296,10 +296,12 @@ def _contributions(
 
 
 def _legend(family: Family, parts: Sequence[Sequence[Contribution]]) -> dict[str, str]:
-    """Return one line on each part of the contributions that has one, by name, in the order of the family's features."""
+    """Return one line on each part of the contributions, by name, in the order of the family's features."""
     from ..model.contributions import ESTIMATE, NETWORK
     from ..model.generic_features import feature_text
 
+    if not parts:  # a family without such a ranker need not have features
+        return {}
     named = {one.feature for some in parts for one in some}
     texts = {name: feature_text(family, name) for name in family.feature_names if name in named}
     texts |= {NETWORK: "the neural network, whose part is not divided", ESTIMATE: "the family's estimate of the time"}
