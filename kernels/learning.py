@@ -67,8 +67,13 @@ def collect_dataset(
     Raises:
         ForetuneError: A family can only predict, or as for `foretune collect`.
 
-    >>> collect_dataset("grouped_gemm_fwd", out="measured", budget_s=1200)  # doctest: +SKIP
-    Summary(plan='exhaustive', cases=74, ...)
+    >>> import tempfile
+    >>> from foretune.datasets import load
+    >>> recorded, out = load("h200_rms_norm_rope"), tempfile.TemporaryDirectory()
+    >>> case = next(case for case in recorded.cases if case.problem.family == "rms_norm_rope_bwd")
+    >>> summary = collect_dataset("rms_norm_rope_bwd", out=out.name, cases=[case], replay=recorded, progress=False)
+    >>> summary.cases, summary.complete, len(load(out.name).measurements) == summary.measurements
+    (1, True, True)
     """
     from ..collect.campaign import collect_on_gpus, collect_replayed
     from ..collect.cases import cases_like, draw_cases
@@ -113,8 +118,13 @@ def train(
     Raises:
         ForetuneError: The data have none of the families, a family is not registered, or data cannot be read.
 
-    >>> bundle = train("h200_rms_norm_rope", family="rms_norm_rope_bwd")  # doctest: +SKIP
-    >>> bundle.save("my-bundle")  # doctest: +SKIP
+    >>> from dataclasses import replace
+    >>> from foretune.datasets import load
+    >>> data = load("h200_rms_norm_rope")
+    >>> few = replace(data, measurements=data.measurements[data.measurements["problem"] < 2])
+    >>> bundle = train(few, family="rms_norm_rope_fwd")
+    >>> bundle.families, bundle.trained["rms_norm_rope_fwd"].origin["problems"]
+    (('rms_norm_rope_fwd',), 2)
     """
     from ..model.train import train_bundle
 
@@ -145,7 +155,13 @@ def adapt(
     Raises:
         ForetuneError: `data` and the bundle have no family in common, or an argument is not one of these.
 
-    >>> adapt("small").save("my-bundle")  # doctest: +SKIP
+    >>> from dataclasses import replace
+    >>> from foretune.datasets import load
+    >>> data = load("h200_rms_norm_rope")
+    >>> few = replace(data, measurements=data.measurements[data.measurements["problem"] < 2])
+    >>> adapted = adapt(few, family="rms_norm_rope_fwd")  # warns that two problems are too few to calibrate
+    >>> len(adapted.families), adapted.trained["rms_norm_rope_fwd"].origin["adapted"][0]["problems"]
+    (12, 2)
     """
     from ..model.train import adapt_bundle
 
@@ -180,8 +196,16 @@ def evaluate(
     Raises:
         ForetuneError: The data have none of the families, or cannot be split this way.
 
-    >>> evaluate("h200_gated_mlp")["gated_mlp"].to_json()["regret"]["1"]["geomean"]  # doctest: +SKIP
-    1.0202
+    >>> from dataclasses import replace
+    >>> from foretune.datasets import load
+    >>> data = load("h200_rms_norm_rope")
+    >>> few = replace(data, measurements=data.measurements[data.measurements["problem"] < 2])
+    >>> import foretune
+    >>> bundle = foretune.load_bundle()
+    >>> judged = evaluate(few, bundle=bundle, family="rms_norm_rope_fwd", baselines=["random"])["rms_norm_rope_fwd"]
+    >>> regret = judged.to_json()["regret"]
+    >>> list(regret), all(one["geomean"] < 1.1 for one in regret.values())
+    (['1', '2', '4', '8', '16'], True)
     """
     from ..model.baselines import choose_rivals
     from .comparisons import baselines_of
@@ -215,7 +239,14 @@ def report(
     Raises:
         ForetuneError: `foretune[report]` is not installed, or as for `evaluate`.
 
-    >>> report("h200_gated_mlp", quick=True).save("report.html")  # doctest: +SKIP
+    >>> from dataclasses import replace
+    >>> from foretune.datasets import load
+    >>> data = load("h200_rms_norm_rope")
+    >>> few = replace(data, measurements=data.measurements[data.measurements["problem"] < 2])
+    >>> import foretune
+    >>> made = report(few, bundle=foretune.load_bundle(), family="rms_norm_rope_fwd", quick=True)
+    >>> list(made.families)  # made.save("report.html") writes the page
+    ['rms_norm_rope_fwd']
     """
     from ..model.report import make_report
 
