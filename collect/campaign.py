@@ -152,7 +152,7 @@ def visible_gpus(wanted: int | None = None) -> int:
     if found == 0:
         raise ForetuneError(
             "no GPU is visible here: collecting needs at least one. Recorded times can be replayed without one: "
-            "--replay DATA"
+            "--replay DATA (replay= in Python)"
         )
     if wanted is not None and not 1 <= wanted <= found:
         raise ForetuneError(f"gpus must be between 1 and {found}, which are visible here, but got {wanted}")

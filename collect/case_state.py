@@ -119,12 +119,12 @@ def _check_replay(dataset: Dataset, recording: Recording | None) -> None:
         replay_of = facts.get(REPLAY_OF)
         if recording is None and replay_of:
             raise ForetuneError(
-                f"{dataset.name} has times that were replayed from {replay_of.get('dataset')}: measure into another "
+                f"{dataset.label} has times that were replayed from {replay_of.get('dataset')}: measure into another "
                 "folder"
             )
         if recording is not None and not (replay_of and recording.is_of(replay_of)):
             raise ForetuneError(
-                f"{dataset.name} has times that were not replayed from {recording.name}: replay into another folder"
+                f"{dataset.label} has times that were not replayed from {recording.label}: replay into another folder"
             )
 
 
@@ -134,7 +134,7 @@ def _check_sources(dataset: Dataset, families: Mapping[str, Measurable]) -> None
         sources = dataset.kernel_sources(family.name)
         if other_sources(sources, family.source_hash()):
             raise ForetuneError(
-                f"{dataset.name} was measured with another version of {family.name}'s kernel (source hash "
+                f"{dataset.label} was measured with another version of {family.name}'s kernel (source hash "
                 f"{', '.join(sorted(sources))}; now {family.source_hash()}): collect into another folder"
             )
 

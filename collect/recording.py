@@ -81,7 +81,7 @@ class Recording:
     """
 
     def __init__(self, dataset: Dataset, families: Sequence[Measurable]) -> None:
-        self.name = dataset.name
+        self.name, self.label = dataset.name, dataset.label
         self._runs: Mapping[str, Mapping[str, Any]] = dataset.provenance.get("runs", {})
         production = [run for run, facts in self._runs.items() if facts.get("timed", "cold") != "cold"]
         self._rows: dict[tuple[Problem, str], tuple[pd.DataFrame, Dataset]] = {}  # by problem and device name
@@ -118,7 +118,7 @@ class Recording:
             ForetuneError: It was not measured there.
         """
         if not self.has(problem, device):
-            raise ForetuneError(f"{self.name} has no times of {problem} on {device.name} to replay")
+            raise ForetuneError(f"{self.label} has no times of {problem} on {device.name} to replay")
         return self._case(problem, device.name)
 
     def on(self, device: DeviceSpec) -> RecordedTimes:
@@ -133,7 +133,7 @@ class Recording:
         """
         known = {problem for problem, _ in self._rows}
         if missing := [case.problem for case in cases if case.problem not in known]:
-            raise ForetuneError(f"{self.name} has no times of {missing[0]} to replay")
+            raise ForetuneError(f"{self.label} has no times of {missing[0]} to replay")
 
     def provenance(self, family: Measurable, device: DeviceSpec) -> dict[str, Any]:
         """Return the provenance of replayed measurements.
@@ -195,7 +195,7 @@ class RecordedTimes:
             ForetuneError: There is none.
         """
         if config not in self._case.scanned:
-            raise ForetuneError(f"{self._recording.name} has no time of {config} to replay")
+            raise ForetuneError(f"{self._recording.label} has no time of {config} to replay")
         return self._case.scanned[config]
 
     def confirm(self, config: KernelConfig, number: int) -> list[float]:

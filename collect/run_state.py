@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from ..datasets import Case, DatasetError, DeviceSpec, ForetuneError, Measurable, Problem, roofline_us
 from ..datasets.errors import check_path
 from ..datasets.grid import Grid
+from ..datasets.progress import in_words
 from ..datasets.store import MANIFEST, continued, read
 from ..model import EstimateRanker
 from .case_state import CaseState, earlier
@@ -157,7 +158,7 @@ class Progress:
 
     def __str__(self) -> str:
         """Return the current problem, the rate and the time left."""
-        eta = "?" if self.eta_s is None else f"{self.eta_s / 60:.0f} min"
+        eta = "?" if self.eta_s is None else in_words(self.eta_s)
         return f"{self.case.problem} · {self.rate_per_s:.0f} configs/s · {eta} left"
 
 

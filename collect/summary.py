@@ -58,7 +58,7 @@ class Summary:
         skipped: What was not measured, with the reason.
         complete: False if the budget was spent, the run was interrupted or a case was skipped; the same run continues.
         interrupted: Whether Ctrl-C or SIGTERM ended the run.
-        replay_of: The name of the dataset whose times were replayed; None if a GPU measured.
+        replay_of: The dataset whose times were replayed, by its name or folder; None if a GPU measured.
     """
 
     plan: str
@@ -96,7 +96,7 @@ class Summary:
             skipped=tuple(state.skipped),
             complete=state.finished == state.total,
             interrupted=interrupted,
-            replay_of=None if state.recording is None else state.recording.name,
+            replay_of=None if state.recording is None else state.recording.label,
         )
 
     def to_json(self) -> dict[str, Any]:

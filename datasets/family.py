@@ -63,6 +63,8 @@ class Family(ABC):
     knobs: ClassVar[tuple[str, ...]]
     #: The name of each column of `features`.
     feature_names: ClassVar[tuple[str, ...]]
+    #: One line on some of these columns, by name, for `foretune.explain`.
+    feature_texts: ClassVar[Mapping[str, str]] = {}
     #: The layout flags that its problems may have.
     flags: ClassVar[tuple[str, ...]] = ()
     #: Sizes of dimensions that a user leaves out on the command line.

@@ -183,17 +183,24 @@ def showing(text: str, about_s: float = 0.0, *, shown: bool = True) -> Iterator[
 
 @contextmanager
 def showing_steps(shown: bool = True) -> Iterator[Callable[[Steps], None]]:
-    """Show each step of a computation on stderr.
+    """Show the steps of a computation on stderr.
+
+    A bar shows every step. A log gets a line for each tenth of the steps, and one whenever 30 seconds have passed.
 
     Yields:
         A function to call with the computation's current state.
     """
+    tenths, logged_s = -1, 0.0  # of the last log line
     with _display(shown, transient=False) as (update, log):
 
         def show(now: Steps) -> None:
+            nonlocal tenths, logged_s
             text = printable(str(now))
             update(text, now.done, now.total)
-            log(f"{now.done}/{now.total} {text}")
+            reached, at_s = 10 * now.done // max(now.total, 1), time.monotonic()
+            if reached > tenths or at_s - logged_s >= _EVERY_S:
+                tenths, logged_s = reached, at_s
+                log(f"{now.done}/{now.total} {text}")
 
         update("starting", 0, None)
         yield show

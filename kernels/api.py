@@ -168,7 +168,7 @@ def cover(
     problem: Problem,
     dynamic: str,
     range: tuple[int, int],
-    n: int | None = None,
+    k: int | None = None,
     *,
     within: float | None = None,
     device: DeviceSpec | Path | str | None = None,
@@ -189,8 +189,8 @@ def cover(
         problem: The problem; its size of the dimension `dynamic` does not matter.
         dynamic: The dimension whose size is only known at run time.
         range: The smallest and the largest size.
-        n: How many configs; 3 if None.
-        within: Instead of `n`: as few configs as lose no more than this at any size, 0.02 for 2 %.
+        k: How many configs; 3 if None.
+        within: Instead of `k`: as few configs as lose no more than this at any size, 0.02 for 2 %.
         device: A spec, the name of a shipped one, or a spec's JSON file; this GPU if None.
         ranges: The maximum number of ranges of the dispatch; if None 8, which is Dynamo's limit, or with `within` as
             many as needed.
@@ -202,12 +202,12 @@ def cover(
         measure: Time the three configs predicted to be best at each size, at all sizes on this GPU, and choose by that.
 
     Raises:
-        ForetuneError: An argument is not one of these; nothing is predicted; `data` has fewer than two sizes; no `n`
+        ForetuneError: An argument is not one of these; nothing is predicted; `data` has fewer than two sizes; no `k`
             configs can run all sizes; or no config that was timed ran.
 
     >>> from foretune import Problem
     >>> layer = Problem.of("grouped_gemm_fwd", groups=64, rows=1, n=2048, k=1024)
-    >>> found = cover("grouped_gemm_fwd", layer, "rows", (64, 4096), n=2, device="h200", sizes=[64, 512, 4096])
+    >>> found = cover("grouped_gemm_fwd", layer, "rows", (64, 4096), k=2, device="h200", sizes=[64, 512, 4096])
     >>> found.config_for(64) != found.config_for(4096), len(found.crossovers)
     (True, 1)
     """
@@ -216,7 +216,7 @@ def cover(
 
     found = find_family(family)
     spec = DeviceSpec.live() if device is None else DeviceSpec.find(device)
-    arguments = (found, problem, dynamic, range, n, spec)
+    arguments = (found, problem, dynamic, range, k, spec)
     limits: dict[str, Any] = {"within": within, "ranges": ranges}
     predicting: dict[str, Any] = {"sizes": sizes, "configs": configs, "bundle": bundle}
     if data is None:

@@ -26,6 +26,7 @@ from ..datasets import (
 )
 from ..datasets.feature_groups import FeatureGroup, joined, stacked
 from .config_limits import Knobs, no_consumers, no_tma, too_much_smem
+from .feature_texts import FEATURE_TEXTS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -86,6 +87,7 @@ class GroupedFeatures(Family):
 class DeclaredFamily(GroupedFeatures):
     """Base class of families that declare their knobs' values and the launch parameters that state the problem."""
 
+    feature_texts = FEATURE_TEXTS
     #: The kernel's parameter whose dtype is the problem's.
     dtype_argument: ClassVar[str]
     #: For each dimension: the kernel's parameter, and the factor from its unit to elements.

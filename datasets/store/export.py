@@ -73,7 +73,7 @@ def export_dataset(
     rows = dataset.measurements if family is None else dataset.rows(family)
     if problem is not None:
         if not 0 <= problem < len(dataset.cases):
-            raise ForetuneError(f"{dataset.name}: problem must be 0 to {len(dataset.cases) - 1} but is {problem}")
+            raise ForetuneError(f"{dataset.label}: problem must be 0 to {len(dataset.cases) - 1} but is {problem}")
         rows = rows[rows["problem"] == problem]
     rows = rows.sort_values(["problem", "device", "config", "timing_pass"], kind="stable")
     check_not_stored(Path(out))

@@ -98,11 +98,15 @@ class _Helpful:
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         """Write the example and the help text."""
         self.write_dimensions(ctx, formatter)
-        _write_example(self.epilog, formatter)
+        _write_example(self.example(ctx), formatter)
         super().format_help_text(ctx, formatter)  # type: ignore[misc]
 
     def write_dimensions(self, ctx: Any, formatter: Any) -> None:
         """Write the options of a family; only `DimensionsCommand` has such."""
+
+    def example(self, ctx: Any) -> str | None:
+        """Return the example to show, or None."""
+        return self.epilog
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write nothing: the example stands at the top."""

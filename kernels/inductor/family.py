@@ -27,6 +27,7 @@ import numpy as np
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, wrong_knobs
 from ...model.configs_memo import remembered
 from ..config_limits import MOST_PROGRAMS, MOST_REGISTERS, MOST_THREADS, RESERVED_SMEM_BYTES, too_much_smem
+from ..feature_texts import FEATURE_TEXTS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -155,6 +156,7 @@ class InductorTemplate(Family):
     tiles: ClassVar[Mapping[str, str]]  # the dimension that each knob tiles
     dtypes: ClassVar[tuple[str, ...]] = ("bf16", "fp16", "fp32", "fp8e4m3")
     ragged: ClassVar[Mapping[str, str]] = {}
+    feature_texts = FEATURE_TEXTS
     _blocks: ClassVar[str]  # the knobs that shared memory grows with
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -152,7 +152,7 @@ def make_report(
         judged = f"the bundle {bundle.digest[:12]}"
     return Report(
         facts={
-            "data": printable(dataset.name),
+            "data": printable(dataset.label),
             "measurements": str(sum(rows.values())),
             "devices": ", ".join(printable(device.name) for device in dataset.devices),
             "judged": judged,

@@ -116,7 +116,8 @@ def test_enough_problems_are_calibrated_without_a_warning():
 
 
 def test_twice_adapted_it_says_both(adapted):
-    twice = adapt_bundle(adapted, SMALL, ALL, trees=1)
+    with pytest.warns(foretune.ForetuneWarning, match="trained on all of the measurements of fake in small, so they"):
+        twice = adapt_bundle(adapted, SMALL, ALL, trees=1)
     assert [one["from_bundle"] == adapted.digest for one in twice.trained["fake"].origin["adapted"]] == [False, True]
     assert len(twice.ranker("fake").forest_) == len(adapted.ranker("fake").forest_) + 2  # a tree and a constant
 
