@@ -366,7 +366,7 @@ def tune(
         work: Returns a call's `gemm_work`, `elementwise_work` or `Work`, for TFLOP/s, GB/s and percent of the roofline.
         device: The device of that roofline; the live one if None.
         cache: False remembers in memory, a path in that file. FORETUNE_TUNE=strict tunes again what other versions
-            tuned, FORETUNE_TUNE=always everything.
+            tuned, FORETUNE_TUNE=always everything. With FORETUNE_MODE=off nothing is tuned, and the first config runs.
         timer: Replaces the clock that times calls.
 
     Raises:

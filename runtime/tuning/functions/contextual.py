@@ -10,7 +10,7 @@ from typing import Any, overload
 from ....datasets import ForetuneError
 from ....datasets.errors import check_flag, check_path
 from ....datasets.forking import renew_in_children
-from ...arguments import warn_once
+from ...arguments import Mode, resolve_mode, warn_once
 from ..session import is_capturing
 from .call_timer import CallTimer
 from .calls import Call, place_of, problem_of_key
@@ -81,7 +81,8 @@ class ContextualFunction(FunctionTuner[P, R]):
     ) -> Any:
         """Call the function; the first call with a new key tunes all kernels in it.
 
-        Nothing is tuned while an outer contextual function is being tuned, or a CUDA graph is captured.
+        Nothing is tuned while an outer contextual function is being tuned, a CUDA graph is captured, or FORETUNE_MODE
+        is "off".
 
         Args:
             args: Arguments of the function.
@@ -97,7 +98,7 @@ class ContextualFunction(FunctionTuner[P, R]):
             ForetuneError: As for a call of a `TunedFunction`.
             TuningFailed: As for a call of a `TunedFunction`, if no config of a kernel works.
         """
-        tunes = check_flag("autotune", autotune) and context_now() is None
+        tunes = check_flag("autotune", autotune) and context_now() is None and resolve_mode() is not Mode.OFF
         if tunes and is_capturing():
             warn_once(f"{self.name}: a CUDA graph is being captured", ": nothing in it is tuned")
             tunes = False

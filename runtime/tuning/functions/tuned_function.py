@@ -12,7 +12,7 @@ from typing import Any, overload
 from ....datasets import DeviceSpec, Family, ForetuneError, Status
 from ....datasets.errors import check_flag
 from ....datasets.forking import renew_in_children
-from ...arguments import warn_once
+from ...arguments import Mode, resolve_mode, warn_once
 from ...launching.source_hash import digest_of
 from ..session import Measured, is_capturing
 from .calls import Call, CallReader
@@ -161,6 +161,8 @@ class TunedFunction(FunctionTuner[P, R]):
         self._chosen[self._memory_key(call, group)] = candidate
 
     def _choice(self, call: Call, tunes: bool, verbose: bool, group: Any) -> Candidate:
+        if resolve_mode() is Mode.OFF:
+            return self.candidates(call)[0]
         memory_key = self._memory_key(call, group)
         known: Candidate | None = self._remembered(memory_key)
         if known is not None:
