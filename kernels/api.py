@@ -235,7 +235,8 @@ def attach(kernel: Any, family: FamilyLike | None = None, k: int | Literal["auto
     launch: all configs are timed, with one warning.
 
     Args:
-        kernel: The kernel, which may also be under `triton.heuristics`, or have a subclass of Triton's autotuner.
+        kernel: The kernel, which may also be under `triton.heuristics`, or have a subclass of Triton's autotuner. This
+            call replaces what FORETUNE_ATTACH has attached.
         family: The kernel's family, if it has one.
         k: How many configs to time for each key.
 

@@ -1,7 +1,7 @@
 """The command line itself: its groups, how commands are registered, show help, fail, and print results.
 
 Exit codes: 0 success; 1 bad input, a failed run, or a closed output; 2 wrong usage; 130 interrupted by Ctrl-C. With
---json, a command that fails prints {"error": ...} to stdout.
+--json, a command that fails prints {"error": ...} to stdout. `foretune run` prints and ends as its program does.
 
 Help and errors are plain text, without rich: rich would read "[report]" as markup, break paragraphs where the source
 breaks its lines, and truncate options on narrow terminals.

@@ -317,3 +317,24 @@ def test_the_script_of_the_command_line_does_the_same(write: Write) -> None:
     expected = python("train.py", cwd=folder)
     found = subprocess.run([script, "run", "train.py"], cwd=folder, capture_output=True, text=True)
     assert (found.stdout, found.stderr, found.returncode) == (expected.stdout, expected.stderr, 1)
+
+
+def test_the_training_script_prints_the_same_losses_each_way(tmp_path: Path) -> None:
+    """`tests/training_on_gpu.py`, whose real models need a GPU."""
+    pytest.importorskip("torch")
+    script = Path(__file__).parents[1] / "training_on_gpu.py"
+    options = ["--train", "gla", "--tiny", "--steps", "2"]
+    ways = python(script, *options, cwd=tmp_path), foretune_run("--attach", "torch", script, *options, cwd=tmp_path)
+    plain, attached = (json.loads(ran.stdout.splitlines()[-1]) for ran in ways)
+    assert plain["losses"] == attached["losses"]
+    assert len(plain["seconds"]) == len(attached["seconds"]) == 2
+
+
+@pytest.mark.parametrize(("model", "package"), [("gla", "fla.models"), ("qwen3_moe", "liger_kernel.transformers")])
+def test_the_models_of_the_training_script_can_be_built(model: str, package: str) -> None:
+    pytest.importorskip(package, exc_type=ImportError)
+    import torch
+    from training_on_gpu import model_of
+
+    with torch.device("meta"):
+        assert sum(weight.numel() for weight in model_of(model).parameters()) > 2e8

@@ -10,12 +10,11 @@ import subprocess
 import sys
 import textwrap
 import threading
-from types import ModuleType
 
 import foretune
 import pytest
 import triton
-from foretune.runtime import ForetuneWarning
+from foretune.runtime import ForetuneWarning, use_stub_driver
 from foretune.runtime.tuning import attach, packages
 from foretune.runtime.tuning.packages import attach_named, attach_packages, is_installed, packages_of
 from foretune.runtime.tuning.triton_adapter import Attachment
@@ -36,6 +35,10 @@ def kernel(x_ptr, n, BLOCK: tl.constexpr):
 """
 
 
+#: The packages and modules that tests write.
+WRITTEN = {"one", "one_dependency", "oneself", "two", "three"}
+
+
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch):
     """Leave Triton, this process's imports and the packages in force as they were."""
@@ -44,10 +47,9 @@ def as_before(monkeypatch):
     monkeypatch.setattr(packages._State, "used", set())
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.setattr(Autotuner, "__init__", Autotuner.__init__)
-    known = set(sys.modules)
     yield
-    for name in set(sys.modules) - known:
-        if not name.startswith("foretune"):
+    for name in list(sys.modules):
+        if name.partition(".")[0] in WRITTEN:
             del sys.modules[name]
 
 
@@ -184,14 +186,34 @@ def test_kernels_of_foretune_autotune_are_left_alone(write):
     assert not is_attached(importlib.import_module("one").kernel)
 
 
-def test_dynamos_autotuners_are_left_alone(write):
-    write({"one.py": KERNEL})
+def test_the_autotuner_that_dynamo_makes_for_a_graph_is_left_alone(write, monkeypatch):
+    torch = pytest.importorskip("torch")
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    pruned = 'key=["n"], prune_configs_by={"early_config_prune": lambda configs, named, **given: configs[:1]}'
+    write({"one.py": KERNEL.replace('key=["n"]', pruned)})
     attach_packages(("one",))
     kernel = importlib.import_module("one").kernel
-    dynamos = ModuleType("torch._higher_order_ops.a_tracer")
-    exec("def trace(kernel):\n    from triton import autotune\n    return autotune([], [])(kernel)", vars(dynamos))
-    assert not is_attached(dynamos.trace(kernel.fn))
-    assert is_attached(triton.autotune([], [])(kernel.fn))
+    traced = []
+
+    def backend(graph, inputs):
+        found = [node for node in graph.graph.nodes if "triton_kernel_wrapper" in str(node.target)]
+        traced.extend(kernel_side_table.get_kernel(node.kwargs["kernel_idx"]) for node in found)
+        return lambda *_: (torch.zeros(1),)
+
+    def call(x):
+        kernel[(4,)](x, x.shape[0])
+        return x + 1
+
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)  # there is no GPU here
+    torch._dynamo.reset()
+    with use_stub_driver(foretune.DeviceSpec.named("h200")):
+        torch.compile(call, backend=backend, fullgraph=True)(torch.zeros(64))
+    (dynamos,) = traced
+    assert dynamos is not kernel
+    assert len(dynamos.configs) == 1
+    assert not is_attached(dynamos)
+    assert is_attached(kernel)
 
 
 def test_threads_that_create_kernels_at_once_attach_each(write):
