@@ -38,7 +38,8 @@ class _State:
     names: tuple[str, ...] = ()
     used: ClassVar[set[str]] = set()  # packages with an attached autotuner
     wrapped: type | None = None  # Triton's `Autotuner`, once it is wrapped
-    begun = False  # whether Python has been asked to report imports and the end of the process
+    begun = False  # whether `_TritonFinder` and `_report` are installed
+    follows = False  # whether child processes attach, too
 
 
 def packages_of(text: str) -> tuple[str, ...]:
@@ -96,8 +97,8 @@ def attach_named() -> None:
     """Attach the packages that FORETUNE_ATTACH names; in case of trouble none of them, with one warning."""
     try:
         attach_packages(packages_of(os.environ[VARIABLE]))
-    except ForetuneError as error:
-        warn_once(f"{VARIABLE}: {error}", ": nothing is attached")
+    except Exception as error:  # noqa: BLE001 - importing Foretune must not fail
+        warn_once(f"{VARIABLE}: {reason_of(error)}", ": nothing is attached")
 
 
 def attach_packages(names: Sequence[str], children: bool = False) -> None:
@@ -126,7 +127,8 @@ def attach_packages(names: Sequence[str], children: bool = False) -> None:
         from .launches import autotuners_among
 
         _wrap(module)
-        for tuner in autotuners_among([one for name, one in list(sys.modules.items()) if _package_of(name)]):
+        named = [module for name, module in list(sys.modules.items()) if _package_of(name)]
+        for tuner in autotuners_among(module for module in named if isinstance(module, ModuleType)):
             _attach(tuner)
 
 
@@ -138,8 +140,8 @@ def _follow_children() -> None:
     """
     from multiprocessing import spawn
 
-    describe = spawn.get_preparation_data
-    if not hasattr(describe, "__wrapped__"):
+    if not _State.follows:
+        _State.follows, describe = True, spawn.get_preparation_data
         spawn.get_preparation_data = wraps(describe)(lambda name: {**describe(name), "foretune": _Parent()})
 
 
@@ -207,7 +209,7 @@ def _package_of(module: str) -> str | None:
 
 def _attach(tuner: triton.runtime.Autotuner) -> None:
     """Attach an autotuner if it is one of a named package and not attached. Trouble is one warning."""
-    if (package := _package_of(tuner.base_fn.__module__)) is None or is_ours(tuner):
+    if (package := _package_of(tuner.base_fn.__module__)) is None or _is_ours(tuner):
         return
     from .attach import attach_created
 
@@ -219,6 +221,6 @@ def _attach(tuner: triton.runtime.Autotuner) -> None:
         warn_once(f"{VARIABLE}: {tuner.base_fn.__qualname__}: {reason_of(error)}", ": it is not attached")
 
 
-def is_ours(tuner: triton.runtime.Autotuner) -> bool:
+def _is_ours(tuner: triton.runtime.Autotuner) -> bool:
     """Return whether an autotuner is one of `foretune.autotune`, which needs no attachment."""
     return type(tuner).__module__.partition(".")[0] == __name__.partition(".")[0]

@@ -40,7 +40,7 @@ class Program:
         Exits with a message if a package is not installed or FORETUNE_MODE is not valid.
         """
         sys.argv = ["-m" if self.is_module else self.target, *self.arguments]
-        if not getattr(sys.flags, "safe_path", False):  # with `python -P`, no entry is the program's
+        if not getattr(sys.flags, "safe_path", sys.flags.isolated):  # with `python -P`, no entry is the program's
             sys.path[0] = self._folder()
         os.environ.update(self.environment)
         try:

@@ -140,9 +140,12 @@ def test_a_safe_path_stays_one(write: Write) -> None:
     ],
 )
 def test_a_script_ends_as_under_python(code: str, write: Write) -> None:
-    folder = write({"train.py": code})
-    assert_as_python(["train.py", "--json"], folder, input="what it reads")
-    assert_as_python(["-m", "train", "--json"], folder, input="what it reads")
+    assert_as_python(["train.py", "--json"], write({"train.py": code}), input="what it reads")
+
+
+@pytest.mark.parametrize("code", ["def f():\n    1 / 0\nf()", "import sys; sys.exit(3)", "raise KeyboardInterrupt"])
+def test_a_module_ends_as_under_python(code: str, write: Write) -> None:
+    assert_as_python(["-m", "train"], write({"train.py": code}))
 
 
 def test_a_missing_module_is_python_s_message(write: Write) -> None:

@@ -42,7 +42,7 @@ WRITTEN = {"one", "one_dependency", "oneself", "two", "three"}
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch):
     """Leave Triton, this process's imports and the packages in force as they were."""
-    for name in ("names", "wrapped", "begun"):
+    for name in ("names", "wrapped", "begun", "follows"):
         monkeypatch.setattr(packages._State, name, getattr(packages._State, name))
     monkeypatch.setattr(packages._State, "used", set())
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
@@ -282,10 +282,26 @@ def test_a_list_that_names_no_modules_is_refused(text, message, monkeypatch):
         attach_named()
 
 
+def test_odd_entries_among_imported_modules_are_passed_over(write, monkeypatch):
+    write({"one/__init__.py": "", "one/ops.py": KERNEL})
+    monkeypatch.setitem(sys.modules, "one.gone", None)
+    monkeypatch.setitem(sys.modules, "one.odd", object())
+    kernel = importlib.import_module("one.ops").kernel
+    attach_packages(("one",))
+    assert is_attached(kernel)
+
+
 def test_an_invalid_mode_is_one_warning(monkeypatch):
     monkeypatch.setenv("FORETUNE_ATTACH", "json")
     monkeypatch.setenv("FORETUNE_MODE", "quick")
     with pytest.warns(ForetuneWarning, match="FORETUNE_ATTACH: FORETUNE_MODE must be one of .* but got 'quick'"):
+        attach_named()
+
+
+def test_a_bug_of_ours_is_one_warning(monkeypatch):
+    monkeypatch.setenv("FORETUNE_ATTACH", "json")
+    monkeypatch.setattr(packages, "_wrap", lambda module: 1 / 0)
+    with pytest.warns(ForetuneWarning, match="FORETUNE_ATTACH: ZeroDivisionError: .*: nothing is attached"):
         attach_named()
 
 
