@@ -341,7 +341,8 @@ def tune(
 
     The function gets a config as keyword arguments. Each config is called `n_warmup` times and timed `n_repeat` times,
     so it must be possible to call the function often. A call with an argument that a run uses up (an iterator, an open
-    file) is not tuned: the best known config runs, or the first.
+    file) is not tuned: the best known config runs, or the first. With FORETUNE_MODE=off nothing is tuned, and the first
+    config runs.
 
     A call may pass `autotune=False` (run the best known config, or the first), `autotune_verbose=True`, and
     `autotune_pg=group`: all ranks of a torch process group tune together and choose what is fastest on the slowest.
@@ -367,7 +368,7 @@ def tune(
         work: Returns a call's `gemm_work`, `elementwise_work` or `Work`, for TFLOP/s, GB/s and percent of the roofline.
         device: The device of that roofline; the live one if None.
         cache: False remembers in memory, a path in that file. FORETUNE_TUNE=strict tunes again what other versions
-            tuned, FORETUNE_TUNE=always everything. With FORETUNE_MODE=off nothing is tuned, and the first config runs.
+            tuned, FORETUNE_TUNE=always everything.
         timer: Replaces the clock that times calls.
 
     Raises:

@@ -113,7 +113,7 @@ def _weights(experts: Any, name: str) -> tuple[torch.Tensor, torch.Tensor | None
 
 
 def install_torchtitan() -> Callable[[], None]:
-    """Replace the method, and return a function that restores it. With FORETUNE_MODE=off the method stays.
+    """Replace the method, and return a function that restores it.
 
     Raises:
         ForetuneError: torchtitan is not installed, or has no such method.
@@ -126,7 +126,7 @@ def install_torchtitan() -> Callable[[], None]:
         raise ForetuneError(
             f"foretune.use('torchtitan') needs torchtitan >= 0.3, which has GroupedExperts._grouped_mm: {error}"
         ) from error
-    if resolve_mode() is Mode.OFF:
+    if resolve_mode() is Mode.OFF:  # the method stays
         return lambda: None
     GroupedExperts._grouped_mm = multiply
 

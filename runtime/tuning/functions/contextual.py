@@ -81,8 +81,7 @@ class ContextualFunction(FunctionTuner[P, R]):
     ) -> Any:
         """Call the function; the first call with a new key tunes all kernels in it.
 
-        Nothing is tuned while an outer contextual function is being tuned, a CUDA graph is captured, or FORETUNE_MODE
-        is "off".
+        Nothing is tuned while an outer contextual function is being tuned, or a CUDA graph is captured.
 
         Args:
             args: Arguments of the function.
@@ -98,11 +97,11 @@ class ContextualFunction(FunctionTuner[P, R]):
             ForetuneError: As for a call of a `TunedFunction`.
             TuningFailed: As for a call of a `TunedFunction`, if no config of a kernel works.
         """
-        tunes = check_flag("autotune", autotune) and context_now() is None and resolve_mode() is not Mode.OFF
+        tunes = check_flag("autotune", autotune) and context_now() is None
         if tunes and is_capturing():
             warn_once(f"{self.name}: a CUDA graph is being captured", ": nothing in it is tuned")
             tunes = False
-        if tunes:
+        if tunes and resolve_mode() is not Mode.OFF:
             call = self._read(args, kwargs, autotune_pg)
             key = self._memory_key(call, autotune_pg)
             if not self._remembered(key) and self._is_repeatable(call, ": it is not tuned as a whole"):

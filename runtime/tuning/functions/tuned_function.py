@@ -161,10 +161,10 @@ class TunedFunction(FunctionTuner[P, R]):
         self._chosen[self._memory_key(call, group)] = candidate
 
     def _choice(self, call: Call, tunes: bool, verbose: bool, group: Any) -> Candidate:
-        if resolve_mode() is Mode.OFF:
-            return self.candidates(call)[0]
         memory_key = self._memory_key(call, group)
         known: Candidate | None = self._remembered(memory_key)
+        if resolve_mode() is Mode.OFF:
+            return self.candidates(call)[0]
         if known is not None:
             return known
         if not tunes:
