@@ -142,6 +142,10 @@ class Attachment:
             finally:
                 self._tuning, self._is_running = None, False
 
+    def _is_switched_off(self) -> bool:
+        """Return whether FORETUNE_MODE is "off"."""
+        return self._or_warn(resolve_mode) is Mode.OFF
+
     def _run_once(self, config: triton.Config, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Launch with a config without remembering it."""
         real = self.tuner.cache
@@ -203,10 +207,6 @@ class Attachment:
         if resets and not times_one():  # as Triton does after it has timed configs
             self.tuner.pre_hook({**self.tuner.nargs, **kwargs, **pruned[0].all_kwargs()}, reset_only=True)
         return pruned
-
-    def _is_switched_off(self) -> bool:
-        """Return whether FORETUNE_MODE is "off"."""
-        return self._or_warn(resolve_mode) is Mode.OFF
 
     def _would_be_timed(self, kwargs: Mapping[str, Any]) -> bool:
         """Return whether Triton alone would time configs for this launch: several are allowed, and the key is new."""
