@@ -236,7 +236,8 @@ def attach(kernel: Any, family: FamilyLike | None = None, k: int | Literal["auto
     launch: all configs are timed, with one warning.
 
     Args:
-        kernel: The kernel, which may also be under `triton.heuristics`, or have a subclass of Triton's autotuner.
+        kernel: The kernel, which may also be under `triton.heuristics`, or have a subclass of Triton's autotuner. This
+            call replaces what FORETUNE_ATTACH has attached.
         family: The kernel's family, if it has one.
         k: How many configs to time for each key.
 
@@ -341,7 +342,8 @@ def tune(
 
     The function gets a config as keyword arguments. Each config is called `n_warmup` times and timed `n_repeat` times,
     so it must be possible to call the function often. A call with an argument that a run uses up (an iterator, an open
-    file) is not tuned: the best known config runs, or the first.
+    file) is not tuned: the best known config runs, or the first. With FORETUNE_MODE=off nothing is tuned, and the first
+    config runs.
 
     A call may pass `autotune=False` (run the best known config, or the first), `autotune_verbose=True`, and
     `autotune_pg=group`: all ranks of a torch process group tune together and choose what is fastest on the slowest.

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ...datasets import ForetuneError
-from ...runtime.arguments import warn_once
+from ...runtime.arguments import Mode, resolve_mode, warn_once
 from ..grouped_gemm import grouped_gemm
 
 #: The name of the implementation in transformers' registry.
@@ -126,6 +126,8 @@ def install_torchtitan() -> Callable[[], None]:
         raise ForetuneError(
             f"foretune.use('torchtitan') needs torchtitan >= 0.3, which has GroupedExperts._grouped_mm: {error}"
         ) from error
+    if resolve_mode() is Mode.OFF:  # the method stays
+        return lambda: None
     GroupedExperts._grouped_mm = multiply
 
     def restore() -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import check_integer, reason_of
-from ...runtime.arguments import warn_once
+from ...runtime.arguments import Mode, resolve_mode, warn_once
 from ...runtime.launching.source_hash import digest_of
 from ...runtime.launching.stub_driver import device_here
 from ...runtime.shortlist import bundle_in_force, bundle_of
@@ -41,7 +41,7 @@ _KNOWN = {"warmup", "rep", "is_vetted_benchmarking", "device_type"}
 def install(k: int = DEFAULT_K, bundle: Bundle | Path | str | None = None) -> Callable[[], None]:
     """Limit Inductor's choices, and return a function that removes the limits.
 
-    If this torch has no such hooks, nothing is limited, with one warning.
+    If this torch has no such hooks, nothing is limited, with one warning; nor with FORETUNE_MODE=off.
 
     Args:
         k: How many choices of each op are kept.
@@ -51,6 +51,8 @@ def install(k: int = DEFAULT_K, bundle: Bundle | Path | str | None = None) -> Ca
         ForetuneError: `k` < 1, the bundle cannot be read, or torch is not installed.
     """
     limits = Limits(check_integer("k", k, 1), bundle_of(bundle))
+    if resolve_mode() is Mode.OFF:
+        return lambda: None
     try:
         import torch  # noqa: F401
     except ImportError as error:

@@ -39,11 +39,28 @@ def attach_to(kernel: Any, family: Family | None = None, k: Length = "auto") -> 
     tuner = autotuner_of(kernel)
     check_length(k)
     resolve_mode()  # raise for an invalid FORETUNE_MODE here, not in a launch
+    if (there := Attachment.of(tuner)) is not None and there.is_automatic:
+        detach(kernel)
     with _changing.lock:
         if (there := Attachment.of(tuner)) is not None:
             raise ForetuneError(f"{there.name} is attached already: call foretune.detach first")
         Attachment(tuner, family, k).begin()
     return kernel
+
+
+def attach_created(tuner: triton.runtime.Autotuner) -> bool:
+    """Attach an autotuner without a family, until `attach` or `detach` is called for it.
+
+    Returns:
+        False if it is attached already.
+    """
+    with _changing.lock:
+        if Attachment.of(tuner) is not None:
+            return False
+        there = Attachment(tuner, None, "auto")
+        there.is_automatic = True
+        there.begin()
+    return True
 
 
 def _hold(tuner: triton.runtime.Autotuner) -> list[Attachment]:
@@ -90,7 +107,8 @@ def detach(kernel: Any) -> None:
 def attached(kernels: ModuleType | Iterable[Any]) -> Iterator[list[triton.runtime.Autotuner]]:
     """Attach all autotuners of a package, or a list of kernels, for the duration of a `with` block.
 
-    Kernels attached by `attach` are left alone. Blocks may overlap, also in several threads: the last one detaches.
+    Kernels attached by `attach` or FORETUNE_ATTACH are left alone. Blocks may overlap, also in several threads: the
+    last one detaches.
 
     Args:
         kernels: Autotuned kernels; or a module, whose submodules are imported (one warning lists those that cannot be).

@@ -45,10 +45,12 @@ class Attachment:
     - `__getstate__` gives copies and pickles the autotuner without the hooks.
 
     `holders` counts the open `attached` blocks that hold it; 0 for `attach`. Where ranks choose together (`agree`),
-    `prune_configs` times the configs and returns the agreed one, which Triton then remembers.
+    `prune_configs` times the configs and returns the agreed one, which Triton then remembers. With FORETUNE_MODE=off,
+    all hooks do what Triton does.
     """
 
     holders, is_on = 0, False
+    is_automatic = False  # attached by FORETUNE_ATTACH, so that `attach` replaces it
 
     def __init__(self, tuner: triton.runtime.Autotuner, family: Family | None, k: Length) -> None:
         from triton.runtime import Autotuner
@@ -119,7 +121,7 @@ class Attachment:
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the kernel through Triton's own `run`, one thread at a time, and record what it chose."""
         with self.lock:
-            if self._epoch != epoch():
+            if self._epoch != epoch() and not self._is_switched_off():
                 self._epoch, ranks = epoch(), scope()
                 if ranks:
                     self._launched |= self.tuner.cache.keys()
@@ -141,6 +143,10 @@ class Attachment:
             finally:
                 self._tuning, self._is_running = None, False
 
+    def _is_switched_off(self) -> bool:
+        """Return whether FORETUNE_MODE is "off"."""
+        return self._or_warn(resolve_mode) is Mode.OFF
+
     def _run_once(self, config: triton.Config, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Launch with a config without remembering it."""
         real = self.tuner.cache
@@ -152,6 +158,8 @@ class Attachment:
 
     def bench(self, *args: Any, config: triton.Config, **meta: Any) -> Any:
         """Return the timing of a config as Triton's `_bench` does; a known time is not measured again."""
+        if self._is_switched_off():
+            return self._bench(*args, config=config, **meta)
         tuning = self._tuning if self._tuning is not None and config in self._tuning.configs else None
         if tuning is None:
             timing = self._bench(*args, config=config, **meta)
@@ -184,6 +192,8 @@ class Attachment:
 
     def prune_configs(self, kwargs: dict[str, Any]) -> list[triton.Config]:
         """Return the configs that Triton should time for this launch; a single one where nothing may be timed."""
+        if self._is_switched_off():
+            return type(self.tuner).prune_configs(self.tuner, kwargs)  # type: ignore[no-any-return]
         view = copy(self.tuner)  # the class's prune_configs with our early_config_prune, on a copy
         view.early_config_prune = self._prune
         self._n_allowed = 0

@@ -46,7 +46,7 @@ def test_the_commands_are_these_in_this_order() -> None:
 def test_every_command_helps_with_an_example_and_has_json(command: str) -> None:
     result = call(f"{command} --help")
     assert result.exit_code == 0
-    assert "--json" in result.stdout
+    assert ("--json" in result.stdout) == (command != "run")  # whose output is that of another program
     assert example_of(command).startswith(command)
 
 

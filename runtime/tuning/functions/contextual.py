@@ -10,7 +10,7 @@ from typing import Any
 from ....datasets import ForetuneError
 from ....datasets.errors import check_flag, check_path
 from ....datasets.forking import renew_in_children
-from ...arguments import warn_once
+from ...arguments import Mode, resolve_mode, warn_once
 from ..session import is_capturing
 from .call_timer import CallTimer
 from .calls import FunctionCall, place_of, problem_of_key
@@ -67,7 +67,7 @@ class ContextualFunction(FunctionTuner[P, R]):
         if tunes and is_capturing():
             warn_once(f"{self.name}: a CUDA graph is being captured", ": nothing in it is tuned")
             tunes = False
-        if tunes:
+        if tunes and resolve_mode() is not Mode.OFF:
             call = self._read(args, kwargs, group)
             key = self._memory_key(call, group)
             if not self._remembered(key) and self._is_repeatable(call, ": it is not tuned as a whole"):

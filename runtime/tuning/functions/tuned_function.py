@@ -12,7 +12,7 @@ from typing import Any
 from ....datasets import DeviceSpec, Family, ForetuneError, Status
 from ....datasets.errors import check_flag
 from ....datasets.forking import renew_in_children
-from ...arguments import warn_once
+from ...arguments import Mode, resolve_mode, warn_once
 from ...launching.source_hash import digest_of
 from ..session import Measured, is_capturing
 from .calls import CallReader, FunctionCall
@@ -130,6 +130,8 @@ class TunedFunction(FunctionTuner[P, R]):
     def _choice(self, call: FunctionCall, tunes: bool, verbose: bool, group: Any) -> Candidate:
         memory_key = self._memory_key(call, group)
         known: Candidate | None = self._remembered(memory_key)
+        if resolve_mode() is Mode.OFF:
+            return self.candidates(call)[0]
         if known is not None:
             return known
         if not tunes:
