@@ -48,7 +48,7 @@ def best_dispatch(losses: NDArray[np.float64], weights: NDArray[np.float64], n: 
         losses: The loss of each config at each size, (n_sizes, n_configs); inf where it cannot run.
         weights: The weight of each size, (n_sizes,), which is scaled to a mean of 1.
         n: The most configs.
-        ranges: The most ranges; each one after the first costs `LEAST_GAIN`.
+        ranges: The maximum number of ranges; each one after the first costs `LEAST_GAIN`.
 
     >>> losses = np.array([[0.0, 0.5, 0.1], [0.0, 0.5, 0.1], [0.5, 0.0, 0.1], [0.5, 0.0, 0.1]])
     >>> best_dispatch(losses, np.ones(4), n=2, ranges=2)
@@ -98,7 +98,7 @@ def _not_dominated(costs: NDArray[np.float64]) -> NDArray[np.intp]:
 
 
 def _walk(costs: NDArray[np.float64], ranges: int) -> tuple[float, NDArray[np.intp]]:
-    """Return the least cost of a dispatch over these columns, and the column at each size, (n_sizes,)."""
+    """Return the least cost of a dispatch with at most `ranges` ranges, and its column at each size, (n_sizes,)."""
     sizes, columns = costs.shape
     total = np.full((ranges, columns), np.inf)  # by the number of ranges so far minus 1, and the last column
     total[0] = costs[0]
@@ -120,14 +120,17 @@ def _walk(costs: NDArray[np.float64], ranges: int) -> tuple[float, NDArray[np.in
 
 
 def _by_looking(costs: NDArray[np.float64], n: int, ranges: int) -> tuple[int, ...]:
-    """Return the best of all sets. A set's loss without a limit on ranges is a lower bound that prunes the search."""
+    """Return the columns of the best set of `n` configs, by enumerating all sets.
+
+    A set's loss without a limit on ranges is a lower bound that prunes the search.
+    """
     sets = np.array(list(itertools.combinations(range(costs.shape[1]), n)))
     least = sum(np.minimum.reduce([row[sets[:, at]] for at in range(n)]) for row in costs)
     return _first_best(costs, sets, np.asarray(least), ranges, np.inf)[1]
 
 
 def _by_exchange(costs: NDArray[np.float64], n: int, ranges: int) -> tuple[int, ...]:
-    """Return a good set: the greedy one, with single configs exchanged as long as that improves it."""
+    """Return the columns of a good set of `n` configs: the greedy one, improved by exchanging single configs."""
     chosen: list[int] = []
     so_far = np.full(len(costs), np.inf)
     for _ in range(n):
@@ -151,7 +154,10 @@ def _by_exchange(costs: NDArray[np.float64], n: int, ranges: int) -> tuple[int, 
 def _first_best(
     costs: NDArray[np.float64], sets: NDArray[np.intp], least: NDArray[np.float64], ranges: int, bound: float
 ) -> tuple[float, tuple[int, ...]]:
-    """Return the least cost below `bound` and its set, () if there is none; `least` are lower bounds of the costs."""
+    """Return the least cost of a set below `bound`, and that set; `bound` and () if no set costs less.
+
+    `sets` are (n_sets, n) columns, and `least` are lower bounds of their costs, (n_sets,).
+    """
     best: tuple[int, ...] = ()
     for at in np.argsort(least, kind="stable").tolist():
         if least[at] >= bound:
