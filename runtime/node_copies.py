@@ -92,7 +92,7 @@ def copied(
 
 
 def _pause_s() -> float:
-    """Return a random pause of up to the time that the file server takes for all nodes.
+    """Return a random pause, of at most the time in which the file server can serve all nodes.
 
     Uses `secrets`, so that a seed the user set cannot synchronize the nodes.
     """

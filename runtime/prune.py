@@ -105,7 +105,7 @@ def may_tune_what_is_traced() -> bool:
 
 
 class TracedPositions:
-    """A prune callback's choice of positions, which Dynamo calls instead of tracing it.
+    """Base class of prune callbacks, whose choice of configs Dynamo calls instead of tracing it.
 
     Dynamo cannot trace a prediction, so the method is marked as one whose answer is a constant. Dynamo accepts only
     plain values as arguments, so the problem is passed field by field and the configs one by one. This is what
@@ -130,7 +130,7 @@ class TracedPositions:
     _as_constant.__dict__["_dynamo_marked_constant"] = True
 
     def let_through(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
-        """Return what `positions_of` returns. Never raises."""
+        """Choose the positions that `positions_of` returns, outside of Dynamo's trace. Never raises."""
         raise NotImplementedError
 
 
@@ -255,7 +255,7 @@ class Pruner(TracedPositions):
     def _kept(
         self, problem: Problem, device: DeviceSpec, values: tuple[KernelConfig, ...], one_alone: bool = False
     ) -> tuple[int, ...]:
-        """Return the places of the values that go through, best first; with `one_alone`, only the fastest."""
+        """Return the positions in `values` of configs that go through, best first; with `one_alone`, only the first."""
         wanted = resolve_mode()
         if wanted is Mode.OFF:
             return supported(self.family, problem, device, values)
