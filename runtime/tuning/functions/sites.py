@@ -210,7 +210,7 @@ class ForcedCache(dict[Any, Any]):
         return self._config_of(key) if self._is_ours() else self._real[key]
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """See `dict.get`."""
+        """Return the config for the key, or in other threads `dict.get` of the real cache."""
         return self._config_of(key) if self._is_ours() else self._real.get(key, default)
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -239,7 +239,10 @@ def forced() -> Iterator[None]:
 
 
 def _intercepting_attached(run: Run) -> Run:
-    """Do as `_intercepting` for an attached autotuner: the context bypasses the attachment's own tuning."""
+    """Return a `run` of attachments that lets the context of the thread, if any, choose the config.
+
+    It is as `_intercepting`, and bypasses the attachment's own tuning.
+    """
 
     def intercept(attachment: Attachment, /, *args: Any, **kwargs: Any) -> Any:
         if context_now() is None:
