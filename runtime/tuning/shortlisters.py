@@ -112,8 +112,8 @@ class FamilyShortlister(Shortlister):
 class OwnShortlister(Shortlister):
     """Shortlists by a model of the kernel's own timings, which must see some before it shortens a list.
 
-    `ranks` returns a number for the ranks that choose together, by default `scope()`. Each number has its own model: the
-    ranks of a job need the same list, so times that one of them measured alone do not count there.
+    `ranks` returns a number for the ranks that choose together, by default `scope()`. Each number has its own model,
+    because the ranks of a job need the same list: times that one of them measured alone do not count there.
     """
 
     def __init__(self, tuner: Any, k: Length, bucket: tuple[str, ...] = (), ranks: Callable[[], int] = scope) -> None:
