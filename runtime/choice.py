@@ -99,7 +99,7 @@ def _ranked(family: Measurable, problem: Problem, device: DeviceSpec, k: int) ->
 def _logged_times_us(
     family: Measurable, problem: Problem, device: DeviceSpec, configs: tuple[KernelConfig, ...], launch: Launch
 ) -> list[float | None]:
-    """Time each config's launch as `_times_us` does; log the times as training data if FORETUNE_LOG is set."""
+    """Return `_times_us`, and log the times as training data if FORETUNE_LOG is set."""
     from .timing.flywheel import log_row  # imported late, because predictions do not need it
 
     times = _times_us(family, configs, launch)

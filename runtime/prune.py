@@ -130,7 +130,7 @@ class TracedPositions:
     _as_constant.__dict__["_dynamo_marked_constant"] = True
 
     def let_through(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
-        """Choose the positions that `positions_of` returns, outside of Dynamo's trace. Never raises."""
+        """Return what `positions_of` returns. Never raises."""
         raise NotImplementedError
 
 
@@ -255,7 +255,7 @@ class Pruner(TracedPositions):
     def _kept(
         self, problem: Problem, device: DeviceSpec, values: tuple[KernelConfig, ...], one_alone: bool = False
     ) -> tuple[int, ...]:
-        """Return the positions in `values` of configs that go through, best first; with `one_alone`, only the first."""
+        """Return the places of the values that go through, best first; with `one_alone`, only the fastest."""
         wanted = resolve_mode()
         if wanted is Mode.OFF:
             return supported(self.family, problem, device, values)

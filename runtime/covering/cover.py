@@ -180,7 +180,7 @@ def make_cover(
         n: The number of configs; 3 if None and without `within`.
         device: A spec, the name of a shipped one, or a spec's JSON file.
         within: Instead of `n`: as few configs as lose at most this at any size (0.02 for 2 %), up to 16.
-        ranges: The maximum number of ranges; 8 if None, or with `within` as many as needed.
+        ranges: The most ranges; 8 if None, or with `within` as many as needed.
         sizes: The sizes to look at; a size that occurs several times has that weight. If None, 8 per octave and 64
             evenly spaced ones.
         configs: The configs to choose from; the family's space on the device if None.
@@ -303,7 +303,7 @@ def _checked_size(size: Any) -> int:
 
 
 def _chooser(n: Any, within: Any, ranges: Any) -> Choose:
-    """Return `best_dispatch`, or with `within` `fewest_dispatch`, with checked limits; it takes losses and weights."""
+    """Return the function that finds the requested dispatch."""
     if n is not None and within is not None:
         raise ForetuneError(f"n and within exclude each other but are {n} and {within}")
     if ranges is None:

@@ -48,7 +48,7 @@ def best_dispatch(losses: NDArray[np.float64], weights: NDArray[np.float64], n: 
         losses: The loss of each config at each size, (n_sizes, n_configs); inf where it cannot run.
         weights: The weight of each size, (n_sizes,), which is scaled to a mean of 1.
         n: The most configs.
-        ranges: The maximum number of ranges; each one after the first costs `LEAST_GAIN`.
+        ranges: The most ranges; each one after the first costs `LEAST_GAIN`.
 
     >>> losses = np.array([[0.0, 0.5, 0.1], [0.0, 0.5, 0.1], [0.5, 0.0, 0.1], [0.5, 0.0, 0.1]])
     >>> best_dispatch(losses, np.ones(4), n=2, ranges=2)
@@ -120,17 +120,14 @@ def _walk(costs: NDArray[np.float64], ranges: int) -> tuple[float, NDArray[np.in
 
 
 def _by_looking(costs: NDArray[np.float64], n: int, ranges: int) -> tuple[int, ...]:
-    """Return the columns of the best set of `n` configs, by enumerating all sets.
-
-    A set's loss without a limit on ranges is a lower bound that prunes the search.
-    """
+    """Return the best of all sets. A set's loss without a limit on ranges is a lower bound that prunes the search."""
     sets = np.array(list(itertools.combinations(range(costs.shape[1]), n)))
     least = sum(np.minimum.reduce([row[sets[:, at]] for at in range(n)]) for row in costs)
     return _first_best(costs, sets, np.asarray(least), ranges, np.inf)[1]
 
 
 def _by_exchange(costs: NDArray[np.float64], n: int, ranges: int) -> tuple[int, ...]:
-    """Return the columns of a good set of `n` configs: the greedy one, improved by exchanging single configs."""
+    """Return a good set: the greedy one, with single configs exchanged as long as that improves it."""
     chosen: list[int] = []
     so_far = np.full(len(costs), np.inf)
     for _ in range(n):

@@ -101,7 +101,7 @@ class FamilyShortlister(Shortlister):
         return self._pruner.own_knobs.config(config)
 
     def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
-        """Return the positions of the configs that the pruner picks, best first; see `Shortlister.positions`."""
+        """See `Shortlister`."""
         return self._pruner.positions(problem, configs)
 
     def supports(self, config: triton.Config, problem: Problem) -> bool:
@@ -124,10 +124,7 @@ class OwnShortlister(Shortlister):
         self._k, self._ranks = k, ranks
 
     def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
-        """Return the positions that the kernel's own timings advise, best first; see `Shortlister.positions`.
-
-        If the model is not sure, these are all positions, also in mode `predict`.
-        """
+        """See `Shortlister`; in mode `predict`, all positions if the model is not sure."""
         if (wanted := resolve_mode()) is Mode.OFF or len(configs) == 1:
             return tuple(range(len(configs)))
         values, k = [self.value(config) for config in configs], 1 if wanted is Mode.PREDICT else self._k

@@ -210,7 +210,7 @@ class ForcedCache(dict[Any, Any]):
         return self._config_of(key) if self._is_ours() else self._real[key]
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """Return the config for the key, or in other threads `dict.get` of the real cache."""
+        """See `dict.get`."""
         return self._config_of(key) if self._is_ours() else self._real.get(key, default)
 
     def __setitem__(self, key: Any, value: Any) -> None:
