@@ -127,7 +127,10 @@ class Table:
             yield Text(self.below)
 
     def _folded(self, room: int) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]] | None:
-        """Return columns and rows with all columns after `lead` as one, aligned; None if they do not fit either."""
+        """Return columns and rows with all columns after `lead` folded into one of name=value items, aligned.
+
+        None if that is wider than `room` as well.
+        """
         from rich.cells import cell_len, set_cell_size
 
         columns = (*self.columns[: self.lead], self.rest)

@@ -153,7 +153,7 @@ class LeftOut:
 
 
 class LogLine(NamedTuple):
-    """A line of a log, to be named in messages."""
+    """The place of a line in a log: run, file and line number. Its `str` names it in messages."""
 
     run_id: str
     file: str

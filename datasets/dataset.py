@@ -364,6 +364,6 @@ def _filled(scan: pd.DataFrame, others: pd.DataFrame) -> tuple[pd.DataFrame, NDA
 
 
 def _usual(ratios: pd.DataFrame) -> pd.Series[float]:
-    """Return the median ratio of each problem; 1 if it has none, e.g. because nothing was confirmed."""
+    """Return the median of each problem's ratios; 1 if it has none, e.g. because no config was timed both ways."""
     known: pd.Series[float] = ratios.dropna(how="all").median(axis=1)
     return known.reindex(ratios.index).fillna(1.0)

@@ -123,7 +123,7 @@ class Family(ABC):
             problem: A problem of this family.
             device: The device that it runs on.
             configs: The configs to describe.
-            binaries: The facts of those configs' binaries that are known; passed only if `reads_binaries`.
+            binaries: The `BinaryFacts` of configs, as far as known; passed only if the family sets `reads_binaries`.
         """
 
     def feature_groups(

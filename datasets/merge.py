@@ -161,7 +161,7 @@ def _without_other_logs(datasets: Sequence[Dataset]) -> list[Dataset]:
 
 
 def _all_in(sources: set[str], others: set[str]) -> bool:
-    """Return whether each of the sources can be one of the others."""
+    """Return whether each hash in `sources` can belong to the same kernel source as one in `others` (`same_source`)."""
     return all(any(same_source(one, other) for other in others) for one in sources)
 
 

@@ -100,8 +100,8 @@ def reporting(on_progress: Callable[[float], None]) -> Iterator[None]:
 def side_by_side(calls: Sequence[Callable[[], _Result]], jobs: int) -> list[_Result]:
     """Run several calls in threads, at most `jobs` at a time, and return their results.
 
-    The threads advance the current task. If one of them fails, or Ctrl-C is pressed, the others end at their next
-    `advance`, without being waited for.
+    Calls of `advance` in these threads count for the current task. If a thread fails, or Ctrl-C is pressed, the error
+    is raised without waiting for the other threads, which end at their next `advance`.
 
     >>> side_by_side([lambda: 1, lambda: 2], jobs=2)
     [1, 2]

@@ -66,7 +66,7 @@ class TrainedFamily:
 
     @property
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The arrays of the trees, the network and the facts about binaries, by name."""
+        """The arrays of the trees, the network and the known `BinaryFacts`, by name."""
         network = {} if self.ranker.network_ is None else self.ranker.network_.arrays()
         arrays = self.ranker.forest_.arrays() | {key: network[name] for key, name in _NETWORK.items() if network}
         if self._signatures:
@@ -159,7 +159,7 @@ class TrainedFamily:
 def _binaries(
     value: Mapping[str, Any], facts: NDArray[np.int32] | None
 ) -> dict[BinarySignature, dict[KernelConfig, BinaryFacts]]:
-    """Return the facts about binaries from their JSON values and the array `_BINARIES`."""
+    """Return the `BinaryFacts` by signature and config, from their JSON values and the array `_BINARIES`."""
     signatures, configs = map(signature_from_json, value["kinds"]), list(map(KernelConfig.from_json, value["configs"]))
     if facts is None:
         return {}

@@ -25,10 +25,10 @@ NETWORK, ESTIMATE = "network", "analytic estimate"
 
 @dataclass(frozen=True)
 class Contributions:
-    """Parts of the logarithm of some configs' predicted times, relative to the mean over all candidates of a problem.
+    """What each feature, the network and the analytic estimate add to the log of a config's predicted time.
 
-    The sum of a row is the logarithm of a config's predicted time over the geometric mean of all candidates: a negative
-    part makes the config faster than the average candidate.
+    Each config has a row of parts, whose sum is the logarithm of the config's predicted time over the geometric mean of
+    all candidates of the problem: a negative part makes the config faster than the average candidate.
     """
 
     names: tuple[str, ...]  # (n_parts,) the family's features, `NETWORK`, `ESTIMATE`

@@ -316,7 +316,7 @@ def _unmeasured(
     places: Sequence[int],
     bundle: Bundle,
 ) -> list[tuple[str, ...]]:
-    """Return a sentence for each knob value that was not measured, or that the family's own space does not have."""
+    """Return sentences for each config: one per knob value that was never measured or is not in the family's space."""
     from ..model.contributions import unmeasured_knobs
     from ..model.gbdt import LightGBMRanker
 

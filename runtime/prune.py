@@ -105,7 +105,7 @@ def may_tune_what_is_traced() -> bool:
 
 
 class TracedPositions:
-    """A prune callback's choice of positions, which Dynamo calls instead of tracing it.
+    """Base class of prune callbacks, whose choice of configs Dynamo calls instead of tracing it.
 
     Dynamo cannot trace a prediction, so the method is marked as one whose answer is a constant. Dynamo accepts only
     plain values as arguments, so the problem is passed field by field and the configs one by one. This is what

@@ -38,7 +38,7 @@ class StubDevice:
         self.close()
 
     def close(self) -> None:
-        """Give Triton the driver back that it had before. Further calls do nothing."""
+        """Restore the driver that Triton used before. Further calls do nothing."""
         self._stack.close()
         _active.discard(self)
 

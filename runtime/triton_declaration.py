@@ -173,7 +173,7 @@ def why_not_in_space(family: type[TritonFamily], config: KernelConfig) -> str | 
 
 
 def drawn_size(source: np.random.Generator, sizes: Sizes) -> int:
-    """Draw a size from a range or a set: see `TritonFamily.cases`."""
+    """Draw a size evenly from a set, or on a logarithmic scale from a range; see `TritonFamily.cases`."""
     if isinstance(sizes, Set):
         return int(source.choice(sorted(sizes)))
     low, high = sizes

@@ -62,7 +62,7 @@ class TritonInputs:
 
     Attributes:
         arguments: What the kernel gets, without the knobs.
-        problem: The problem that they are of.
+        problem: The problem that the launch solves.
         fresh: Copies of the tensors that the kernel updates in place, as they were before the first launch.
     """
 
@@ -72,7 +72,7 @@ class TritonInputs:
 
 
 class TritonFamily(Measurable):
-    """A `triton.jit` kernel, under whatever decorators, as a family that can be predicted, pruned and collected.
+    """A `triton.jit` kernel, with any decorators, as a family that can be predicted, pruned and collected.
 
     Declare a subclass at the top level of a module, because other processes import it by name. It must declare:
 
@@ -202,7 +202,7 @@ class TritonFamily(Measurable):
         return 0.0
 
     def bytes(self, problem: Problem) -> float:
-        """Return the fewest bytes that one launch can read and write; 0 if not declared."""
+        """Return the minimum number of bytes that one launch must read and write; 0 if not declared."""
         return 0.0
 
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
@@ -239,7 +239,7 @@ class TritonFamily(Measurable):
         configs: Sequence[KernelConfig],
         binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
     ) -> Sequence[FeatureGroup]:
-        """Return the features of several problems, by what they depend on."""
+        """Return the features of several problems, grouped by what they depend on: problem, config or both."""
         if type(self).features is not TritonFamily.features:  # a subclass has features of its own
             return super().feature_groups(problems, device, configs, binaries)
         return stacked([self._groups(problem, device, configs, binaries) for problem in problems])
@@ -272,7 +272,7 @@ class TritonFamily(Measurable):
         return np.array([math.prod(self._grid(problem, config)) for config in configs], float)
 
     def _grid(self, problem: Problem, config: KernelConfig) -> tuple[int, ...]:
-        """Return the grid after a check. Raises `FamilyError` if it is none."""
+        """Return what `grid` returns, checked. Raises `FamilyError` if that is not a valid grid."""
         return checked_grid(self.name, self.grid(problem, config), config)
 
     def problem_from_call(self, arguments: Mapping[str, Any]) -> Problem:
@@ -415,7 +415,7 @@ class TritonFamily(Measurable):
         return self._kernel.compile(self._grid(problem, config), arguments)
 
     def binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:
-        """Return what decides the binary, apart from the device's arch."""
+        """Return a key of what determines the binary, apart from the device's arch."""
         arguments = {**_without_memory(self, problem), **config.to_json()}
         return config, self._kernel.specialisation(arguments)
 
@@ -432,15 +432,15 @@ def _without_memory(family: TritonFamily, problem: Problem) -> Mapping[str, Any]
 
 @cache
 def _known_devices() -> tuple[DeviceSpec, ...]:
-    """Return the specs of `_DRAWN_FOR`."""
+    """Return the specs of the devices that `cases` draws problems for (`_DRAWN_FOR`)."""
     return tuple(map(DeviceSpec.named, _DRAWN_FOR))
 
 
 def _found(source: Source, arguments: Mapping[str, Any]) -> Any:
-    """Return the value that a source takes from a launch's arguments."""
+    """Return a launch's argument of the name `source`, or what the function `source` makes of all arguments."""
     return arguments[source] if isinstance(source, str) else source(arguments)
 
 
 def _is_on(value: Any) -> bool:
-    """Return whether a flag with this value is on: a tensor, or what is neither None nor false."""
+    """Return whether a flag with this value is on: a tensor always is; None and other false values are not."""
     return value is not None and (hasattr(value, "dtype") or bool(value))

@@ -101,7 +101,7 @@ def _csv(dataset: Dataset, rows: pd.DataFrame, out: Path) -> int:
 
 
 def _texts(values: Mapping[int, Sequence[object]]) -> pa.Array:
-    """Return an array that has, at each number, its values formatted as cells of CSV."""
+    """Return an array of CSV text: entry i is `values[i]` as comma-separated cells, None if `values` lacks i."""
     return pa.array(
         [_cells(values[number]) if number in values else None for number in range(max(values, default=-1) + 1)]
     )

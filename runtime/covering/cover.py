@@ -104,7 +104,7 @@ class Cover:
 
     @property
     def mean_loss(self) -> float:
-        """The mean loss over `sizes`, from the geometric mean of the slowdowns."""
+        """The mean loss over `sizes`: the geometric mean of the slowdowns, minus 1."""
         return math.expm1(statistics.fmean(map(math.log1p, self.losses)))
 
     @property

@@ -98,7 +98,7 @@ def _not_dominated(costs: NDArray[np.float64]) -> NDArray[np.intp]:
 
 
 def _walk(costs: NDArray[np.float64], ranges: int) -> tuple[float, NDArray[np.intp]]:
-    """Return the least cost of a dispatch over these columns, and the column at each size, (n_sizes,)."""
+    """Return the least cost of a dispatch with at most `ranges` ranges, and its column at each size, (n_sizes,)."""
     sizes, columns = costs.shape
     total = np.full((ranges, columns), np.inf)  # by the number of ranges so far minus 1, and the last column
     total[0] = costs[0]
@@ -151,7 +151,10 @@ def _by_exchange(costs: NDArray[np.float64], k: int, ranges: int) -> tuple[int, 
 def _first_best(
     costs: NDArray[np.float64], sets: NDArray[np.intp], least: NDArray[np.float64], ranges: int, bound: float
 ) -> tuple[float, tuple[int, ...]]:
-    """Return the least cost below `bound` and its set, () if there is none; `least` are lower bounds of the costs."""
+    """Return the least cost of a set below `bound`, and that set; `bound` and () if no set costs less.
+
+    `sets` are (n_sets, n) columns, and `least` are lower bounds of their costs, (n_sets,).
+    """
     best: tuple[int, ...] = ()
     for at in np.argsort(least, kind="stable").tolist():
         if least[at] >= bound:

@@ -124,7 +124,7 @@ def make_hint_matrix(
         data: The measurements.
         hints: The hints, which must be measured sizes.
         within: The loss that the covers may have, as for `make_cover`.
-        ranges: The most ranges of the covers, as for `make_cover`.
+        ranges: The maximum number of ranges of the covers, as for `make_cover`.
         bundle: The bundle that predicts, or its folder; the shipped one if None.
 
     Raises:
@@ -210,6 +210,6 @@ def _measured(losses: Sequence[float]) -> list[float]:
 
 
 def _mean(losses: Sequence[float]) -> float:
-    """Return the mean loss over the measured sizes, from the geometric mean of the slowdowns; nan without any."""
+    """Return the geometric mean slowdown minus 1 over the measured sizes (those that are not nan); nan without any."""
     known = _measured(losses)
     return math.expm1(statistics.fmean(map(math.log1p, known))) if known else math.nan

@@ -289,12 +289,15 @@ def time_side_by_side(
 def judge_least(
     goal: str, rows: Sequence[Row], ratios: Sequence[float], each: float, mean: float | None = None
 ) -> list[Goal]:
-    """Return the goal that all ratios are at least `each`, and their geometric mean `mean`; [] without rows."""
+    """Return the goal that each ratio is at least `each` and, if given, their geometric mean at least `mean`.
+
+    The list has this one goal, described by `goal`; it is empty without rows.
+    """
     return _judge(goal, rows, ratios, ">=", each, mean, min)
 
 
 def judge_most(goal: str, rows: Sequence[Row], ratios: Sequence[float], each: float) -> list[Goal]:
-    """Return the goal that no ratio is above `each`; [] without rows."""
+    """Return a list of one goal, described by `goal`: no ratio is above `each`. It is empty without rows."""
     return _judge(goal, rows, ratios, "<=", each, None, max)
 
 
@@ -307,7 +310,7 @@ def _judge(
     mean: float | None,
     worst_of: Callable[[Sequence[float]], float],
 ) -> list[Goal]:
-    """Return a goal on the ratios of some rows; [] without rows."""
+    """Return a list of one goal: the ratio of each row, and their geometric mean, reach bounds. Empty without rows."""
     if not rows:
         return []
     geomean = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))

@@ -27,7 +27,7 @@ class _Changing:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """Create the lock; see `renew_in_children`."""
+        """Create a new lock, at construction and in forked processes (see `renew_in_children`)."""
         self.lock = threading.Lock()
 
 

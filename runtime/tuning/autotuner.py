@@ -96,7 +96,7 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         renew_in_children(self)
 
     def renew(self) -> None:
-        """Create the lock; see `renew_in_children`."""
+        """Create a new lock, at construction and in forked processes (see `renew_in_children`)."""
         self._lock = threading.RLock()
 
     def run(self, *args: Any, **kwargs: Any) -> Any:

@@ -118,7 +118,7 @@ class KeyTimes:
         self._kernel, self.problem, self._here, self._key = kernel, problem, here, key
 
     def recall(self, configs: Sequence[triton.Config]) -> Mapping[triton.Config, Measured]:
-        """See `Known`."""
+        """Return the known results among these configs, from memory and the disk; see `Known.recall`."""
         if (disk := self._kernel._on_disk) is not None and self.problem is not None:
             with self._kernel.quietly():
                 kept = disk.times(self.problem)
@@ -128,7 +128,10 @@ class KeyTimes:
         return {config: self._here[config] for config in configs if config in self._here}
 
     def record(self, config: triton.Config, measured: Measured, error: Exception | None = None) -> None:
-        """See `Known`; the disk gets only successes and lasting failures, before this returns."""
+        """Store, learn and log a config's result; see `Known.record`.
+
+        The disk gets only successes and lasting failures (see `is_lasting`), before this returns.
+        """
         kernel, problem, time_us = self._kernel, self.problem, measured.time_us
         self._here[config] = measured
         value = kernel.values([config]).get(config)

@@ -91,7 +91,7 @@ def autotuners_among(modules: Iterable[ModuleType]) -> list[triton.runtime.Autot
 
 
 def _is_autotuned(kernel: object, layers: tuple[type, ...]) -> bool:
-    """Return whether there is an autotuner among a kernel's wrappers. `layers` are the wrapper types, it first."""
+    """Return whether an autotuner is among a kernel's wrappers. `layers` are their types, the autotuner's first."""
     autotuner = layers[0]
     while isinstance(kernel, layers):
         if isinstance(kernel, autotuner):

@@ -71,7 +71,7 @@ class Attachment:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """Create the lock and reset the state of a running launch; see `renew_in_children`."""
+        """Create a new lock and forget a running launch, also in forked processes (see `renew_in_children`)."""
         self.lock = threading.RLock()
         self._tuning: _Tuning | None = None
         self._is_running = False
@@ -220,7 +220,7 @@ class Attachment:
         return left > 1 and key_of_launch(tuner, {**tuner.nargs, **kwargs}) not in self._launched
 
     def _chosen_with_others(self, configs: Sequence[triton.Config], kwargs: Mapping[str, Any]) -> triton.Config:
-        """Return the config that all ranks agree on; the first, which is equal on all ranks, if they do not."""
+        """Return the config that all ranks agree on; if they disagree, the first, which is the same on all ranks."""
         tuning, tuner = self._tuning, self.tuner
         if tuning is None:
             return configs[0]

@@ -78,7 +78,7 @@ class Frozen:
 
 
 def check_frozen_file(path: Path | str) -> None:
-    """Raise `ForetuneError` if `Frozen.save` would."""
+    """Raise `ForetuneError` if `Frozen.save` would refuse to write this file."""
     check_file(path)
     check_replaceable(path, lambda content: _MARK.encode() in content, "a file that foretune cache freeze wrote")
 

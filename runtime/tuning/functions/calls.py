@@ -61,7 +61,7 @@ class FunctionCall:
 
 
 class CallReader:
-    """Reads calls of one function.
+    """Reads the key, problem, device and configs of calls of one function.
 
     `foretune.tune` documents the arguments. `device` replaces the one that calls run on in `supports` and rooflines.
 
@@ -193,9 +193,9 @@ def _cpu() -> Place:
 
 
 def problem_of_key(function: str, key: Any) -> Problem | None:
-    """Return a key that `plain` created as a `Problem`; None if it has no number, or too many for a problem.
+    """Convert a key that `plain` created to a `Problem`; None if it has no number, or too many for a problem.
 
-    Integers >= 0 become dimensions, the dtypes of tensors dtypes, and all other values flags.
+    Integers >= 0 become dimensions, dtypes of tensors become the problem's dtypes, and other values become flags.
 
     >>> print(problem_of_key("scale", {"x": {"shape": [64, 8], "dtype": "float16"}, "mode": "fast"}))
     scale x.0=64 x.1=8 fp16 mode=fast

@@ -59,7 +59,7 @@ class ContextualFunction(FunctionTuner[P, R]):
         renew_in_children(self)
 
     def renew(self) -> None:
-        """See `renew_in_children`."""
+        """Create a new lock for tuning, at construction and in forked processes (see `renew_in_children`)."""
         self._lock = TuningLock()
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], tunes: bool, verbose: bool, group: Any) -> Any:

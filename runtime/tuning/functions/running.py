@@ -94,7 +94,7 @@ class _Contexts:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """See `renew_in_children`: a forked child only has the thread that forked, so other holders are gone."""
+        """Forget a context and lock of another thread, which a forked process lacks (see `renew_in_children`)."""
         if self.now is None or self.now[0] != threading.get_ident():
             self.now, self.taken = None, TuningLock()
 

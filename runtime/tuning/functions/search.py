@@ -24,8 +24,8 @@ class Search:
     Args:
         strategy: "exhaustive"; "guided": a model of the function's own timings, trained on every tuned key, selects
             configs; or an `Advisor` of the user's that does so.
-        budget_s: Most seconds of tuning for each key, or None.
-        max_trials: Most configs measured for each key, or None.
+        budget_s: The maximum seconds of tuning for each key, or None.
+        max_trials: The maximum number of configs measured for each key, or None.
 
     Raises:
         ForetuneError: The strategy is unknown, or a limit is not a positive number.

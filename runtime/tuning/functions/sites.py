@@ -239,7 +239,10 @@ def forced() -> Iterator[None]:
 
 
 def _intercepting_attached(run: Run) -> Run:
-    """Do as `_intercepting` for an attached autotuner: the context bypasses the attachment's own tuning."""
+    """Return a `run` of attachments that lets the context of the thread, if any, choose the config.
+
+    It is as `_intercepting`, and bypasses the attachment's own tuning.
+    """
 
     def intercept(attachment: Attachment, /, *args: Any, **kwargs: Any) -> Any:
         if context_now() is None:

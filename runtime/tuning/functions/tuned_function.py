@@ -66,7 +66,7 @@ class TunedFunction(FunctionTuner[P, R]):
         renew_in_children(self)
 
     def renew(self) -> None:
-        """See `renew_in_children`."""
+        """Create new locks, at construction and in forked processes (see `renew_in_children`)."""
         self._guard = threading.Lock()
         self._locks: dict[str, TuningLock] = {}
 
