@@ -239,7 +239,7 @@ class TritonFamily(Measurable):
         configs: Sequence[KernelConfig],
         binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
     ) -> Sequence[FeatureGroup]:
-        """Return the features of several problems, grouped by what they depend on: problem, config or both."""
+        """Return the features of several problems, in groups: those of the problem, of the config, or of both."""
         if type(self).features is not TritonFamily.features:  # a subclass has features of its own
             return super().feature_groups(problems, device, configs, binaries)
         return stacked([self._groups(problem, device, configs, binaries) for problem in problems])

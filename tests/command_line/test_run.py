@@ -237,8 +237,10 @@ def test_each_rank_of_torchrun_is_attached(write: Write) -> None:
     for status in (0, 1):
         ran = python(*torchrun, *foretune, status, cwd=folder)
         assert ran.returncode == status, ran.stderr
-        for rank in range(2):
-            assert (folder / f"rank{rank}").read_text() == f"True 2 ['train.py', '{status}']"
+        wrote = [(folder / f"rank{rank}").read_text() for rank in range(2)]
+        expected = f"True 2 ['train.py', '{status}']"
+        # The first rank that fails may end the other before it writes.
+        assert expected in wrote if status else wrote == [expected] * 2
 
 
 def test_a_launch_is_tuned_as_after_attach(write: Write) -> None:
