@@ -51,7 +51,7 @@ class Pool(Protocol):
 class CaseTasks:
     """The tasks that remain for one case on one device: scanning its configs, then confirming the fastest ones.
 
-    The measuring process works on the tasks in the order in which they were taken, and its answers come in this order.
+    The measuring process works on the tasks in the order that they were taken in, and answers in the same order.
 
     Args:
         family: The family of the case.

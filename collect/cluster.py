@@ -66,7 +66,7 @@ class DaskWorkers:
         return bool(self.devices) and not self._introductions
 
     def lost(self, address: str, trouble: str) -> None:
-        """Record that the worker at this address cannot use its GPU, so that it gets no more orders."""
+        """Record that the worker at this address cannot use its GPU, so that it is given no further orders."""
         self.devices.pop(address, None)
         self.troubles[address] = trouble
 
@@ -203,7 +203,7 @@ class _Job:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether the order may kill workers: if so, its worker gets no other order, so that the cause is clear."""
+        """True if the order may kill workers; its worker then gets no other order, so that the cause is clear."""
         return self.deaths > 0 or self.cut is not None
 
 

@@ -136,7 +136,7 @@ class RowWriter:
         self._readings.append((self._writer(case, device), reading))
 
     def done(self, case: Case) -> None:
-        """Record that a case has no more rows for now, so that the next `flush_due` writes its rows."""
+        """Record that a case has all its rows for now, so that the next `flush_due` writes its rows."""
         for key in self._due:
             if key[0] == case:
                 self._due[key] = self._start

@@ -81,7 +81,7 @@ class Dataset:
 
     @property
     def label(self) -> str:
-        """What messages call it: the path that the user loaded, or its name."""
+        """The dataset's name in messages: the path that the user loaded, or its own name."""
         return self.given or self.name
 
     @property

@@ -80,7 +80,7 @@ _LONGEST_ERROR = 10_000
 
 
 class BinaryFacts(NamedTuple):
-    """What the compiler reports about a config's binary: registers, spills and shared memory."""
+    """The compiler's report on a config's binary: registers, spills and shared memory."""
 
     registers: int  # of a thread
     spills: int  # spilled registers as Triton counts them

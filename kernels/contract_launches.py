@@ -96,7 +96,7 @@ def covering_launches(
     """Return few pairs of a config and a problem that it supports, which together cover what the pairs of all cover.
 
     That is: each value of each knob, each shape, dtype and flag, each tile with a smaller and with a larger size that
-    it does not divide, and one launch in which no tile divides its size. The same arguments give the same pairs.
+    it does not divide, and one launch where no tile divides its size. The same arguments give the same pairs.
 
     Args:
         family: The family.

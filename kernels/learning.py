@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..datasets import Family, ForetuneError
+from ..runtime.shortlist import bundle_in_force, bundle_of
 from .registry import families, find_family, find_measurable
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def train(
     """
     from ..model.train import train_bundle
 
-    kept = None if keep is None else bundle_of(keep)
+    kept = bundle_of(keep)
     dataset = datasets_merged(data)
     trained = train_bundle(dataset, families_in(dataset, family))
     return trained if kept is None else trained.merged_with(kept)
@@ -165,7 +166,7 @@ def adapt(
     """
     from ..model.train import adapt_bundle
 
-    dataset, given = dataset_of(data), bundle_of(bundle)
+    dataset, given = dataset_of(data), bundle_in_force(bundle_of(bundle))
     return adapt_bundle(given, dataset, families_in(dataset, family, given))
 
 
@@ -210,7 +211,7 @@ def evaluate(
     from ..model.baselines import choose_rivals
     from .comparisons import baselines_of
 
-    given = None if bundle is None else bundle_of(bundle)
+    given = bundle_of(bundle)
     dataset = datasets_merged(data)
     judged: dict[str, Evaluation] = {}
     for name, one in judged_families(dataset, family, given).items():
@@ -250,7 +251,7 @@ def report(
     """
     from ..model.report import make_report
 
-    given = None if bundle is None else bundle_of(bundle)
+    given = bundle_of(bundle)
     dataset = datasets_merged(data)
     return make_report(dataset, judged_families(dataset, family, given), given, quick=quick)
 
@@ -264,14 +265,6 @@ def evaluation_of(
     if bundle is None:
         return cross_validate(dataset, family, split=split, rivals=rivals, jobs=jobs)
     return evaluate_bundle(dataset, bundle, family, rivals=rivals, jobs=jobs)
-
-
-def bundle_of(bundle: Bundle | Path | str | None) -> Bundle:
-    """Return a bundle as it is, or load the one in a folder; the shipped one for None."""
-    from ..model import load_bundle
-    from ..model.bundle import Bundle
-
-    return bundle if isinstance(bundle, Bundle) else load_bundle(bundle)
 
 
 def datasets_merged(data: DataLike | Sequence[DataLike]) -> Dataset:

@@ -27,13 +27,6 @@ def _one_of_modes(text: str) -> str:
     return resolve_mode(text).value
 
 
-def _file(text: str) -> str:
-    """Return the absolute path of a file; raise `ForetuneError` if there is none."""
-    if not os.path.isfile(text):
-        raise ForetuneError(f"there is no file {shown(text)}")
-    return os.path.abspath(text)
-
-
 def _folder(text: str) -> str:
     """Return the absolute path of a folder that can be written; raise `ForetuneError` otherwise."""
     from ...datasets.files import check_folder
@@ -76,10 +69,6 @@ def run(
             metavar="|".join(MODES),
         ),
     ] = None,
-    pin: Annotated[
-        str | None,
-        option("File of pinned choices (FORETUNE_PIN).", "none", parser=read_by(_file), metavar="FILE"),
-    ] = None,
     log: Annotated[
         str | None,
         option(
@@ -98,6 +87,6 @@ def run(
     global chosen
     if not module and not os.path.exists(program):
         raise typer.BadParameter(f"there is no {shown(program)}; for a module, give -m", param_hint="SCRIPT|MODULE")
-    given = {ATTACH: attach, MODE: mode, "FORETUNE_PIN": pin, "FORETUNE_LOG": log}
+    given = {ATTACH: attach, MODE: mode, "FORETUNE_LOG": log}
     environment = {name: value for name, value in given.items() if value is not None}
     chosen = Program(program, tuple(arguments or ()), module, environment)

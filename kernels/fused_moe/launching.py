@@ -287,5 +287,5 @@ class Product:
 
 
 def _class(value: int) -> tuple[bool, bool, bool]:
-    """Return the properties by which Triton specializes an integer: it is 1, a multiple of 16, or needs 64 bits."""
+    """Return whether an integer is 1, a multiple of 16, or needs 64 bits: Triton specializes on these."""
     return value == 1, value % 16 == 0, value >= 2**31

@@ -314,7 +314,7 @@ def _nothing(
     bias: torch.Tensor | None,
     needs: Needs,
 ) -> Grads:
-    """Return the needed gradients of a call in which no row belongs to a group: zeros."""
+    """Return zeros as the needed gradients of a call whose rows belong to no group."""
     rows, groups, n, k = step.seen
     tokens = rows // step.options.topk if step.options.permute_x else rows
     return Grads(

@@ -150,7 +150,7 @@ class Matmul(GemmFamily, MeasuredFamily):
         return problem.dtype, problem.flags, is_aligned(problem), min(MOST_PARTIALS // (batch * m * n), 64)
 
     def at_call_time(self, problem: Problem) -> Problem:
-        """Return the problem as it is known at call time, with the dimension that varies between calls rounded."""
+        """Return what is known of the problem at call time, with the dimension that varies between calls rounded."""
         return problem.without_sizes().rounded(*call_dims(problem))
 
     def call_features(self, problem: Problem, device: DeviceSpec, configs: Configs) -> Groups:

@@ -16,29 +16,22 @@ from py_compile import compile
 from typing import Any
 from zipfile import ZipFile
 
+import autotuned_kernel
 import pytest
 from commands import call, words
 from foretune.kernels.commands import running
 
-#: A package with an autotuned kernel, without a GPU.
-KERNEL = """
-import triton
-import triton.language as tl
-
-CONFIGS = [triton.Config({"BLOCK": block}, num_warps=1) for block in (16, 32)]
-
-@triton.autotune(CONFIGS, key=["n"])
-@triton.jit
-def kernel(x_ptr, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(x_ptr + at, 1.0, mask=at < n)
-
+#: A module with an autotuned kernel, and a function that returns whether it is attached, and the environment.
+KERNEL = (
+    autotuned_kernel.KERNEL
+    + """
 def state():
     import os, sys
     hooks = sys.modules.get("foretune.runtime.tuning.triton_adapter")
     attached = hooks is not None and hooks.Attachment.of(kernel) is not None
-    return [attached, *(os.environ.get(f"FORETUNE_{name}") for name in ("ATTACH", "MODE", "PIN", "LOG"))]
+    return [attached, *(os.environ.get(f"FORETUNE_{name}") for name in ("ATTACH", "MODE", "LOG"))]
 """
+)
 Write = Callable[[Mapping[str, str]], Path]
 
 
@@ -58,7 +51,7 @@ def write(tmp_path: Path) -> Write:
 
 def python(*given: object, cwd: Path, **settings: Any) -> subprocess.CompletedProcess[str]:
     """Run Python with these words, in a folder."""
-    hidden = {"FORETUNE_MODE", "FORETUNE_ATTACH", "FORETUNE_LOG", "FORETUNE_PIN"}
+    hidden = {"FORETUNE_MODE", "FORETUNE_ATTACH", "FORETUNE_LOG"}
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     settings = {"capture_output": True, "text": True, **settings}
     settings["env"] = environment | {"PYTHONDONTWRITEBYTECODE": "1"} | settings.get("env", {})
@@ -170,19 +163,19 @@ def test_packages_are_attached_and_the_variables_are_inherited(write: Write) -> 
     code = """
         import json, subprocess, sys
         from kernels.ops import state
-        child = "import os; print([os.environ.get(f'FORETUNE_{n}') for n in ('ATTACH', 'MODE', 'PIN', 'LOG')])"
+        child = "import os; print([os.environ.get(f'FORETUNE_{n}') for n in ('ATTACH', 'MODE', 'LOG')])"
         print(json.dumps([state(), eval(subprocess.check_output([sys.executable, "-c", child]))]))
     """
-    folder = write({"kernels/ops.py": KERNEL, "train.py": code, "p.lock": "{}"})
-    given = ["--attach", "kernels.ops, json", "--mode", "PREDICT", "--pin", "p.lock", "--log=logged"]
+    folder = write({"kernels/ops.py": KERNEL, "train.py": code})
+    given = ["--attach", "kernels.ops, json", "--mode", "PREDICT", "--log=logged"]
     ran = foretune_run(*given, "train.py", cwd=folder)
     assert ran.stderr == ""
     inside, child = json.loads(ran.stdout)
-    expected = ["kernels.ops,json", "predict", str(folder / "p.lock"), str(folder / "logged")]
+    expected = ["kernels.ops,json", "predict", str(folder / "logged")]
     assert (inside, child) == ([True, *expected], expected)
-    assert json.loads(foretune_run("train.py", cwd=folder).stdout) == [[False, *[None] * 4], [None] * 4]
+    assert json.loads(foretune_run("train.py", cwd=folder).stdout) == [[False, *[None] * 3], [None] * 3]
     off = json.loads(foretune_run("--mode", "off", "--attach", "kernels", "train.py", cwd=folder).stdout)
-    assert off[0] == [False, "kernels", "off", None, None]
+    assert off[0] == [False, "kernels", "off", None]
     by_variable = foretune_run("train.py", cwd=folder, env={"FORETUNE_ATTACH": "kernels"})
     assert json.loads(by_variable.stdout)[0][:2] == [True, "kernels"]
 
@@ -271,7 +264,6 @@ def test_a_launch_is_tuned_as_after_attach(write: Write) -> None:
         ("run --attach fla,,x {script}", 2, "packages must be names of modules, separated by commas, but one is ''"),
         ("run --attach ./fla {script}", 2, "but one is './fla'"),
         ("run --mode quick {script}", 2, "mode must be one of off, shortlist, predict but got 'quick'"),
-        ("run --pin nope.lock {script}", 2, "there is no file 'nope.lock'"),
         ("run --log {script} {script}", 2, "is a file: name a folder"),
         ("run --lr 1 {script}", 2, "No such option: --lr"),
         ("run --mode= {script} --json", 2, "--mode: is empty: is a shell variable unset?"),

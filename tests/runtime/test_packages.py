@@ -14,26 +14,12 @@ import threading
 import foretune
 import pytest
 import triton
+from autotuned_kernel import KERNEL
 from foretune.runtime import ForetuneWarning, use_stub_driver
 from foretune.runtime.tuning import attach, packages
 from foretune.runtime.tuning.packages import attach_named, attach_packages, is_installed, packages_of
 from foretune.runtime.tuning.triton_adapter import Attachment
 from triton.runtime import Autotuner
-
-#: A module with an autotuned kernel.
-KERNEL = """
-import triton
-import triton.language as tl
-
-CONFIGS = [triton.Config({"BLOCK": block}, num_warps=1) for block in (16, 32)]
-
-@triton.autotune(CONFIGS, key=["n"])
-@triton.jit
-def kernel(x_ptr, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(x_ptr + at, 1.0, mask=at < n)
-"""
-
 
 #: The packages and modules that tests write.
 WRITTEN = {"one", "one_dependency", "oneself", "two", "three"}

@@ -276,7 +276,7 @@ def test_of_a_kernel_whose_timings_predict_the_best_configs_alone_are_compiled(t
     with use_stub_driver(toy.H200):
         assert warm_up_tuned("tuned_package.fill", toy.H200, shapes=near).binaries == 2
         assert warm_up_tuned("tuned_package.fill", toy.H200, shapes=near, k=2).binaries == 2  # advised is one
-        assert warm_up_tuned("tuned_package.fill", toy.H200, shapes=far).binaries == 2  # all, far from what is known
+        assert warm_up_tuned("tuned_package.fill", toy.H200, shapes=far).binaries == 2  # all, far from the tuned shapes
 
 
 def test_a_row_is_otherwise_like_the_nearest_launch_whatever_its_arguments_are_called(

@@ -145,7 +145,7 @@ def store_tile(out, matrix, m, n, tile, N, K, TMA: tl.constexpr):
 
 @triton.jit
 def store_partial(out, slot, m, n, acc, N, K, element: tl.constexpr, WORDS: tl.constexpr, TMA: tl.constexpr):
-    """Store a tile of float32 sums in a slot, in words of the output's dtype.
+    """Store a tile of float32 sums in a slot, as elements of the output's dtype.
 
     For a 16-bit output a slot is two matrices: the upper and the lower 16-bit halves of the sums. In this form they
     take the same path through shared memory as the output, and need no extra float32 buffer of twice the size.

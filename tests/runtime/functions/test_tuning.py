@@ -72,7 +72,7 @@ def test_in_mode_off_the_first_config_runs_and_nothing_is_measured(watch, monkey
     monkeypatch.delenv("FORETUNE_MODE")
     assert tuned(1) == (1, 2)
     monkeypatch.setenv("FORETUNE_MODE", "off")
-    assert tuned(1) == (1, 5)  # what is known does not count, either
+    assert tuned(1) == (1, 5)  # known times do not count, either
 
 
 def test_a_config_that_fails_is_one_config_less_and_is_told(watch):
