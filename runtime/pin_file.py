@@ -2,7 +2,8 @@
 
 The file is sorted and indented JSON for review in git: the same choices give the same bytes. It has no date, no path
 and no host name; a device is its name, arch and number of SMs, and a version is that of torch or Triton without the
-build ("2.13.0" for "2.13.0+cu130"). The checksum covers the content, not its layout, so line endings do not matter.
+build ("2.13.0" for "2.13.0+cu130"). Whether Triton fuses multiplications with additions by default is the setting of
+the process that makes the file. The checksum covers the content, not its layout, so line endings do not matter.
 """
 
 from __future__ import annotations
@@ -48,20 +49,38 @@ class PinnedDevice(NamedTuple):
 
 
 class Versions(NamedTuple):
-    """The versions of torch and Triton that choices were made with; "" if one is not installed."""
+    """What compiles the kernels of choices: the versions of torch and Triton, and a setting of Triton.
+
+    Attributes:
+        torch: The version of torch; "" if it is not installed.
+        triton: The version of Triton; "" if it is not installed.
+        fp_fusion: "on" or "off": whether Triton fuses multiplications with additions where a launch does not say
+            (TRITON_DEFAULT_FP_FUSION; unset, it depends on the version), which changes results; "" without Triton.
+    """
 
     torch: str
     triton: str
+    fp_fusion: str
 
     @classmethod
     def of(cls, software: Software) -> Versions:
-        """Return the versions without the part that names a build."""
-        return cls(software.torch.partition("+")[0], software.triton.partition("+")[0])
+        """Return the versions without the part that names a build, and the setting of this process."""
+        return cls(software.torch.partition("+")[0], software.triton.partition("+")[0], _fp_fusion())
 
     @classmethod
     def here(cls) -> Versions:
         """Return the versions of this process."""
         return cls.of(Software.here())
+
+
+def _fp_fusion() -> str:
+    """Return `Versions.fp_fusion` of this process."""
+    try:
+        from triton.knobs import language
+    except ImportError:
+        return ""
+    is_forced_off = getattr(language, "force_disable_fp_fusion", False)  # since Triton 3.9
+    return "on" if language.default_fp_fusion and not is_forced_off else "off"
 
 
 @dataclass(frozen=True)
@@ -116,7 +135,7 @@ class PinnedKernel:
         kernel: The kernel's name, "module.qualname"; for an op, or a kernel that is only pruned, its family's.
         device: The device.
         source: The hash of the kernel's source; "" for a family without a kernel of its own.
-        versions: The versions of torch and Triton.
+        versions: What compiles it.
         choices: The choices, by problem.
         spec: The device's limits and rates where they are known. A file does not have them.
     """
@@ -165,7 +184,7 @@ class PinnedFunction:
         function: The function's name, "module.qualname".
         device: The name of the device, or of the CPU, on which it is called.
         source: The digest of the function's source.
-        versions: The versions of torch and Triton.
+        versions: What compiles it.
         choices: By the key of the call, the text that identifies the config under the label "". For a function under
             `foretune.contextual_autotune`, that of each kernel in it, by the kernel's label.
     """
@@ -213,7 +232,7 @@ class PinFile:
     >>> problem, config = Problem.of("softmax", rows=64), KernelConfig.of(BLOCK=64)
     >>> device = PinnedDevice.of(DeviceSpec.named("h200"))
     >>> choices = {problem: PinnedChoice(problem, config)}
-    >>> kernel = PinnedKernel("softmax", device, "a1b2", Versions("2.13.0", "3.9.0"), choices)
+    >>> kernel = PinnedKernel("softmax", device, "a1b2", Versions("2.13.0", "3.9.0", "on"), choices)
     >>> PinFile.from_json(json.loads(PinFile((kernel,)).text())) == PinFile((kernel,))
     True
     """
@@ -309,9 +328,9 @@ def _head(what: str, name: str, one: Any) -> dict[str, Any]:
 
 def _read_head(what: str, value: Any) -> tuple[str, Any, str, Versions]:
     """Return the name, device, source and versions of an entry; raise `ForetuneError` if they are not valid."""
-    _check_fields(f"a {what}", value, {what, "device", "source", "torch", "triton", "choices"})
+    _check_fields(f"a {what}", value, {what, "device", "source", *Versions._fields, "choices"})
     name = check_word(what, value[what], 4 * LONGEST_WORD)
-    texts = {part: value[part] for part in ("source", "torch", "triton")}
+    texts = {part: value[part] for part in ("source", *Versions._fields)}
     for part, text in texts.items():
         if text != "":
             check_word(f"{part} of {name}", text)
@@ -323,7 +342,7 @@ def _read_head(what: str, value: Any) -> tuple[str, Any, str, Versions]:
         for part in ("name", "arch"):
             check_word(f"the device's {part}", device[part])
         device = PinnedDevice(device["name"], device["arch"], check_integer("sm_count", device["sm_count"], 1, MOST))
-    return name, device, texts["source"], Versions(texts["torch"], texts["triton"])
+    return name, device, texts["source"], Versions(*(texts[part] for part in Versions._fields))
 
 
 def _read_all(what: str, values: Any, read: Callable[[Any], T]) -> tuple[T, ...]:

@@ -126,7 +126,7 @@ class Pins:
         raise PinError(f"{self.path} does not cover {name}: it covers {abridged(known)}")
 
     def _check(self, entry: PinnedKernel | PinnedFunction, name: str, source: str) -> None:
-        """Raise `PinError` if an entry is of another source or of other versions."""
+        """Raise `PinError` if an entry is of another source, or of other versions or settings."""
         if entry.source != source:
             raise PinError(f"{self.path} covers {name} with source {entry.source!r}, but its source is {source!r} now")
         for package, pinned, here in zip(Versions._fields, entry.versions, self._versions, strict=True):

@@ -54,6 +54,10 @@ DRIFT = {
         lambda one: replace(one, versions=one.versions._replace(torch="2.1.0")),
         "with torch '2.1.0', but this process has",
     ),
+    "another default of fusion": (
+        lambda one: replace(one, versions=one.versions._replace(fp_fusion="no")),
+        "with fp_fusion 'no', but this process has 'o",
+    ),
     "a kernel that is not covered": (
         lambda one: replace(one, kernel="another"),
         "does not cover .*: it covers another",

@@ -26,7 +26,7 @@ _LAUNCHES = ({"names": ["rows"], "key": [64, 0.5, True, None, "bf16"], "config":
 _KERNEL = pinned_kernel(KERNEL, {problem(rows): CONFIGS[0] for rows in (64, 1024)}).to_json()
 _KERNEL["choices"][0]["launches"] = list(_LAUNCHES)
 FILE: dict[str, Any] = PinFile(
-    (), (PinnedFunction("a.scale", "a CPU", "d", Versions("2", "3"), {"[8]": {"": "{}"}}),)
+    (), (PinnedFunction("a.scale", "a CPU", "d", Versions("2", "3", "on"), {"[8]": {"": "{}"}}),)
 ).to_json()
 FILE["kernels"] = [_KERNEL, pinned_kernel("other", {}, device=H100).to_json()]
 

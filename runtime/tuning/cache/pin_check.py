@@ -26,7 +26,7 @@ class Difference:
 
     Attributes:
         kernel: The kernel or function.
-        what: What differs: "device", "kernel", "source", "torch", "triton" or "config".
+        what: What differs: "device", "kernel", "source", "torch", "triton", "fp_fusion" or "config".
         file: What the file has.
         here: What this machine has, or why the file's choice cannot run.
     """

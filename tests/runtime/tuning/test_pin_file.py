@@ -80,7 +80,25 @@ def test_it_has_nothing_of_this_machine(lock: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_build_of_the_same_version_is_the_same_version() -> None:
-    assert Versions.of(Software("570.1", "2.13.0+cu130", "3.9.0+git1")) == ("2.13.0", "3.9.0")
+    assert Versions.of(Software("570.1", "2.13.0+cu130", "3.9.0+git1"))[:2] == ("2.13.0", "3.9.0")
+
+
+@pytest.mark.parametrize(("value", "setting", "other"), [("0", "off", "on"), ("1", "on", "off"), ("True", "on", "off")])
+def test_the_default_of_fusion_is_recorded_and_compared(
+    lock: Path, monkeypatch: pytest.MonkeyPatch, value: str, setting: str, other: str
+) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", value)
+    family = find_family(FAMILY)
+    wanted = family.at_call_time(Problem.of(FAMILY, groups=16, rows=512, n=1024, k=512))
+    save(lock, pinned_kernel(FAMILY, {wanted: family.default(wanted, H200)}, source=family.source_hash()))
+    assert json.loads(lock.read_text())["kernels"][0]["fp_fusion"] == setting
+    assert check(lock)[0] == 0
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "0" if value != "0" else "1")
+    code, found = check(lock)
+    assert code == 1
+    (row,) = found["differences"]
+    assert (row["what"], row["file"], row["here"]) == ("fp_fusion", setting, other)
 
 
 def test_line_endings_and_layout_do_not_matter(lock: Path) -> None:
@@ -133,7 +151,7 @@ def kernel_of(value: Any) -> Any:
         (lambda v: v.update(kernels={}), "kernels must be a list but is {}"),
         (lambda v: v["kernels"].append(kernel_of(v)), r"kernels has softmax on NVIDIA H200 .* twice"),
         (lambda v: kernel_of(v)["choices"].append(kernel_of(v)["choices"][0]), "softmax on NVIDIA H200 has a problem"),
-        (lambda v: kernel_of(v).pop("source"), "a kernel must be an object with choices, device, kernel, source"),
+        (lambda v: kernel_of(v).pop("source"), "a kernel must be an object with choices, device, fp_fusion, kernel"),
         (lambda v: kernel_of(v).update(kernel=""), "kernel must be a non-empty string"),
         (lambda v: kernel_of(v).update(source="\n"), "source of softmax must be a non-empty string of printable"),
         (lambda v: kernel_of(v)["device"].update(sm_count=0), "sm_count must be an integer between 1"),
@@ -389,6 +407,7 @@ WHAT = {
     "a part of the device": "device",
     "another Triton": "triton",
     "another torch": "torch",
+    "another default of fusion": "fp_fusion",
     "a kernel that is not covered": "kernel",
     "a config that the kernel does not have": "config",
 }
