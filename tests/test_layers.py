@@ -40,7 +40,7 @@ PARTS = (
     ("tuning/cache", "tuning/launch_arguments"),
     (
         "tuning",
-        *(f"tuning/cache/{name}" for name in ("cache_folder", "known", "pinning", "pin_check", "exports")),
+        *(f"tuning/cache/{name}" for name in ("cache_folder", "known", "pinning", "exports")),
     ),
     ("choice", "bench", "quickstart", "testing", "__init__"),
 )

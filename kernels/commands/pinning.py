@@ -146,7 +146,7 @@ def _pruned_kernel(name: str) -> Any:
 
 def _check(file: Path, given: list[str], device: str | None, as_json: bool) -> None:
     """Compare a pin file with this machine, or with a named device; exit with 1 if they differ."""
-    from ...runtime.tuning.cache.pin_check import check_pins
+    from ...runtime.tuning.cache.pinning import check_pins
 
     known = {one.name: one for one in map(find_family, given)}
     spec = live_gpu() if device is None else device_or_this_gpu(device)

@@ -14,7 +14,7 @@ import foretune
 from foretune.kernels import families
 from foretune.runtime.pin_file import PinFile, PinnedFunction, Versions, _checksum
 from foretune.runtime.tuning.cache.exports import export_fla_tables, freeze_choices
-from foretune.runtime.tuning.cache.pin_check import check_pins
+from foretune.runtime.tuning.cache.pinning import check_pins
 from fuzz.caches import _snapshot
 from fuzz.judging import REFUSED, same, within
 from fuzz.oddities import Change, changed, changes, text_of

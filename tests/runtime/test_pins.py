@@ -12,7 +12,7 @@ import pytest
 import triton
 from foretune.datasets import ForetuneError, ForetuneWarning, KernelConfig, Problem
 from foretune.kernels import find_family
-from foretune.runtime import Mode, choice, pins, use_stub_driver
+from foretune.runtime import Mode, choice, pins, resolve_mode, use_stub_driver
 from foretune.runtime.pin_file import PinError, PinFile
 from foretune.runtime.tuning import autotuner, triton_adapter
 from foretune.runtime.tuning.cache import kernel_cache
@@ -214,6 +214,15 @@ def test_a_hot_call_looks_nothing_up(maker, lock, monkeypatch):
         for module in (autotuner, triton_adapter):
             monkeypatch.setattr(module, "is_pinned", lambda: pytest.fail("asked again"))
         maker.filler.launch(kernel)
+
+
+def test_what_is_left_is_predicted_whatever_the_mode_unless_off(lock, monkeypatch):
+    with foretune.pinned(save(lock)):
+        assert [resolve_mode(mode).value for mode in (None, "shortlist", "predict", "off")] == [*["predict"] * 3, "off"]
+    monkeypatch.setenv(pins.PIN_VARIABLE, str(lock))
+    assert resolve_mode().value == "predict"
+    monkeypatch.delenv(pins.PIN_VARIABLE)
+    assert resolve_mode().value == "shortlist"
 
 
 def test_off_is_off(filler, bench, lock, monkeypatch):

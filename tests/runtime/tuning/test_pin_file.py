@@ -17,8 +17,7 @@ from foretune.runtime.pins import pinned
 from foretune.runtime.timing.flywheel import Software
 from foretune.runtime.tuning.cache.exports import export_fla_tables, freeze_choices
 from foretune.runtime.tuning.cache.kernel_cache import ChoiceCache
-from foretune.runtime.tuning.cache.pin_check import check_pins
-from foretune.runtime.tuning.cache.pinning import pins_of_cache
+from foretune.runtime.tuning.cache.pinning import check_pins, pins_of_cache
 from pinning import DRIFT, pinned_kernel, save, softmax
 from remembered import CONFIGS, H100, H200, KERNEL, problem, remember
 
