@@ -49,7 +49,7 @@ class PinnedDevice(NamedTuple):
 
 
 class Versions(NamedTuple):
-    """What compiles the kernels of choices: the versions of torch and Triton, and a setting of Triton.
+    """The versions of torch and Triton that choices were made with, and the setting of Triton that changes code.
 
     Attributes:
         torch: The version of torch; "" if it is not installed.
@@ -135,7 +135,7 @@ class PinnedKernel:
         kernel: The kernel's name, "module.qualname"; for an op, or a kernel that is only pruned, its family's.
         device: The device.
         source: The hash of the kernel's source; "" for a family without a kernel of its own.
-        versions: What compiles it.
+        versions: The versions and the setting that choices were made with.
         choices: The choices, by problem.
         spec: The device's limits and rates where they are known. A file does not have them.
     """
@@ -184,7 +184,7 @@ class PinnedFunction:
         function: The function's name, "module.qualname".
         device: The name of the device, or of the CPU, on which it is called.
         source: The digest of the function's source.
-        versions: What compiles it.
+        versions: The versions and the setting that choices were made with.
         choices: By the key of the call, the text that identifies the config under the label "". For a function under
             `foretune.contextual_autotune`, that of each kernel in it, by the kernel's label.
     """
