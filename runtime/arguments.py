@@ -11,6 +11,7 @@ from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, check_at
 from ..datasets.errors import ForetuneWarning as ForetuneWarning
 from ..datasets.errors import check_word, shown, warn
 from ..datasets.family_checks import with_defaults
+from .epochs import is_pinned
 
 if TYPE_CHECKING:
     import triton
@@ -139,6 +140,9 @@ class Mode(str, Enum):
 def resolve_mode(requested: str | None = None, default: Mode = Mode.SHORTLIST) -> Mode:
     """Return the requested mode, or else that of FORETUNE_MODE, or else the default.
 
+    While a pin file is in force nothing is tuned, so any mode but `off` becomes `predict`, which applies to what the
+    file does not cover.
+
     Raises `ForetuneError` with the valid values for any other value.
 
     >>> resolve_mode(), resolve_mode("predict")
@@ -146,10 +150,11 @@ def resolve_mode(requested: str | None = None, default: Mode = Mode.SHORTLIST) -
     """
     name, value = ("mode", requested) if requested is not None else (VARIABLE, os.environ.get(VARIABLE) or default)
     try:
-        return Mode(value.lower())
+        mode = Mode(value.lower())
     except (ValueError, AttributeError):  # AttributeError: not a string
         valid = ", ".join(mode.value for mode in Mode)
         raise ForetuneError(f"{name} must be one of {valid} but got {shown(value)}") from None
+    return Mode.PREDICT if mode is not Mode.OFF and is_pinned() else mode
 
 
 #: The reasons that this process has warned about.

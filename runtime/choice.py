@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -10,8 +11,9 @@ from typing import Any
 import torch
 
 from ..datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem, not_empty, wrong_knobs
-from ..datasets.errors import shown
+from ..datasets.errors import reason_of, shown
 from .arguments import Mode, warn_once
+from .epochs import is_pinned
 from .how_many import HowMany
 from .launching.collector import collecting_later
 from .launching.stub_driver import measures
@@ -26,6 +28,8 @@ Launch = Callable[[KernelConfig], Any]
 # The winners of benchmarks by (family, bucket, configs, device, ranks): each process measures a bucket once. The key
 # has the configs, because problems at a bucket's edge may support different ones.
 _measured: dict[tuple[str, Problem, tuple[KernelConfig, ...], DeviceSpec, int], KernelConfig] = {}
+# What is in the run's choice cache, by (family, bucket, device).
+_recorded: dict[tuple[str, Problem, DeviceSpec], KernelConfig] = {}
 
 
 def choose(
@@ -39,7 +43,8 @@ def choose(
 
     In mode `shortlist`, the first call of a bucket times the `K` best configs. It does not while a CUDA graph is
     captured, when nothing may wait for the device, nor in a job of several ranks without `agree`; then the config that
-    is predicted to be fastest runs.
+    is predicted to be fastest runs. While a pin file is in force, its config runs, and nothing is predicted or timed.
+    Otherwise, if FORETUNE_CACHE_DIR names a choice cache, the choice of each bucket is stored there.
 
     Args:
         family: The kernel's family.
@@ -47,11 +52,30 @@ def choose(
         device: The device that the call runs on.
         mode: How predictions are used.
         launch: Runs a config on the call's own tensors; used in mode `shortlist` only.
+
+    Raises:
+        PinError: The pin file in force does not cover the call.
     """
     if mode is Mode.OFF:
         return family.default(problem, device)
     # Predict for the bucket, so that another number of rows costs microseconds; check support for the problem itself.
     near = family.at_call_time(not_empty(family, problem))
+    if is_pinned():
+        from .pins import pinned_config  # imported late, because predictions do not need it
+
+        reason = partial(_refusal, family, problem, device)
+        if (config := pinned_config(family.name, family.source_hash, device, near, reason)) is not None:
+            return config
+        mode = Mode.PREDICT
+    config = _choice(family, problem, near, device, mode, launch)
+    _record(family, near, device, config)
+    return config
+
+
+def _choice(
+    family: Measurable, problem: Problem, near: Problem, device: DeviceSpec, mode: Mode, launch: Launch
+) -> KernelConfig:
+    """Return the predicted or measured config of a problem, whose bucket is that of `near`."""
     ranked = _ranked(family, near, device, 1 if mode is Mode.PREDICT else K)
     configs = tuple(config for config in ranked if family.supports(config, problem, device) is None)
     if not configs:
@@ -80,6 +104,26 @@ def given(config: KernelConfig, family: Measurable, problem: Problem, device: De
     if reason is not None:
         raise ForetuneError(f"this config cannot run {problem} on {device.name}: {reason} ({config})")
     return config
+
+
+def _record(family: Measurable, near: Problem, device: DeviceSpec, config: KernelConfig) -> None:
+    """Store the choice of a bucket for `foretune pin`, if the run has a choice cache of its own. Never raises."""
+    key = (family.name, near, device)
+    if not os.environ.get("FORETUNE_CACHE_DIR") or _recorded.get(key) == config or not measures():
+        return
+    _recorded[key] = config
+    try:
+        from .pins import source_of
+        from .tuning.cache.kernel_cache import ChoiceCache
+
+        ChoiceCache.of(family.name, source_of(family.source_hash), device).choose(near, "", config)
+    except Exception as error:  # noqa: BLE001 - nothing that is only for later runs stops a call
+        warn_once(f"{family.name}: its choices cannot be stored ({reason_of(error)})")
+
+
+def _refusal(family: Measurable, problem: Problem, device: DeviceSpec, config: KernelConfig) -> str | None:
+    """Return why a config from a file cannot run a problem; None if it can."""
+    return wrong_knobs(family, config) or family.supports(config, problem, device)
 
 
 def _ranked(family: Measurable, problem: Problem, device: DeviceSpec, k: int) -> tuple[KernelConfig, ...]:

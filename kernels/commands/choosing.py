@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from contextlib import nullcontext
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,10 +14,10 @@ from ...datasets import ForetuneError, ForetuneWarning
 from ...datasets.console import span, whole_number, whole_numbers
 from ...datasets.errors import MOST, abridged, did_you_mean
 from ...datasets.progress import showing
-from .. import families, find_family, find_measurable
+from .. import find_family, find_measurable
 from ..learning import datasets_merged
 from .app import command
-from .inputs import TAKES_DIMENSIONS, bundle_for, device_or_this_gpu, problem_of
+from .inputs import TAKES_DIMENSIONS, bundle_for, device_or_this_gpu, names_kernel, problem_of
 from .options import (
     CONFIGS,
     FAMILY,
@@ -271,7 +270,7 @@ def warmup(
 
     k = renamed("--top", top, CONFIGS, configs) or 1
     logged = [case.problem for case in datasets_merged(data).cases] if data else []
-    if family in families() or ":" in family or not ("." in family or _is_module(family)):
+    if not names_kernel(family):
         kernel = find_measurable(family)
         if shapes is None and not data:
             raise typer.BadParameter("give problems with --shapes or --data", param_hint="--shapes")
@@ -287,11 +286,3 @@ def warmup(
     emit(warmed, as_json)
     if warmed.failed and not warmed.binaries:
         raise ForetuneError(f"no config could be compiled: {warmed.failed[0]}")
-
-
-def _is_module(name: str) -> bool:
-    """Return whether a top-level module of this name is installed."""
-    try:
-        return find_spec(name) is not None
-    except ValueError:  # not a valid module name
-        return False

@@ -286,7 +286,7 @@ def expect(
         return
     with _harmless():
         by_id = {id(config): value for config, value in zip(configs, values, strict=True)}
-        found, _thread.due = _launching_autotuner(), None
+        found, _thread.due = launching_autotuner(), None
         if not measures(found):
             return
         source = None if found is None else source_that_ran(family, Kernel(found).jit)
@@ -346,7 +346,7 @@ def _read_pending() -> None:
 atexit.register(_read_pending)
 
 
-def _launching_autotuner() -> Any:
+def launching_autotuner() -> Any:
     """Return the autotuner whose `run` called the pruner; None if there is none.
 
     An attached autotuner prunes with a copy of itself, which keeps no timings.

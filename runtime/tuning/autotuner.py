@@ -19,10 +19,11 @@ from ...datasets import DeviceSpec, Family, ForetuneError, Problem
 from ...datasets.errors import check_between, check_flag, check_integer, check_words, reason_of, shown
 from ...datasets.forking import renew_in_children
 from ..arguments import Mode, resolve_mode, warn_once
+from ..epochs import is_pinned
 from ..how_many import Length, check_length
 from ..launching.kernel import Kernel
 from ..launching.triton_hash import hash_triton
-from ..prune import Pruner
+from ..prune import Pruner, in_full
 from .isolation import IsolatedTimer, NoIsolationError
 from .known_times import KnownTimes
 from .one_launch import OneLaunch, times_one
@@ -104,6 +105,7 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
 
         Raises:
             TuningFailed: No config can be launched.
+            PinError: The pin file in force does not cover the launch.
         """
         if len(self.configs) == 1:
             config = self.configs[0]
@@ -188,8 +190,8 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         Exceptions of the callbacks are passed on, as in Triton.
         """
         allowed = list(self.configs)
-        if self._own_prune:
-            allowed = list(self._own_prune(self.configs, call.named, **call.kwargs))
+        if own_prune := in_full(self._own_prune):
+            allowed = list(own_prune(self.configs, call.named, **call.kwargs))
             if not allowed:
                 raise AutotunerError("early_config_prune should return at least one config but returned none")
         if self.perf_model:
@@ -207,9 +209,11 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
 
         None if the problem was not tuned yet, or if some shortlisted configs were not measured.
         """
+        stand_in = self._shortlister.stand_in(problem)
+        if is_pinned() and (pinned := self._pinned(problem, stand_in, configs)) is not None:
+            return configs.index(pinned)
         if resolve_mode() is not Mode.SHORTLIST:
             return None
-        stand_in = self._shortlister.stand_in(problem)
         tuned = self._tuned.get((stand_in, scope(), frozenset(configs)))
         if tuned is not None and self._shortlister.supports(tuned, problem):
             return configs.index(tuned)
@@ -221,6 +225,24 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         times = {at: known[configs[at]].time_us or math.inf for at in positions if configs[at] in known}
         best = min(times, key=times.__getitem__, default=None)
         return best if best is not None and len(known) == len(positions) and times[best] < math.inf else None
+
+    def _pinned(
+        self,
+        problem: Problem | None,
+        stand_in: Problem | None,
+        configs: Sequence[triton.Config],
+        key: Sequence[Any] | None = None,
+    ) -> triton.Config | None:
+        """Return the config that the pin file in force has for a launch; None without one.
+
+        Raises:
+            PinError: The file does not cover the launch.
+        """
+
+        def supports(config: triton.Config) -> bool:
+            return problem is None or bool(self._query(self._shortlister.supports, config, problem))
+
+        return self._known.pinned(stand_in, configs, key, supports)
 
     def _query(self, method: Callable[..., Any], *arguments: Any) -> Any:
         """Call a method of the shortlister; if it raises, warn and return None, so that the launch goes on."""
@@ -255,12 +277,17 @@ class _Tuning:
         self.allowed = tuner._allowed(call)
 
     def choose(self) -> tuple[triton.Config, bool]:
-        """Return the config to launch, and whether it has been launched before.
+        """Return the config to launch, and whether it has been launched before, or must run whatever happens.
 
         Raises:
             TuningFailed: All configs have failed.
+            PinError: The pin file in force does not cover the launch.
         """
         tuner, session, problem = self._tuner, self.session, self._problem
+        if is_pinned():
+            pinned = tuner._pinned(problem, self._known.problem, self.allowed, self._key)
+            if pinned is not None:
+                return pinned, True  # if its launch fails, no other config is tried
         memo = None if problem is None else (self._known.problem, scope(), frozenset(self.allowed))
         tuned = None if memo is None else tuner._tuned.get(memo)
         is_usable = tuned is not None and tuned not in session.failed

@@ -13,6 +13,7 @@ from ...datasets.errors import reason_of
 from ..arguments import warn_once
 from ..launching.kernel import Kernel
 from ..launching.stub_driver import device_here, measures
+from ..pins import pinned_config
 from .launch_arguments import kept_arguments
 from .ranks.agreement import agreed, choose_together, scope
 from .ranks.rendezvous import Times
@@ -83,6 +84,35 @@ class KnownTimes:
         if any(config not in values for config in configs):  # made by a prune callback, or sharing a value
             values = values_of([*self._configs, *configs])
         return {config: values[config] for config in configs if config in values}
+
+    def pinned(
+        self,
+        problem: Problem | None,
+        configs: Sequence[triton.Config],
+        key: Sequence[Any] | None = None,
+        supports: Callable[[triton.Config], bool] = lambda config: True,
+    ) -> triton.Config | None:
+        """Return the config that the pin file in force has for a launch; None without one.
+
+        Args:
+            problem: The stand-in of the launch; None if it is not a problem.
+            configs: The configs that the launch may run.
+            key: Triton's key of the launch.
+            supports: Returns whether a config can run the launch itself.
+
+        Raises:
+            PinError: The file does not cover the launch.
+        """
+        config_of = {value: config for config, value in self.values(configs).items()}
+
+        def reason(value: KernelConfig) -> str | None:
+            if value not in config_of:
+                return f"it is not among the {len(configs)} configs of the launch"
+            return None if supports(config_of[value]) else f"{self.shortlister.family.name} does not support it"
+
+        device, source = self.device or device_here(), self._kernel.tuned_hash
+        value = pinned_config(self.name, source, device, problem, reason, None if key is None else list(key))
+        return None if value is None else config_of[value]
 
     def log(self, problem: Problem, config: triton.Config, time_us: float | None) -> None:
         """Log a row if FORETUNE_LOG is set."""

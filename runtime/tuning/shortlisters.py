@@ -11,7 +11,16 @@ from ...datasets import Family, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import reason_of
 from ..arguments import Mode, resolve_mode, warn_once
 from ..launching.stub_driver import device_here
-from ..prune import CAN_ASK_SINCE, Pruner, TracedPositions, break_graph, leave_launches_to_triton, torch_release
+from ..pin_file import PinError
+from ..prune import (
+    CAN_ASK_SINCE,
+    Pruner,
+    TracedPositions,
+    break_graph,
+    in_full,
+    leave_launches_to_triton,
+    torch_release,
+)
 from ..shortlist import bundle_in_force
 from .launches import LaunchFamily
 from .own_timings import OwnTimings
@@ -172,7 +181,8 @@ class TracedPrune(TracedPositions):
     ) -> list[triton.Config]:
         """Return the configs that Dynamo's autotuner gets, or break the graph."""
         leave_launches_to_triton()
-        allowed = configs if self._own is None else self._own(configs, named_args, **kwargs)
+        own = in_full(self._own)
+        allowed = configs if own is None else own(configs, named_args, **kwargs)
         if self._can_ask:
             problem = self._problem({**named_args, **kwargs})
             if positions := self.positions_of(problem, allowed):
@@ -188,6 +198,8 @@ class TracedPrune(TracedPositions):
             positions = self._shortlister.positions(problem, configs)
             if resolve_mode() is Mode.PREDICT:
                 positions = positions[:1]
+        except PinError:
+            raise
         except Exception as error:  # noqa: BLE001 - a failed prediction must not stop a launch
             warn_once(f"{self._kernel}: no prediction ({reason_of(error)})", f": all {len(configs)} configs go through")
             positions = tuple(range(len(configs)))

@@ -9,21 +9,22 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...datasets import DeviceSpec, Family, ForetuneError
+from ...datasets import DeviceSpec, Family, ForetuneError, Problem
 from ...datasets.errors import reason_of
 from ...datasets.forking import renew_in_children
 from ..arguments import Mode, resolve_mode, warn_once
+from ..epochs import is_pinned
 from ..how_many import Length
 from ..launching.kernel import Kernel
 from ..launching.stub_driver import device_here, measures
 from ..launching.triton_hash import hash_triton
-from ..prune import Pruner
+from ..prune import Pruner, in_full, is_traced
 from .known_times import KeyTimes, KnownTimes
 from .launches import LaunchFamily
 from .one_launch import OneConfigCache, OneLaunch, key_of_launch, microseconds, times_one
 from .ranks.agreement import choose_together, epoch, may_tune, scope
 from .session import Measured, TuningSession, is_capturing
-from .shortlisters import FamilyShortlister, OwnShortlister, Shortlister
+from .shortlisters import FamilyShortlister, OwnShortlister, Shortlister, TracedPrune
 
 if TYPE_CHECKING:
     import triton
@@ -35,13 +36,14 @@ class Attachment:
     - `prune_configs` selects the configs to time: the kernel's own `early_config_prune` first, then Foretune's
       shortlist, and `perf_model` last. `early_config_prune` itself is not replaced, because other code calls it: FLA,
       to check a config from a file; and Dynamo (torch 2.13), which makes an autotuner of what it returns, but without
-      `reset_to_zero` and `restore_value`, so that compiled code would compute wrong results.
+      `reset_to_zero` and `restore_value`, so that compiled code would compute wrong results. With a pin file in force
+      it is, since a single config needs neither.
     - `_bench` times one config, with Foretune's timer unless the kernel has its own `do_bench` or its class its own
       `_bench`. Each time is learned and stored at once, so that a killed process loses none. Known times are not
       measured again, and the other configs are first compiled in parallel.
     - `run` launches, one thread at a time, because Triton keeps a launch's arguments on the autotuner, where threads
       would mix them up. While a CUDA graph is captured nothing is timed: a new key runs the predicted config, or else
-      the first allowed one, and that choice is not remembered.
+      the first allowed one, and that choice is not remembered. While a pin file is in force, its config runs.
     - `__getstate__` gives copies and pickles the autotuner without the hooks.
 
     `holders` counts the open `attached` blocks that hold it; 0 for `attach`. Where ranks choose together (`agree`),
@@ -63,9 +65,11 @@ class Attachment:
         self._pruner = None if family is None else Pruner(family, k)
         if self._pruner is not None:
             self._pruner.timed = self._how_timed
+            self._pruner.is_pinnable = False
         self._k, self._is_interpreted = k, Kernel(tuner).is_interpreted
         self._known: dict[DeviceSpec, KnownTimes] = {}
-        self._epoch = epoch()
+        self._epoch = -1 if is_pinned() else epoch()  # a pin file also replaces choices made before
+        self._was_pinned = False  # whether the choices in Triton's `cache` are those of a pin file
         self._chosen_together: dict[int, dict[Any, triton.Config]] = {}  # Triton's `cache` by `scope()`
         self._launched: set[Any] = set()  # keys launched before the cache was cleared
         renew_in_children(self)
@@ -74,6 +78,7 @@ class Attachment:
         """Create a new lock and forget a running launch, also in forked processes (see `renew_in_children`)."""
         self.lock = threading.RLock()
         self._tuning: _Tuning | None = None
+        self._pinned_now: triton.Config | None = None  # the running launch's config in a pin file
         self._is_running = False
 
     @staticmethod
@@ -86,8 +91,13 @@ class Attachment:
         """Place the hooks on the autotuner."""
         # A lambda that looks `run` up at each launch, so that `forced` can replace it.
         run = lambda *args, **kwargs: self.run(*args, **kwargs)  # noqa: E731
-        self._hooks = {"prune_configs": self.prune_configs, "_bench": self.bench, "run": run}
+        self._hooks: dict[str, Any] = {"prune_configs": self.prune_configs, "_bench": self.bench, "run": run}
         self._hooks["__getstate__"] = self.state
+        self._own_prune = self.tuner.early_config_prune
+        if is_pinned():
+            self._hooks["early_config_prune"] = _PinnedPrune(
+                self.name, self._own_prune, self._shortlister(), self._best_pinned, alters=True
+            )
         self._hidden = {name: self.tuner.__dict__[name] for name in self._hooks if name in self.tuner.__dict__}
         self.tuner.__dict__.update(self._hooks)
         self.is_on = True
@@ -123,10 +133,11 @@ class Attachment:
         with self.lock:
             if self._epoch != epoch() and not self._is_switched_off():
                 self._epoch, ranks = epoch(), scope()
-                if ranks:
+                was_pinned, self._was_pinned = self._was_pinned, is_pinned()
+                if ranks or was_pinned or self._was_pinned:
                     self._launched |= self.tuner.cache.keys()
                     self.tuner.cache.clear()
-                    self.tuner.cache.update(self._chosen_together.get(ranks, {}))
+                    self.tuner.cache.update({} if self._was_pinned else self._chosen_together.get(ranks, {}))
             before, self._is_running = self.tuner.__dict__.get("configs_timings"), True
             try:
                 result = self.own_run(*args, **kwargs)
@@ -141,7 +152,7 @@ class Attachment:
                         del self.tuner.cache[key]
                 raise
             finally:
-                self._tuning, self._is_running = None, False
+                self._tuning, self._pinned_now, self._is_running = None, None, False
 
     def _is_switched_off(self) -> bool:
         """Return whether FORETUNE_MODE is "off"."""
@@ -160,6 +171,8 @@ class Attachment:
         """Return the timing of a config as Triton's `_bench` does; a known time is not measured again."""
         if self._is_switched_off():
             return self._bench(*args, config=config, **meta)
+        if config is self._pinned_now:  # Triton before 3.8 times even a single config
+            return [0.0] * 3
         tuning = self._tuning if self._tuning is not None and config in self._tuning.configs else None
         if tuning is None:
             timing = self._bench(*args, config=config, **meta)
@@ -238,11 +251,30 @@ class Attachment:
         self, configs: Sequence[triton.Config], named_args: Mapping[str, Any], /, **kwargs: Any
     ) -> Sequence[triton.Config]:
         """Return what the kernel's `early_config_prune` allows, shortened to a shortlist if one is available."""
-        theirs = self.tuner.early_config_prune
+        theirs = self._own_prune
+        if self._is_running and is_pinned():  # otherwise Triton only compiles, or the caller chooses
+            pinned = self._pinned(in_full(theirs), configs, named_args, kwargs)
+            if pinned is not None:
+                self._pinned_now = pinned
+                return [pinned]
         allowed = configs if theirs is None else theirs(configs, named_args, **kwargs)
         self._n_allowed = len(allowed)
         kept = self._or_warn(self._shortlisted, allowed, named_args, kwargs) if allowed else None
         return allowed if kept is None else kept
+
+    def _pinned(
+        self, theirs: Any, configs: Sequence[triton.Config], named_args: Mapping[str, Any], kwargs: Mapping[str, Any]
+    ) -> triton.Config | None:
+        """Return the config that the pin file in force has for a launch; None without one.
+
+        Raises:
+            PinError: The file does not cover the launch.
+        """
+        known, arguments = self._known_here(opens=False), {**named_args, **kwargs}
+        allowed = configs if theirs is None else theirs(configs, named_args, **kwargs)
+        self._n_allowed = len(allowed)
+        problem = self._or_warn(lambda: known.shortlister.stand_in(known.shortlister.problem(arguments)))
+        return known.pinned(problem, allowed, key_of_launch(self.tuner, arguments))
 
     def _shortlisted(
         self, allowed: Sequence[triton.Config], named_args: Mapping[str, Any], kwargs: Mapping[str, Any]
@@ -294,27 +326,36 @@ class Attachment:
         if choose_together():
             self._chosen_together.setdefault(scope(), {}).update((key, tuner.cache[key]) for key in new)
         if tuner.best_config in tuning.configs:
-            is_pruned = bool(tuner.early_config_prune or tuner.perf_model)
+            is_pruned = bool(self._own_prune or tuner.perf_model)
             tuning.times.choose(tuner.best_config, new, tuning.arguments, is_pruned=is_pruned, bundle="")
 
-    def _known_here(self) -> KnownTimes:
-        """Return the known times on the current device, loaded from the cache at the first launch."""
+    def _known_here(self, opens: bool = True) -> KnownTimes:
+        """Return the known times on the current device, loaded from the cache at the first launch that `opens` it."""
         device = device_here()
         with self.lock:
             if device not in self._known:
-                # Ranks that choose together need the same shortlist, so their model learns from agreed times alone.
-                shortlister: Shortlister = (
-                    OwnShortlister(self.tuner, self._k, ranks=lambda: scope() if choose_together() else 0)
-                    if self._pruner is None
-                    else FamilyShortlister(self._pruner)
-                )
+                shortlister = self._shortlister()
                 # With a family, its pruner does the logging.
                 self._known[device] = KnownTimes(
                     self.tuner, self.name, shortlister, device, timed=self._how_timed, logs=self._pruner is None
                 )
             known = self._known[device]
-            known.open()
+            if opens:
+                known.open()
             return known
+
+    def _shortlister(self) -> Shortlister:
+        """Return a new shortlister for this kernel."""
+        if self._pruner is not None:
+            return FamilyShortlister(self._pruner)
+        # Ranks that choose together need the same shortlist, so their model learns from agreed times alone.
+        return OwnShortlister(self.tuner, self._k, ranks=lambda: scope() if choose_together() else 0)
+
+    def _best_pinned(self, problem: Problem, configs: tuple[triton.Config, ...]) -> int | None:
+        """Return the position of the config that the pin file in force has for a problem; None without one."""
+        known = self._known_here(opens=False)
+        pinned = known.pinned(known.shortlister.stand_in(problem), configs)
+        return None if pinned is None else configs.index(pinned)
 
     def _or_warn(self, function: Any, *arguments: Any) -> Any:
         """Call a function; if it raises, warn once and return None, so that the launch goes on."""
@@ -334,6 +375,18 @@ class _Tuning:
     keys: set[Any]  # the keys that Triton already had a config for
     arguments: Mapping[str, Any]
     uncompiled: tuple[triton.Config, ...] = ()
+
+
+class _PinnedPrune(TracedPrune):
+    """Replaces `early_config_prune` while a pin file is in force: Dynamo gets its config, others the kernel's own."""
+
+    def __call__(
+        self, configs: Sequence[triton.Config], named_args: Mapping[str, Any], /, **kwargs: Any
+    ) -> list[triton.Config]:
+        """Return the configs that Dynamo's autotuner gets, or those that the kernel's own callback keeps."""
+        if not is_traced():
+            return list(configs if self._own is None else self._own(configs, named_args, **kwargs))
+        return super().__call__(configs, named_args, **kwargs)
 
 
 class _CapturedError(Exception):
