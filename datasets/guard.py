@@ -273,6 +273,7 @@ _hashable = _must_be("a hashable value", _is_value)
 CHECKS: dict[str, _Check] = {
     "space": _space,
     "supports": _must_be("None or a non-empty reason", lambda a: a is None or (isinstance(a, str) and a != "")),
+    "numerics": _hashable,
     "supports_by": _hashable,
     "features": _features,
     "feature_groups": _groups,

@@ -17,6 +17,7 @@ from ..datasets.errors import reason_of, shown
 from .arguments import Mode, OwnKnobs, family_of, resolve_mode, warn_once
 from .how_many import TRIAL_S, HowMany, Length
 from .launching.stub_driver import device_here
+from .same_bits import keeping_class_of, why_none_kept
 from .shortlist import Shortlist, bundle_of, chooser_of, supported
 from .timing.flywheel import expect
 
@@ -256,15 +257,27 @@ class Pruner(TracedPositions):
         self, problem: Problem, device: DeviceSpec, values: tuple[KernelConfig, ...], one_alone: bool = False
     ) -> tuple[int, ...]:
         """Return the places of the values that go through, best first; with `one_alone`, only the fastest."""
-        wanted = resolve_mode()
+        wanted, family = resolve_mode(), self._restricted(problem, device, values)
         if wanted is Mode.OFF:
-            return supported(self.family, problem, device, values)
-        chooser = chooser_of(self.family, device, values, self.bundle)
+            return supported(family, problem, device, values)
+        chooser = chooser_of(family, device, values, self.bundle)
         k = HowMany(1) if one_alone or wanted is Mode.PREDICT else self.k
         chosen = chooser.choose_or_warn(not_empty(self.family, problem), k)
         if _log.isEnabledFor(logging.INFO):
             self._log_prune(problem, device, len(values), chosen)
         return chosen.positions
+
+    def _restricted(self, problem: Problem, device: DeviceSpec, values: tuple[KernelConfig, ...]) -> Family:
+        """Return the family; if its numerics class is none of the configs', the family restricted to the first's.
+
+        So a launch never fails, and tuning does not change its results, but other sizes may have another class.
+        """
+        family = self.family
+        if (reason := why_none_kept(family, not_empty(family, problem), device, values)) is None:
+            return family
+        warn_once(reason, ": the class of the first supported config is kept instead, at each size")
+        unrestricted = vars(family)["unrestricted"]
+        return keeping_class_of(unrestricted, values[supported(unrestricted, problem, device, values)[0]])
 
     def _log_prune(self, problem: Problem, device: DeviceSpec, n_configs: int, chosen: Shortlist) -> None:
         """Log a prune in one line, once for each problem and result."""

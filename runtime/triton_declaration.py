@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..datasets import DTYPES, FamilyError, ForetuneError, KernelConfig
@@ -65,8 +65,12 @@ def check_types(family: type[TritonFamily]) -> None:
             raise ForetuneError(f"{name}: {method} must be a method with the parameters ({wanted})") from None
 
 
-def check_names(family: type[TritonFamily]) -> None:
+def check_names(family: type[TritonFamily], deciding: Sequence[str] = ()) -> None:
     """Check that each name in a declaration exists: parameters of the kernel, dimensions, knobs and dtypes.
+
+    Args:
+        family: The family.
+        deciding: The knobs that it declares as `numerics`.
 
     Raises:
         ForetuneError: A name does not exist, or the two bounds of a range are in the wrong order.
@@ -78,7 +82,8 @@ def check_names(family: type[TritonFamily]) -> None:
     uses = [
         *((name, "parameter", parameters) for name in [*named, *meta] if isinstance(name, str)),
         *((dim, "dimension", dims) for dim in (*family.tiles.values(), *family.ranges, *family.bucketed)),
-        *((knob, "knob", family.knobs) for knob in family.tiles),
+        *((dim, "dimension", dims) for dim in family.independent),
+        *((knob, "knob", family.knobs) for knob in (*family.tiles, *deciding)),
         *((dtype, "dtype", DTYPES) for dtype in family.dtypes),
     ]
     for name, what, known in uses:

@@ -97,6 +97,8 @@ class TritonFamily(Measurable):
     - `tiles`: which knob is the tile size along which dimension. It gives better features.
     - `flops(problem)` and `bytes(problem)`: the work of one launch. They give better features too.
     - `bucketed`: the dimensions that are rounded before a prediction.
+    - `numerics`: the knobs that decide the bits of a result, for `same_bits`, as a tuple or as a method of a config and
+      a problem. `independent`: the dimensions whose entries are computed without each other, for `invariant`.
     - `supports(config, problem, device)`: None, or the reason why a config cannot run a problem. Every config that it
       accepts must compile and compute the correct result. If a block must cover a row, say so here. Call
       `super().supports` first.
@@ -151,7 +153,11 @@ class TritonFamily(Measurable):
     _values: ClassVar[Mapping[str, frozenset[Any]]]  # the values of each knob in the space
     _generic: ClassVar[GenericFeatures]
 
+    if TYPE_CHECKING:
+        numerics: Any  # also a tuple
+
     def __init_subclass__(cls, **options: Any) -> None:
+        deciding = vars(cls).get("numerics")
         super().__init_subclass__(**options)
         if not hasattr(cls, "name") and not hasattr(cls, "kernel"):
             return  # a base class of several families
@@ -167,7 +173,7 @@ class TritonFamily(Measurable):
         cls._values = {knob: frozenset(config.get(knob) for config in knobs) for knob in (*names, "num_ctas")}
         cls.knobs, cls.dims, cls.flags = tuple(names), tuple(cls.dims_from), tuple(cls.flags_from)
         cls.dtype_from = cls.dtype_from or cls._kernel.parameters[0]
-        check_names(cls)
+        check_names(cls, deciding if isinstance(deciding, (tuple, list)) else ())
         cls._generic = GenericFeatures(cls.dims, tuple(cls.dtypes), cls.flags, cls.knobs, dict(cls.tiles))
         cls.feature_names = cls._generic.names
 

@@ -33,7 +33,7 @@ PARTS = (
     ("arguments", "node_copies"),
     ("launching",),
     ("timing",),
-    ("how_many", "shortlist", "explanation", "prune", "triton_declaration", "triton_family"),
+    ("how_many", "same_bits", "shortlist", "explanation", "prune", "triton_declaration", "triton_family"),
     ("covering", "timing/compare"),
     ("tuning/ranks",),
     ("tuning/cache", "tuning/launch_arguments"),

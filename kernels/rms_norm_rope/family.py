@@ -30,6 +30,7 @@ from .space import (
     block_constants,
     forward_grid,
     full_space,
+    summed_by,
     tile_features,
     wrong_tile,
 )
@@ -90,6 +91,7 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
         "head_dim": MOST_HEAD_DIM,
     }
     bucketed = ("tokens",)
+    independent = ("tokens",)
     reads_binaries = True
     dtype_argument = "q_ptr"
     dims_from: ClassVar[Mapping[str, tuple[str, int]]] = {
@@ -287,6 +289,10 @@ class RmsNormRopeForward(RmsNormRope):
     flags = ("interleaved", "unnormed")
     moved = 2
 
+    def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
+        """Return the numerics class: how threads share the sum over a head, the only sum; () without a norm."""
+        return () if "unnormed" in problem.flags else summed_by(config, problem)
+
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
         """Return the config to run when nothing was measured."""
         # Eight heads of 128 elements give 8 elements per thread; larger heads need fewer per tile.
@@ -335,6 +341,8 @@ class RmsNormRopeBackward(RmsNormRope):
 
     name = "rms_norm_rope_bwd"
     moved = 3
+    # The weights' gradients are summed over a tile's tokens and heads, then over tiles, in an order that these decide.
+    numerics = ("ROWS", "HEADS", "STEPS", "num_warps")  # type: ignore[assignment]
 
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
         """Return the config to run when nothing was measured."""

@@ -14,6 +14,7 @@ from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Measura
 from ...datasets.errors import abridged
 from ...model.training_set import EXHAUSTIVE, TrainingSet
 from ..launching.ahead import compile_ahead
+from ..same_bits import is_restricted
 from ..shortlist import bundle_in_force, predicted_slowdowns
 from ..timing.timer import Timer, time_configs
 
@@ -128,8 +129,16 @@ def measured_losses(
             f"{data.name} must have {problem} at two sizes of {dynamic} or more between {low} and {high}, measured on "
             f"{device.name}, but has {len(sizes)}"
         )
+    able = np.ones((len(sizes), len(grid.configs)), np.bool_)
+    if is_restricted(family):  # it refuses configs that were measured
+        for row, size in enumerate(sizes):
+            one = at_size(problem, dynamic, size)
+            able[row] = [family.supports(config, one, device) is None for config in grid.configs]
+            if not able[row].any():
+                raise ForetuneError(f"{data.name} has no config of {family.name} that keeps the same bits for {one}")
     first, second = (
-        np.stack([_log_losses(times[rows[size]]) for size in sizes]) for times in (grid.first_us, grid.second_us)
+        np.stack([_log_losses(np.where(can, times[rows[size]], np.nan)) for size, can in zip(sizes, able, strict=True)])
+        for times in (grid.first_us, grid.second_us)
     )
     reason = f"measured in {data.name}"
     if cut:
