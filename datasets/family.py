@@ -190,6 +190,13 @@ class Family(ABC):
                 return config
         raise ForetuneError(f"no config of {self.name} can run {problem} on {device.name}: {reason}")
 
+    def same_bits_config(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
+        """Return the config whose numerics class `same_bits` and `invariant` keep: the default config.
+
+        Override it if no config of the space has the class of the default config, or if another class is faster.
+        """
+        return self.default(problem, device)
+
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
         """Return an analytic estimate of each config's time in microseconds, (n_configs,).
 

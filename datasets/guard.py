@@ -294,6 +294,7 @@ CHECKS: dict[str, _Check] = {
     "check_problem": _stands_for(1),
     "binary_key": _hashable,
     "default": _must_be("a KernelConfig", lambda answer: isinstance(answer, KernelConfig)),
+    "same_bits_config": _must_be("a KernelConfig", lambda answer: isinstance(answer, KernelConfig)),
 }
 #: Methods whose list arguments are passed as tuples.
 _TAKES_LISTS = ("features", "feature_groups", "estimate_us")

@@ -33,9 +33,10 @@ def keeping(family: F, same_bits: bool | None = None, invariant: str | None = No
 
     Args:
         family: The family.
-        same_bits: Keep the class of the family's default config for the problem. None: as FORETUNE_SAME_BITS says.
+        same_bits: Keep the class of `Family.same_bits_config` for the problem, which is the default config unless the
+            family declares another. None: as FORETUNE_SAME_BITS says.
         invariant: Keep one class for all sizes of this dimension, one of the family's `independent` ones, or "m" for
-            the first of them: the class of the default config for 2^20 rows. It implies `same_bits`.
+            the first of them: the class of that config for 2^20 rows. It implies `same_bits`.
 
     Raises:
         ForetuneError: `invariant` is not such a dimension, or an option or FORETUNE_SAME_BITS has another value.
@@ -119,7 +120,7 @@ def _restricted(family: Family, dim: str | None) -> Family:
             many = min(_MANY, family.largest.get(dim, _MANY))
             dims = tuple((name, many if name == dim else size) for name, size in problem.dims)
             problem = replace(problem, dims=dims, ragged=None)
-        return family.default(problem, device)
+        return family.same_bits_config(problem, device)
 
     return _view(family, model, "the default config" if dim is None else f"the default config for many {dim}")
 

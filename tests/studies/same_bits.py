@@ -8,13 +8,16 @@ second. Two tables:
   under `invariant`, and of one fixed config for all problems of the same dtype and flags: the one that is best on them.
 - By size, 64 sizes of the rows of one layer from decode to prefill: the same, and the class that loses least of those
   that can run every size, next to the class that `invariant` keeps. `h200_cover` has measured layers of 64 to 4,096
-  rows; for others, the times of 1 to 16,384 rows are predicted by the shipped bundle.
+  rows; for others, the times of 1 to 16,384 rows are predicted by the shipped bundle. `merged`: as
+  `invariant`, if both kinds of instructions computed the same bits. `one config`: the best for all sizes. `default`:
+  the default config for many rows at all sizes. `gain`: the times of these two over those under `invariant`.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
@@ -22,7 +25,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from foretune.datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem, load
+from foretune.datasets import DeviceSpec, Family, KernelConfig, Problem, load
 from foretune.kernels import find_family
 from foretune.runtime.covering.losses import SizeLosses, measured_losses, predicted_losses
 from foretune.runtime.same_bits import keeping
@@ -36,7 +39,7 @@ DATA = (
 )  # fmt: skip
 #: Datasets with a layer at 64 sizes, and the sizes at which others are predicted.
 BY_SIZE, SIZES = "h200_cover", tuple(sorted({round(16384 ** (i / 63)) for i in range(64)}))
-#: A fixed config is judged on at least this many problems; layers to predict for each family; fewest configs measured.
+#: A fixed config is judged on at least this many problems; layers to predict for each family.
 LEAST_PROBLEMS, LAYERS = 8, 3
 
 
@@ -104,11 +107,12 @@ def of_dataset(name: str, only: Sequence[str]) -> None:
         for rows in groups.values():
             fixed += fixed_slowdowns(grid, rows)
         columns = [f"{np.median(classes):.0f}", *map(summary, (same, rows_alone, fixed))]
-        print(f"| {name} | {which} | {' | '.join(columns)} |", flush=True)
+        say(name, which, *columns)
 
 
-def of_sizes(family: Family, losses: SizeLosses, problem: Problem, device: DeviceSpec) -> None:
-    """Print how much each restriction loses over the sizes of one layer, and the class that loses least."""
+def of_sizes(family: Family, losses: SizeLosses, problem: Problem, device: DeviceSpec) -> dict[str, float]:
+    """Print how much each restriction loses over the sizes of one layer, and the class that loses least; return the
+    mean log losses."""
     dim = family.independent[0]
     problems = [at(problem, dim, size) for size in losses.sizes]
     able = np.isfinite(losses.first)
@@ -122,24 +126,35 @@ def of_sizes(family: Family, losses: SizeLosses, problem: Problem, device: Devic
         choice = np.where(allowed, first, np.inf).argmin(axis=1)
         mean_of_class[one] = float(second[rows, choice].mean())  # inf if it cannot run every size
     best = min(mean_of_class, key=mean_of_class.__getitem__)
-    model = keeping(family, invariant="m").default(at(problem, dim, max(losses.sizes)), device)
+    model = family.same_bits_config(at(problem, dim, 1 << 20), device)
     own = family.numerics(model, problem)
     same = np.stack([kept(family, one, device, losses.configs, same_bits=True) for one in problems])
+    # What it would lose if both kinds of instructions computed the same bits, which no card has shown yet.
+    merged = np.array([_without_kind(one) == _without_kind(own) for one in classes])
+    many = losses.configs.index(model) if model in losses.configs else None
     loss_of = {
         "same_bits": second[rows, np.where(same, first, np.inf).argmin(axis=1)].mean(),
         "invariant": mean_of_class[own],
+        "merged": second[rows, np.where(merged, first, np.inf).argmin(axis=1)].mean(),
         "best class": mean_of_class[best],
         "one config": second.mean(axis=0)[first.mean(axis=0).argmin()],
+        "default": math.nan if many is None else second[:, many].mean(),
     }
-    found = " | ".join(f"{100 * math.expm1(loss):.1f}" for loss in loss_of.values())
+    found = [f"{100 * math.expm1(loss):.1f}" for loss in loss_of.values()]
     layer = " ".join(f"{name}={size}" for name, size in problem.dims if name != dim)
-    gain = math.exp(loss_of["one config"] - loss_of["invariant"])
+    gains = [f"{math.exp(loss_of[one] - loss_of['invariant']):.2f}" for one in ("one config", "default")]
     source = losses.reason.partition(" bundle")[0]
-    print(
-        f"| {family.name} | {layer} | {len(rows)} of {losses.sizes[0]}-{losses.sizes[-1]} | {found} | {gain:.2f} | "
-        f"{own}{'' if best == own else f', best {best}'} | {source} |",
-        flush=True,
+    sizes, which = (
+        f"{len(rows)} of {losses.sizes[0]}-{losses.sizes[-1]}",
+        f"{own}{'' if best == own else f', best {best}'}",
     )
+    say(family.name, layer, sizes, *found, *gains, which, source)
+    return loss_of
+
+
+def _without_kind(one: Any) -> Any:
+    """Return a class without the kind of instruction."""
+    return tuple(part for part in one if not isinstance(part, str)) if isinstance(one, tuple) else one
 
 
 def at(problem: Problem, dim: str, size: int) -> Problem:
@@ -156,7 +171,7 @@ def by_size(only: Sequence[str], layers: int) -> None:
             problem, device = grid.cases[0].problem, grid.devices[0]
             losses = measured_losses(family, problem, family.independent[0], 1, 1 << 20, device, dataset)
             of_sizes(family, losses, problem, device)
-    device, seen = DeviceSpec.named("h200"), set()
+    device, seen, all_layers = DeviceSpec.named("h200"), set(), []
     for name in DATA:
         dataset = load(name)
         for which in dataset.families:
@@ -164,18 +179,21 @@ def by_size(only: Sequence[str], layers: int) -> None:
             if (only and which not in only) or not family.independent or which in seen:
                 continue
             seen.add(which)
-            dim, met = family.independent[0], dict[Problem, None]()
-            for case in dataset.grid(which).cases:
-                if "model" in " ".join(case.tags) or len(case.tags):
-                    met.setdefault(at(case.problem, dim, 1))
-            for problem in list(met)[:layers]:
-                try:
-                    space = family.space(device)
-                    losses = predicted_losses(family, problem, dim, SIZES, device, space, None)
-                except ForetuneError as error:
-                    print(f"| {which} | {problem} | not predicted: {error} |")
-                else:
-                    of_sizes(family, losses, problem, device)
+            dim = family.independent[0]
+            met = dict.fromkeys(at(case.problem, dim, 1) for case in dataset.grid(which).cases)
+            for problem in list(met)[:: max(len(met) // layers, 1)][:layers]:
+                losses = predicted_losses(family, problem, dim, SIZES, device, family.space(device), None)
+                all_layers.append(of_sizes(family, losses, problem, device))
+    means = {name: float(np.nanmean([one[name] for one in all_layers])) for name in all_layers[0]}
+    gains = [f"{math.exp(means[one] - means['invariant']):.2f}" for one in ("one config", "default")]
+    found = [f"{100 * math.expm1(loss):.1f}" for loss in means.values()]
+    say("all", f"{len(all_layers)} layers", "", *found, *gains, "", "predicted")
+
+
+def say(*columns: object) -> None:
+    """Print a row of a table."""
+    sys.stdout.write(f"| {' | '.join(map(str, columns))} |\n")
+    sys.stdout.flush()
 
 
 def main() -> None:
@@ -186,11 +204,16 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=LAYERS, help="layers to predict for each family")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
-    print("| data | family | classes | same_bits, % | invariant, % | one config, % |\n| --- | --- | --- | --- | --- | --- |")
+    head = ("data", "family", "classes", "same_bits, %", "invariant, %", "one config, %")
+    say(*head)
+    say(*["---"] * len(head))
     for name in given.data or DATA:
         of_dataset(name, given.families)
-    print("\n| family | layer | sizes | same_bits, % | invariant, % | best class, % | one config, % | gain | class | times |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    head = ("same_bits, %", "invariant, %", "merged, %", "best class, %", "one config, %", "default, %", "gain", "gain")
+    head = ("family", "layer", "sizes", *head, "class kept", "times")
+    sys.stdout.write("\n")
+    say(*head)
+    say(*["---"] * len(head))
     by_size(given.families, given.layers)
 
 
