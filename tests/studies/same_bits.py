@@ -37,8 +37,9 @@ DATA = (
     "h200", "h200_matmul", "h200_scaled_gemm", "h200_gated_mlp", "h200_rms_norm_rope", "h200_fused_moe", "h100",
     "h100_kernels",
 )  # fmt: skip
-#: Datasets with a layer at 64 sizes, and the sizes at which others are predicted.
-BY_SIZE, SIZES = "h200_cover", tuple(sorted({round(16384 ** (i / 63)) for i in range(64)}))
+#: A dataset with layers at 64 sizes, and the 64 sizes at which others are predicted.
+BY_SIZE = "h200_cover"
+SIZES = tuple(sorted({round(16384 ** (i / 71)) for i in range(72)}))
 #: A fixed config is judged on at least this many problems; layers to predict for each family.
 LEAST_PROBLEMS, LAYERS = 8, 3
 
