@@ -86,7 +86,7 @@ class Family(ABC):
         """Wrap the methods of a new subclass, so that errors and wrong return values become a `FamilyError`."""
         super().__init_subclass__(**options)
         if isinstance(knobs := vars(cls).get("numerics"), (tuple, list)):
-            cls.numerics = _numerics_by(tuple(knobs))  # type: ignore[method-assign]
+            cls.numerics = _numerics_by(tuple(knobs))  # type: ignore[method-assign, assignment]
         guard_methods(cls, Family)
 
     @abstractmethod

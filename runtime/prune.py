@@ -276,7 +276,7 @@ class Pruner(TracedPositions):
         if (reason := why_none_kept(family, not_empty(family, problem), device, values)) is None:
             return family
         warn_once(reason, ": the class of the first supported config is kept instead, at each size")
-        unrestricted = vars(family)["unrestricted"]
+        unrestricted: Family = vars(family)["unrestricted"]
         return keeping_class_of(unrestricted, values[supported(unrestricted, problem, device, values)[0]])
 
     def _log_prune(self, problem: Problem, device: DeviceSpec, n_configs: int, chosen: Shortlist) -> None:

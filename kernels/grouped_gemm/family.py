@@ -43,7 +43,7 @@ class OverGroups(Family):
     }
     ragged: ClassVar[Mapping[str, str]] = {"rows": "groups"}
     bucketed = ("rows",)
-    independent = ("rows",)
+    independent: ClassVar[tuple[str, ...]] = ("rows",)
     #: The weight of each routing when it is unknown; the number of tiles of ragged rows depends on the routing.
     routings: Mapping[str, float] = _ROUTING_SHARES
 

@@ -185,7 +185,8 @@ def by_size(only: Sequence[str], layers: int) -> None:
             for problem in list(met)[:: max(len(met) // layers, 1)][:layers]:
                 losses = predicted_losses(family, problem, dim, SIZES, device, family.space(device), None)
                 all_layers.append(of_sizes(family, losses, problem, device))
-    means = {name: float(np.nanmean([one[name] for one in all_layers])) for name in all_layers[0]}
+    known = {name: [one[name] for one in all_layers if math.isfinite(one[name])] for name in all_layers[0]}
+    means = {name: float(np.mean(losses)) for name, losses in known.items()}
     gains = [f"{math.exp(means[one] - means['invariant']):.2f}" for one in ("one config", "default")]
     found = [f"{100 * math.expm1(loss):.1f}" for loss in means.values()]
     say("all", f"{len(all_layers)} layers", "", *found, *gains, "", "predicted")
