@@ -241,6 +241,18 @@ class FamilyContract:
             assert us.shape == (len(configs),), f"estimate_us must give a time for each config but gave {us.shape}"
             assert (np.isfinite(us) & (us > 0)).all(), f"estimate_us must be positive and finite: {problem}"
 
+    def test_classes_of_bits_do_not_depend_on_independent_dimensions(self) -> None:
+        """`numerics` is hashable and the same at all sizes of `independent` dimensions; the kept config is supported."""
+        for problem, configs in self.supported():
+            for dim in self.family.independent:
+                sizes = {"ragged": None, "dims": tuple((d, 1 if d == dim else size) for d, size in problem.dims)}
+                other = replace(problem, **sizes)
+                for config in configs[:50]:
+                    classes = {self.family.numerics(config, problem), self.family.numerics(config, other)}
+                    assert len(classes) == 1, f"the class of {config} depends on {dim}, which is in `independent`"
+            kept = self.family.same_bits_config(problem, self.device)
+            assert self.family.supports(kept, problem, self.device) is None, f"same_bits_config must run {problem}"
+
     def test_what_stands_for_a_problem_at_call_time(self) -> None:
         """`at_call_time` keeps the signature, drops ragged sizes, is idempotent, and stays supported."""
         for problem in self.problems():
