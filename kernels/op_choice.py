@@ -28,7 +28,7 @@ def how_chosen(mode: str | None, same_bits: bool | None, invariant: str | None) 
 
 
 class HowChosen(NamedTuple):
-    """How the configs of an op's calls are chosen."""
+    """The way in which the configs of an op's calls are chosen."""
 
     mode: Mode
     same_bits: bool | None = None

@@ -242,7 +242,7 @@ class FamilyContract:
             assert (np.isfinite(us) & (us > 0)).all(), f"estimate_us must be positive and finite: {problem}"
 
     def test_classes_of_bits_do_not_depend_on_independent_dimensions(self) -> None:
-        """`numerics` is hashable and the same at all sizes of `independent` dimensions; the kept config is supported."""
+        """`numerics` is hashable and has the same value at all sizes of `independent` dimensions."""
         for problem, configs in self.supported():
             for dim in self.family.independent:
                 sizes = {"ragged": None, "dims": tuple((d, 1 if d == dim else size) for d, size in problem.dims)}

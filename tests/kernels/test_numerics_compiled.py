@@ -134,12 +134,21 @@ def test_stages_of_the_backward_pass_change_how_threads_share_it():
 
 def layouts(ir):
     """The (adjacent pairs of a thread, warps along a head) of each sum over a head in the compiler's code."""
-    named = dict(re.findall(r"^(#\w+) = #ttg\.blocked<\{(.*)\}>$", ir, re.M))
-    found = set()
-    for layout in re.findall(r"axis = 2 : i32.*?\(tensor<[^>]*, (#\w+)>\)", ir, re.S):
-        pairs, warps = (
-            int(re.search(rf"{what} = \[\d+, \d+, (\d+)\]", named[layout])[1])
-            for what in ("sizePerThread", "warpsPerCTA")
+    named = dict(re.findall(r"^(#\w+) = #ttg\.(.*)$", ir, re.M))
+    return {shares(named[layout]) for layout in re.findall(r"axis = 2 : i32.*?\(tensor<[^>]*, (#\w+)>\)", ir, re.S)}
+
+
+def shares(layout):
+    """The (adjacent pairs, warps) of a blocked layout; or of a linear one, which has a place for each power of two."""
+    if layout.startswith("blocked"):
+        return tuple(
+            int(re.search(rf"{what} = \[\d+, \d+, (\d+)\]", layout)[1]) for what in ("sizePerThread", "warpsPerCTA")
         )
-        found.add((pairs, warps))
-    return found
+    registers, warps = (
+        [int(place) for place in re.findall(r"\[\d+, \d+, (\d+)\]", part) if int(place)]
+        for part in (layout.partition("lane")[0], layout.partition("warp")[2])
+    )
+    pairs = 1
+    while pairs in registers:
+        pairs *= 2
+    return pairs, 2 ** len(warps)

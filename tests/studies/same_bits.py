@@ -1,4 +1,4 @@
-"""What choosing within one numerics class costs: `python tests/studies/same_bits.py [--data h200_cover] [FAMILY ...]`.
+"""Replay and predict what choosing within one numerics class costs: `python tests/studies/same_bits.py [FAMILY ...]`.
 
 Needs no GPU: it replays measured times, and predicts. Configs are chosen on the first timing pass and judged on the
 second. Two tables:
