@@ -17,7 +17,7 @@ from ..datasets.errors import reason_of, shown
 from .arguments import Mode, OwnKnobs, family_of, resolve_mode, warn_once
 from .how_many import TRIAL_S, HowMany, Length
 from .launching.stub_driver import device_here
-from .same_bits import keeping_class_of, why_none_kept
+from .same_bits import keeping_class_of, unrestricted, why_none_kept
 from .shortlist import Shortlist, bundle_of, chooser_of, supported
 from .timing.flywheel import expect
 
@@ -276,8 +276,8 @@ class Pruner(TracedPositions):
         if (reason := why_none_kept(family, not_empty(family, problem), device, values)) is None:
             return family
         warn_once(reason, ": the class of the first supported config is kept instead, at each size")
-        unrestricted: Family = vars(family)["unrestricted"]
-        return keeping_class_of(unrestricted, values[supported(unrestricted, problem, device, values)[0]])
+        own = unrestricted(family)
+        return keeping_class_of(own, values[supported(own, problem, device, values)[0]])
 
     def _log_prune(self, problem: Problem, device: DeviceSpec, n_configs: int, chosen: Shortlist) -> None:
         """Log a prune in one line, once for each problem and result."""

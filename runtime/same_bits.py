@@ -21,8 +21,8 @@ from ..datasets.errors import check_flag, shown
 VARIABLE = "FORETUNE_SAME_BITS"
 #: The name that every family accepts for its first independent dimension.
 ROWS = "m"
-#: The size for which the default config defines the class that `invariant` keeps: many rows, as in a prefill. Its
-#: products run on the fastest instructions, which serve a few rows well, too (tests/studies/same_bits.py).
+#: The size whose `same_bits_config` defines the class that `invariant` keeps: many rows, as in a prefill, which need
+#: the fastest instructions (tests/studies/same_bits.py prints what that costs for a few rows).
 _MANY = 1 << 20
 
 F = TypeVar("F", bound=Family)
@@ -56,7 +56,12 @@ def keeping(family: F, same_bits: bool | None = None, invariant: str | None = No
 
 def is_restricted(family: Family) -> bool:
     """Return whether a family was restricted by `keeping`."""
-    return "unrestricted" in vars(family)
+    return unrestricted(family) is not family
+
+
+def unrestricted(family: F) -> F:
+    """Return the family that `keeping` restricted; the family itself if it is not restricted."""
+    return cast("F", getattr(family, "__dict__", {}).get("unrestricted", family))
 
 
 def keeping_class_of(family: F, config: KernelConfig) -> F:
@@ -68,12 +73,11 @@ def why_none_kept(family: Family, problem: Problem, device: DeviceSpec, configs:
     """Return why a restricted family supports none of some configs, if only the restriction is the cause; else None."""
     if not is_restricted(family):
         return None
-    unrestricted: Family = vars(family)["unrestricted"]
     first: str | None = None
     for config in configs:
         if (reason := family.supports(config, problem, device)) is None:
             return None
-        if first is None and unrestricted.supports(config, problem, device) is None:
+        if first is None and unrestricted(family).supports(config, problem, device) is None:
             first = f"{family.name}: none of the {len(configs)} configs keeps the same bits: {reason}"
     return first
 

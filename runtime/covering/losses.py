@@ -14,7 +14,7 @@ from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Measura
 from ...datasets.errors import abridged
 from ...model.training_set import EXHAUSTIVE, TrainingSet
 from ..launching.ahead import compile_ahead
-from ..same_bits import is_restricted
+from ..same_bits import unrestricted
 from ..shortlist import bundle_in_force, predicted_slowdowns
 from ..timing.timer import Timer, time_configs
 
@@ -114,7 +114,8 @@ def measured_losses(
     def is_wanted(one: Problem, spec: DeviceSpec) -> bool:
         return spec == device and low <= one[dynamic] <= high and at_size(one, dynamic, 0) == fixed
 
-    learned = TrainingSet.of(data, family, is_wanted)
+    own = unrestricted(family)  # to which all times belong
+    learned = TrainingSet.of(data, own, is_wanted)
     grid = learned.grid
     rows: dict[int, list[int]] = {}
     for row, one in enumerate(learned.problems):
@@ -122,7 +123,7 @@ def measured_losses(
     tried_at: dict[int, NDArray[np.bool_]] = {
         size: np.all(learned.measured[rows[size]], axis=0) for size in sorted(rows)
     }
-    cut = _cut_short(family, problem, dynamic, device, grid.configs, tried_at)
+    cut = _cut_short(own, problem, dynamic, device, grid.configs, tried_at)
     sizes = [size for size in tried_at if size not in cut]
     if len(sizes) < 2:
         raise ForetuneError(
@@ -130,7 +131,7 @@ def measured_losses(
             f"{device.name}, but has {len(sizes)}"
         )
     able = np.ones((len(sizes), len(grid.configs)), np.bool_)
-    if is_restricted(family):  # it refuses configs that were measured
+    if family is not own:
         for row, size in enumerate(sizes):
             one = at_size(problem, dynamic, size)
             able[row] = [family.supports(config, one, device) is None for config in grid.configs]

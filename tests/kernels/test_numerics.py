@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import foretune
 import pytest
 import torch
+from commands import call, words
 from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem
 from foretune.kernels import families, find_family, op_calls
 from foretune.kernels.op_choice import HowChosen, how_chosen
@@ -225,3 +227,29 @@ def test_one_scale_of_all_rows_has_no_invariant():
 def test_the_operators_option_has_all_three(mode, same_bits, invariant):
     found = HowChosen.of(how_chosen(mode, same_bits, invariant))
     assert found == (Mode(mode or "predict"), same_bits, invariant)
+
+
+def test_a_cover_by_measured_times_keeps_one_class():
+    family = find_family("matmul")
+    problem = Problem.of("matmul", batch=1, m=1, n=4096, k=4096)
+    found = foretune.cover("matmul", problem, "m", (64, 4096), 4, device="h200", data="h200_cover", invariant="m")
+    assert len({family.numerics(config, problem) for config in found.configs}) == 1
+    assert min(found.losses) >= 0
+
+
+def test_the_commands_take_both_options():
+    problem = "matmul --device h200 --n 4096 --k 4096"
+    family = find_family("matmul")
+
+    def classes(line):
+        printed = json.loads(call(f"{line} --json").stdout)
+        configs = printed.get("configs") or [one["config"] for one in printed["shortlist"]]
+        at = Problem.of("matmul", batch=1, m=8, n=4096, k=4096)
+        return {family.numerics(KernelConfig.from_json(config), at) for config in configs}
+
+    assert classes(f"predict {problem} --m 8 --configs 6 --same-bits") == {("warp", 4096)}
+    assert classes(f"predict {problem} --m 8 --configs 6 --invariant m") == {("warp_group", 4096)}
+    assert classes(f"cover {problem} --dynamic m --range 1:4096 --invariant m") == {("warp_group", 4096)}
+    refused = call(f"predict {problem} --m 8 --invariant n")
+    assert refused.exit_code == 1
+    assert "m, but is 'n'" in words(refused.stderr)
