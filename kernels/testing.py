@@ -245,8 +245,8 @@ class FamilyContract:
         """`numerics` is hashable and has the same value at all sizes of `independent` dimensions."""
         for problem, configs in self.supported():
             for dim in self.family.independent:
-                sizes = {"ragged": None, "dims": tuple((d, 1 if d == dim else size) for d, size in problem.dims)}
-                other = replace(problem, **sizes)
+                dims = tuple((name, 1 if name == dim else size) for name, size in problem.dims)
+                other = replace(problem, dims=dims, ragged=None)
                 for config in configs[:50]:
                     classes = {self.family.numerics(config, problem), self.family.numerics(config, other)}
                     assert len(classes) == 1, f"the class of {config} depends on {dim}, which is in `independent`"
