@@ -138,3 +138,17 @@ def check_length(k: Any) -> Length:
             raise ForetuneError(f"the shortlist's length k must be 'auto' or an integer >= 1 but got {shown(k)}")
         return "auto"
     return check_integer("the shortlist's length k", k, 1)
+
+
+def narrowing(given: int, usable: int, kept: int) -> str:
+    """Return how many configs became how many, for logs and explanations.
+
+    Args:
+        given: The number of configs to choose from.
+        usable: How many of them may be on the shortlist: see `Chooser.candidates` in shortlist.py.
+        kept: The length of the shortlist.
+
+    >>> narrowing(52, 37, 4), narrowing(52, 52, 4)
+    ('52 configs, 37 usable -> 4', '52 -> 4 configs')
+    """
+    return f"{given} -> {kept} configs" if given == usable else f"{given} configs, {usable} usable -> {kept}"
