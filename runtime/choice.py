@@ -76,8 +76,13 @@ def _choice(
     family: Measurable, problem: Problem, near: Problem, device: DeviceSpec, mode: Mode, launch: Launch
 ) -> KernelConfig:
     """Return the predicted or measured config of a problem, whose bucket is that of `near`."""
-    ranked = _ranked(family, near, device, 1 if mode is Mode.PREDICT else K)
-    configs = tuple(config for config in ranked if family.supports(config, problem, device) is None)
+    k = 1 if mode is Mode.PREDICT else K
+    configs: tuple[KernelConfig, ...] = ()
+    # At a bucket's edge, the family may not support the configs of the bucket's other sizes.
+    for one in dict.fromkeys((near, not_empty(family, problem))):
+        ranked = _ranked(family, one, device, k)
+        if configs := tuple(config for config in ranked if family.supports(config, problem, device) is None):
+            break
     if not configs:
         return family.default(problem, device)
     if mode is Mode.PREDICT or len(configs) == 1:

@@ -19,6 +19,7 @@ from .how_many import TRIAL_S, HowMany, Length, narrowing
 from .launching.kernel import Kernel
 from .launching.stub_driver import device_here
 from .pins import are_in_force, is_covered, pinned_config
+from .same_bits import keeping_class_of, unrestricted, why_none_kept
 from .shortlist import Chooser, Shortlist, bundle_of, chooser_of, supported
 from .timing.flywheel import expect, launching_autotuner
 
@@ -320,15 +321,27 @@ class Pruner(TracedPositions):
         self, problem: Problem, device: DeviceSpec, values: tuple[KernelConfig, ...], one_alone: bool = False
     ) -> tuple[int, ...]:
         """Return the places of the values that go through, best first; with `one_alone`, only the fastest."""
-        wanted = resolve_mode()
+        wanted, family = resolve_mode(), self._restricted(problem, device, values)
         if wanted is Mode.OFF:
-            return supported(self.family, problem, device, values)
-        chooser = chooser_of(self.family, device, values, self.bundle)
+            return supported(family, problem, device, values)
+        chooser = chooser_of(family, device, values, self.bundle)
         k = HowMany(1) if one_alone or wanted is Mode.PREDICT else self.k
         chosen = chooser.choose_or_warn(not_empty(self.family, problem), k)
         if _log.isEnabledFor(logging.INFO):
             self._log_prune(problem, chooser, chosen)
         return chosen.positions
+
+    def _restricted(self, problem: Problem, device: DeviceSpec, values: tuple[KernelConfig, ...]) -> Family:
+        """Return the family; if its numerics class is none of the configs', the family restricted to the first's.
+
+        So a launch never fails, and tuning does not change its results, but other sizes may have another class.
+        """
+        family = self.family
+        if (reason := why_none_kept(family, not_empty(family, problem), device, values)) is None:
+            return family
+        warn_once(reason, ": the class of the first supported config is kept instead, at each size")
+        own = unrestricted(family)
+        return keeping_class_of(own, values[supported(own, problem, device, values)[0]])
 
     def _log_prune(self, problem: Problem, chooser: Chooser, chosen: Shortlist) -> None:
         """Log a prune in one line, once for each problem and result."""

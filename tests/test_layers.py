@@ -35,6 +35,7 @@ PARTS = (
     ("timing",),
     ("pin_file", "pins"),
     ("how_many", "shortlist", "explanation", "prune", "triton_declaration", "triton_family"),
+    ("how_many", "same_bits", "shortlist", "explanation", "prune", "triton_declaration", "triton_family"),
     ("covering", "timing/compare"),
     ("tuning/ranks",),
     ("tuning/cache", "tuning/launch_arguments"),

@@ -26,7 +26,9 @@ from .options import (
     Device,
     Dtype,
     FamilyName,
+    Invariant,
     Predictor,
+    SameBits,
     amount,
     argument,
     completes,
@@ -85,6 +87,8 @@ def predict(
     ] = None,
     dtype: Dtype = None,
     bundle: Predictor = None,
+    same_bits: SameBits = False,
+    invariant: Invariant = None,
     explain: Annotated[
         bool,
         typer.Option(
@@ -100,9 +104,10 @@ def predict(
     `foretune predict FAMILY --help` lists them. Dimensions take a number; flags take no value.
     """
     from ...runtime import make_explanation, make_shortlist
+    from ...runtime.same_bits import keeping
 
     length = renamed("--top", top, CONFIGS, configs)
-    kernel = find_family(family)
+    kernel = keeping(find_family(family), same_bits or None, invariant)
     problem = problem_of(context, kernel, dtype)
     spec = device_or_this_gpu(device)
     requested: dict[str, Any] = {"k": "auto" if length is None else length, "expected_calls": expected_calls}
@@ -187,6 +192,8 @@ def cover(
     ] = None,
     dtype: Dtype = None,
     bundle: Predictor = None,
+    same_bits: SameBits = False,
+    invariant: Invariant = None,
     as_json: AsJson = False,
 ) -> None:
     """Choose a few configs that together serve a whole range of sizes, and print which one runs at which size.
@@ -196,6 +203,7 @@ def cover(
     """
     from ...datasets import load
     from ...runtime.covering import make_hint_matrix
+    from ...runtime.same_bits import keeping
     from ..api import cover as covered
 
     if configs is not None and within is not None:
@@ -204,7 +212,7 @@ def cover(
         raise typer.BadParameter("give --measure or --data, not both", param_hint="--measure")
     if hints is not None and data is None:
         raise typer.BadParameter("needs measured times: give --data", param_hint="--hints")
-    kernel = find_family(family)
+    kernel = keeping(find_family(family), same_bits or None, invariant)
     if dynamic not in kernel.dims:
         raise typer.BadParameter(
             f"{abridged(dynamic, 60)!r} is not one of {', '.join(kernel.dims)}{did_you_mean(dynamic, kernel.dims)}",

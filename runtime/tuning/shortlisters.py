@@ -21,6 +21,8 @@ from ..prune import (
     leave_launches_to_triton,
     torch_release,
 )
+from ..prune import CAN_ASK_SINCE, Pruner, TracedPositions, break_graph, leave_launches_to_triton, torch_release
+from ..same_bits import VARIABLE, is_requested
 from ..shortlist import bundle_in_force
 from .launches import LaunchFamily
 from .own_timings import OwnTimings
@@ -129,6 +131,9 @@ class OwnShortlister(Shortlister):
         if unknown := [name for name in bucket if name not in tuner.keys]:
             raise ForetuneError(f"bucket must name some of key, {', '.join(tuner.keys)}, but has {unknown[0]}")
         super().__init__(LaunchFamily(tuner), bucket)
+        if is_requested():
+            what = "is not applied to kernels without a family, because nothing is known of their bits"
+            warn_once(f"{VARIABLE} {what}", ": tuning may change their results")
         self._own: dict[int, OwnTimings] = {}
         self._k, self._ranks = k, ranks
 

@@ -26,6 +26,7 @@ from ...datasets.files import read_regular
 from ...datasets.problem import MOST_SIZE
 from ..launching.ahead import compile_ahead
 from ..launching.kernel import Kernel
+from ..same_bits import keeping
 from ..shortlist import make_shortlist
 from .cache.known import KnownProblem, known_kernels
 from .launch_arguments import stand_ins
@@ -85,6 +86,7 @@ def warm_up(
     if not problems:
         raise ForetuneError(f"there are no problems of {family.name} to warm up for")
     jobs: dict[Hashable, tuple[str, Any]] = {}
+    family = keeping(family)
     for problem in problems:
         check_problem_of(family, problem)
         chosen = make_shortlist(family, family.at_call_time(problem), device, k=k)
