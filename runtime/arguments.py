@@ -134,6 +134,12 @@ class Mode(str, Enum):
     OFF = "off"  # not at all: all supported configs go through in the given order
     SHORTLIST = "shortlist"  # the k best configs go through and are measured
     PREDICT = "predict"  # only the best config goes through, so nothing is measured
+    REFINE = "refine"  # the best config at first, then others of the shortlist in turn: calls are the measurements
+
+
+def is_pinned() -> bool:
+    """Return whether a pin file decides which configs run."""
+    return bool(os.environ.get("FORETUNE_PIN"))
 
 
 def resolve_mode(requested: str | None = None, default: Mode = Mode.SHORTLIST) -> Mode:
