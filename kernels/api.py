@@ -225,7 +225,13 @@ def cover(
     return measured_cover(*arguments, dataset_of(data), **limits)
 
 
-def attach(kernel: Any, family: FamilyLike | None = None, k: int | Literal["auto"] = "auto") -> Any:
+def attach(
+    kernel: Any,
+    family: FamilyLike | None = None,
+    k: int | Literal["auto"] = "auto",
+    mode: str | None = None,
+    max_cost: float | str | None = None,
+) -> Any:
     """Let an existing `triton.autotune` kernel time only a shortlist for each new key, and return the kernel.
 
     With a `family`, its ranker picks `k` configs, as `prune` does. Without one, the kernel's own timings do: eight keys
@@ -238,12 +244,17 @@ def attach(kernel: Any, family: FamilyLike | None = None, k: int | Literal["auto
         kernel: The kernel, which may also be under `triton.heuristics`, or have a subclass of Triton's autotuner.
         family: The kernel's family, if it has one.
         k: How many configs to time for each key.
+        mode: Overrides FORETUNE_MODE. With "refine", nothing is timed apart: launches run the configs of the shortlist
+            in turn, the predicted one first, until one is known to be the fastest (see `refining`).
+        max_cost: What exploring may cost in mode "refine": a share of the kernel's time so far, or seconds ("2s").
+            FORETUNE_MAX_COST, or else 0.01, if None.
 
     Returns:
         The kernel itself, which is changed in place.
 
     Raises:
-        ForetuneError: The kernel has no autotuner or is already attached, the family is unknown, or `k` < 1.
+        ForetuneError: The kernel has no autotuner or is already attached, the family or mode is unknown, or `k` or
+            `max_cost` is out of range.
 
     >>> import triton
     >>> @triton.autotune([triton.Config({"BLOCK": size}) for size in (64, 128)], key=["n"])
@@ -275,6 +286,8 @@ def autotune(
     budget_s: float | None = None,
     isolate: bool = False,
     workers: int | None = None,
+    mode: str | None = None,
+    max_cost: float | str | None = None,
     **options: Any,
 ) -> Callable[[Any], triton.runtime.Autotuner]:
     """Decorate a `triton.jit` function as `triton.autotune` does, but measure only the configs predicted to be fastest.
@@ -301,6 +314,8 @@ def autotune(
         budget_s: Seconds after which no more configs are measured: the best so far runs, or the best predicted.
         isolate: Time configs in a process of their own, so that an illegal access does not end yours.
         workers: The number of threads that compile; as many as there are cores if None.
+        mode: As for `attach`.
+        max_cost: As for `attach`.
         options: The other options of `triton.autotune` in Triton 3.6 to 3.9: prune_configs_by, reset_to_zero,
             restore_value, pre_hook, post_hook, warmup, rep, use_cuda_graph, do_bench, cache_results (times are kept
             anyway).

@@ -12,12 +12,16 @@ import torch
 from ..datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem, not_empty, wrong_knobs
 from ..datasets.errors import shown
 from .arguments import Mode, warn_once
-from .how_many import HowMany
+from .how_many import HowMany, predicted_us
 from .launching.collector import collecting_later
 from .launching.stub_driver import measures
-from .shortlist import chooser_of
+from .shortlist import bundle_in_force, chooser_of
+from .timing.flywheel import log_row
 from .timing.timer import timer_of
 from .tuning.ranks.agreement import agreed_choice, may_tune, scope
+from .tuning.refine.calls import stopwatch
+from .tuning.refine.refinement import CANDIDATES, Refinement, refinement_of
+from .tuning.refine.store import Store
 
 #: The number of configs that the mode `shortlist` benchmarks.
 K = 8
@@ -45,18 +49,18 @@ def choose(
         family: The kernel's family.
         problem: The call's problem.
         device: The device that the call runs on.
-        mode: How predictions are used.
+        mode: How predictions are used. `REFINE` is the same as `PREDICT` here; see `refinement`.
         launch: Runs a config on the call's own tensors; used in mode `shortlist` only.
     """
     if mode is Mode.OFF:
         return family.default(problem, device)
     # Predict for the bucket, so that another number of rows costs microseconds; check support for the problem itself.
     near = family.at_call_time(not_empty(family, problem))
-    ranked = _ranked(family, near, device, 1 if mode is Mode.PREDICT else K)
-    configs = tuple(config for config in ranked if family.supports(config, problem, device) is None)
+    is_timed = mode is Mode.SHORTLIST
+    configs = tuple(_ranked(family, problem, near, device, K if is_timed else 1))
     if not configs:
         return family.default(problem, device)
-    if mode is Mode.PREDICT or len(configs) == 1:
+    if not is_timed or len(configs) == 1:
         return configs[0]
     key = (family.name, near, configs, device, scope())
     if key not in _measured:
@@ -66,6 +70,43 @@ def choose(
         best = agreed_choice(family.name, near, configs, time_them)
         _measured[key] = configs[best]
     return _measured[key]
+
+
+def refinement(family: Measurable, problem: Problem, device: DeviceSpec) -> Refinement[KernelConfig] | None:
+    """Return what chooses the config of each call of a problem's bucket in mode `refine`.
+
+    None where calls cannot be timed (without a GPU) or there are fewer than two configs to choose from: then `choose`
+    returns the config.
+    """
+    if (watch := stopwatch()) is None:
+        return None
+    near = family.at_call_time(not_empty(family, problem))
+    ranked = _ranked(family, problem, near, device, CANDIDATES)
+    if len(ranked) < 2:
+        return None
+    configs = tuple(ranked)
+    key = (family.name, near, configs, device, scope())
+    store = Store(
+        family.name,
+        family.source_hash,
+        near,
+        device,
+        {one: one for one in configs},
+        lambda config, time_us: log_row(family, near, config, time_us, device, timed="refined"),
+        lambda: bundle_in_force(None).digest,
+    )
+    return refinement_of(
+        key,
+        lambda: Refinement(
+            family.name,
+            near,
+            configs,
+            tuple(ranked.values()),
+            watch=watch,
+            store=store if measures() else None,
+            predicted_us=predicted_us(family, near, device, configs[0]),
+        ),
+    )
 
 
 def given(config: KernelConfig, family: Measurable, problem: Problem, device: DeviceSpec) -> KernelConfig:
@@ -82,26 +123,30 @@ def given(config: KernelConfig, family: Measurable, problem: Problem, device: De
     return config
 
 
-def _ranked(family: Measurable, problem: Problem, device: DeviceSpec, k: int) -> tuple[KernelConfig, ...]:
-    """Return the `k` configs predicted to be fastest; (), with a warning, if nothing is predicted."""
+def _ranked(
+    family: Measurable, problem: Problem, near: Problem, device: DeviceSpec, k: int
+) -> dict[KernelConfig, float]:
+    """Return those of the `k` configs predicted to be fastest for a bucket that can run a problem, best first.
+
+    The values are their predicted slowdowns. The dict is empty, with a warning, if nothing is predicted.
+    """
     try:
         with collecting_later():  # the first call reads a bundle
-            ranked = chooser_of(family, device).choose(problem, HowMany(k))
-        if ranked.predicted:
-            return ranked.configs
-        reason = ranked.reason
+            ranked = chooser_of(family, device).choose(near, HowMany(k))
+        reason = "" if ranked.predicted else ranked.reason
     except Exception as error:  # noqa: BLE001 - a failed prediction never stops a call
         reason = f"{family.name}: no prediction ({type(error).__name__}: {error})"
-    warn_once(reason, ": the family's default config runs")
-    return ()
+    if reason:
+        warn_once(reason, ": the family's default config runs")
+        return {}
+    slowdowns = zip(ranked.configs, ranked.predicted_slowdown, strict=True)
+    return {config: slowdown for config, slowdown in slowdowns if family.supports(config, problem, device) is None}
 
 
 def _logged_times_us(
     family: Measurable, problem: Problem, device: DeviceSpec, configs: tuple[KernelConfig, ...], launch: Launch
 ) -> list[float | None]:
     """Return `_times_us`, and log the times as training data if FORETUNE_LOG is set."""
-    from .timing.flywheel import log_row  # imported late, because predictions do not need it
-
     times = _times_us(family, configs, launch)
     for config, time_us in zip(configs, times, strict=True) if measures() else ():
         log_row(family, problem, config, time_us, device, timed="cold")

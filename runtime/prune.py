@@ -190,6 +190,8 @@ class Pruner(TracedPositions):
         self.bundle = bundle_of(bundle)
         #: How the kept configs are timed, as logs call it: by Triton, unless the pruner's owner sets another value.
         self.timed = "autotuner"
+        #: The mode that overrides FORETUNE_MODE.
+        self.mode: str | None = None
         self.own_knobs = OwnKnobs(family, knobs, fixed)
         if configs is not None:
             self.own_knobs.check(configs)
@@ -252,11 +254,16 @@ class Pruner(TracedPositions):
         usable, values = self._usable(configs)
         return tuple(usable[place] for place in self._kept(problem, self.device or device_here(), values))
 
+    def slowdowns(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[float, ...]:
+        """Return the predicted slowdowns of the configs whose positions `positions` returns in mode `refine`."""
+        chooser = chooser_of(self.family, self.device or device_here(), self._usable(configs)[1], self.bundle)
+        return chooser.choose(not_empty(self.family, problem), self.k).predicted_slowdown
+
     def _kept(
         self, problem: Problem, device: DeviceSpec, values: tuple[KernelConfig, ...], one_alone: bool = False
     ) -> tuple[int, ...]:
         """Return the places of the values that go through, best first; with `one_alone`, only the fastest."""
-        wanted = resolve_mode()
+        wanted = resolve_mode(self.mode)
         if wanted is Mode.OFF:
             return supported(self.family, problem, device, values)
         chooser = chooser_of(self.family, device, values, self.bundle)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...datasets import Family, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import reason_of
 from ..arguments import Mode, resolve_mode, warn_once
+from ..how_many import predicted_us
 from ..launching.stub_driver import device_here
 from ..prune import CAN_ASK_SINCE, Pruner, TracedPositions, break_graph, leave_launches_to_triton, torch_release
 from ..shortlist import bundle_in_force
@@ -41,6 +42,7 @@ class Shortlister(ABC):
     """
 
     bundle = ""
+    mode: str | None = None  # overrides FORETUNE_MODE
 
     def __init__(self, family: Family, bucket: tuple[str, ...]) -> None:
         self.family, self._bucket = family, bucket
@@ -60,6 +62,14 @@ class Shortlister(ABC):
     @abstractmethod
     def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
         """Return the positions of the configs to try, best first, according to FORETUNE_MODE."""
+
+    def slowdowns(self, problem: Problem, configs: tuple[triton.Config, ...], count: int) -> tuple[float, ...]:
+        """Return the predicted slowdowns of the `count` configs that `positions` returned; 1.0 without a prediction."""
+        return (1.0,) * count
+
+    def scale(self, problem: Problem, config: triton.Config) -> float:
+        """Return the predicted time of a launch in microseconds, to compare launches of different sizes."""
+        return 1.0
 
     def supports(self, config: triton.Config, problem: Problem) -> bool:
         """Return whether a config that was chosen for the problem's stand-in can run the problem itself."""
@@ -102,7 +112,16 @@ class FamilyShortlister(Shortlister):
 
     def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
         """See `Shortlister`."""
+        self._pruner.mode = self.mode
         return self._pruner.positions(problem, configs)
+
+    def slowdowns(self, problem: Problem, configs: tuple[triton.Config, ...], count: int) -> tuple[float, ...]:
+        """See `Shortlister`."""
+        return self._pruner.slowdowns(problem, configs)
+
+    def scale(self, problem: Problem, config: triton.Config) -> float:
+        """See `Shortlister`."""
+        return predicted_us(self.family, problem, self._pruner.device or device_here(), self.value(config))
 
     def supports(self, config: triton.Config, problem: Problem) -> bool:
         """See `Shortlister`."""
@@ -125,7 +144,7 @@ class OwnShortlister(Shortlister):
 
     def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
         """See `Shortlister`; in mode `predict`, all positions if the model is not sure."""
-        if (wanted := resolve_mode()) is Mode.OFF or len(configs) == 1:
+        if (wanted := resolve_mode(self.mode)) is Mode.OFF or len(configs) == 1:
             return tuple(range(len(configs)))
         values, k = [self.value(config) for config in configs], 1 if wanted is Mode.PREDICT else self._k
         advice = self._timings(self._ranks()).advise(self.stand_in(problem), values, k)
@@ -186,7 +205,7 @@ class TracedPrune(TracedPositions):
             if (best := self._best_known(problem, configs)) is not None:
                 return (best,)
             positions = self._shortlister.positions(problem, configs)
-            if resolve_mode() is Mode.PREDICT:
+            if resolve_mode(self._shortlister.mode) in (Mode.PREDICT, Mode.REFINE):  # nothing is timed in the graph
                 positions = positions[:1]
         except Exception as error:  # noqa: BLE001 - a failed prediction must not stop a launch
             warn_once(f"{self._kernel}: no prediction ({reason_of(error)})", f": all {len(configs)} configs go through")

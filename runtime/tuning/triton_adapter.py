@@ -6,7 +6,8 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import DeviceSpec, Family, ForetuneError
@@ -19,8 +20,10 @@ from ..launching.stub_driver import device_here, measures
 from ..prune import Pruner
 from .known_times import KeyTimes, KnownTimes
 from .launches import LaunchFamily
-from .one_launch import OneConfigCache, OneLaunch, key_of_launch, microseconds, times_one
+from .one_launch import OneConfigCache, OneLaunch, compile_in_background, key_of_launch, microseconds, times_one
 from .ranks.agreement import choose_together, epoch, may_tune, scope
+from .refine.calls import check_cost
+from .refine.refinement import Refinement
 from .session import Measured, TuningSession, is_capturing
 from .shortlisters import FamilyShortlister, OwnShortlister, Shortlister
 
@@ -49,7 +52,14 @@ class Attachment:
 
     holders, is_on = 0, False
 
-    def __init__(self, tuner: triton.runtime.Autotuner, family: Family | None, k: Length) -> None:
+    def __init__(
+        self,
+        tuner: triton.runtime.Autotuner,
+        family: Family | None,
+        k: Length,
+        mode: str | None = None,
+        limit: dict[str, float] | None = None,
+    ) -> None:
         from triton.runtime import Autotuner
 
         own = LaunchFamily(tuner)
@@ -59,7 +69,10 @@ class Attachment:
         self._how_timed = "cold" if as_triton_does else "autotuner"
         self._pruner = None if family is None else Pruner(family, k)
         if self._pruner is not None:
-            self._pruner.timed = self._how_timed
+            self._pruner.timed, self._pruner.mode = self._how_timed, mode
+        self._mode, self._limit = mode, limit
+        # The keys whose config is not decided yet in mode `refine`, and the predicted time of such a launch.
+        self._refining: dict[Any, tuple[Refinement[triton.Config], float]] = {}
         self._k, self._is_interpreted = k, Kernel(tuner).is_interpreted
         self._known: dict[DeviceSpec, KnownTimes] = {}
         self._epoch = epoch()
@@ -120,10 +133,16 @@ class Attachment:
         with self.lock:
             if self._epoch != epoch():
                 self._epoch, ranks = epoch(), scope()
+                self._refining.clear()
                 if ranks:
                     self._met |= self.tuner.cache.keys()
                     self.tuner.cache.clear()
                     self.tuner.cache.update(self._chosen_together.get(ranks, {}))
+            if self._refining:
+                arguments = {**dict(zip(self.tuner.arg_names, args, strict=False)), **kwargs}
+                key = key_of_launch(self.tuner, arguments)
+                if (refining := self._refining.get(key)) is not None:
+                    return self._refined_run(key, *refining, args, kwargs, arguments)
             before, self._is_running = self.tuner.__dict__.get("configs_timings"), True
             try:
                 result = self.own_run(*args, **kwargs)
@@ -139,6 +158,23 @@ class Attachment:
                 raise
             finally:
                 self._tuning, self._is_running = None, False
+
+    def _refined_run(
+        self,
+        key: Any,
+        refinement: Refinement[triton.Config],
+        scale: float,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        arguments: dict[str, Any],
+    ) -> Any:
+        """Launch a key whose config is not decided yet, and remember the decision."""
+        compile_one = partial(compile_in_background, self.tuner, arguments)
+        result = refinement.run(lambda config: self._run_once(config, args, kwargs), compile_one, scale)
+        if refinement.final is not None:
+            self.tuner.cache[key] = refinement.final
+            self._refining.pop(key, None)
+        return result
 
     def _run_once(self, config: triton.Config, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Launch with a config without remembering it."""
@@ -192,11 +228,25 @@ class Attachment:
         if is_capturing():
             raise _CapturedError(pruned[0])
         resets = len(pruned) == 1 and self._would_be_timed(kwargs)
+        if len(pruned) > 1 and resolve_mode(self._mode) is Mode.REFINE:
+            resets = self._would_be_timed(kwargs)
+            pruned = [self._or_warn(self._refined, pruned) or pruned[0]]
         if len(pruned) > 1 and choose_together():
             pruned, resets = [self._chosen_with_others(pruned, kwargs)], True
         if resets and not times_one():  # as Triton does after it has timed configs
             self.tuner.pre_hook({**self.tuner.nargs, **kwargs, **pruned[0].all_kwargs()}, reset_only=True)
         return pruned
+
+    def _refined(self, configs: Sequence[triton.Config]) -> triton.Config:
+        """Return the config to launch first in mode `refine`, and prepare the next launches."""
+        if (tuning := self._tuning) is None:
+            return configs[0]
+        first, slowdowns = configs[0], [tuning.slowdowns[config] for config in configs]
+        found = tuning.times.refinement(configs, slowdowns, tuning.arguments, self._limit or check_cost())
+        if found is not None:
+            tuning.refining, first = (found, tuning.scale), found.final or first
+        tuning.session.measured[first] = Measured.of(1.0)  # Triton 3.6 times even a single config
+        return first
 
     def _would_be_timed(self, kwargs: Mapping[str, Any]) -> bool:
         """Return whether Triton alone would time configs for this launch: several are allowed, and the key is new."""
@@ -240,12 +290,16 @@ class Attachment:
         times = known.of(known.shortlister.stand_in(problem))
         if self._pruner is not None:
             kept = self._pruner(allowed, named_args, **kwargs)
-            if not may_tune() and resolve_mode() is not Mode.OFF:
+            if not may_tune() and resolve_mode(self._mode) is not Mode.OFF:
                 kept = kept[:1]
         else:
             kept = [allowed[position] for position in known.shortlister.positions(problem, tuple(allowed))]
         if self._is_running:  # otherwise Triton only compiles
             self._or_warn(self._expect, times, kept, arguments)
+            if self._tuning is not None and resolve_mode(self._mode) is Mode.REFINE:
+                slowdowns = known.shortlister.slowdowns(problem, tuple(allowed), len(kept))
+                self._tuning.slowdowns = dict(zip(kept, slowdowns, strict=True))
+                self._tuning.scale = known.shortlister.scale(problem, kept[0])
         return kept
 
     def _expect(self, times: KeyTimes, configs: Sequence[triton.Config], arguments: Mapping[str, Any]) -> None:
@@ -272,6 +326,12 @@ class Attachment:
     def _finish(self, tuning: _Tuning, before: Any) -> None:
         """Store the choice after a tuned launch, and learn times that came from Triton's own cache."""
         tuner, session = self.tuner, tuning.session
+        if tuning.refining is not None and tuning.refining[0].final is None:
+            for key in tuner.cache.keys() - tuning.keys:
+                self._refining[key] = tuning.refining
+                del tuner.cache[key]
+        if resolve_mode(self._mode) is Mode.REFINE:  # nothing was timed
+            return
         after = tuner.__dict__.get("configs_timings")
         if after is not None and after is not before:
             for config, timing in after.items():
@@ -295,6 +355,7 @@ class Attachment:
                     if self._pruner is None
                     else FamilyShortlister(self._pruner)
                 )
+                shortlister.mode = self._mode
                 # With a family, its pruner does the logging.
                 self._known[device] = KnownTimes(
                     self.tuner, self.name, shortlister, device, timed=self._how_timed, logs=self._pruner is None
@@ -321,6 +382,10 @@ class _Tuning:
     keys: set[Any]  # the keys that Triton already had a config for
     arguments: Mapping[str, Any]
     uncompiled: tuple[triton.Config, ...] = ()
+    # In mode `refine`: the predicted slowdowns, the predicted time of the launch, and what chooses further configs.
+    slowdowns: Mapping[triton.Config, float] = field(default_factory=dict)
+    scale: float = 1.0
+    refining: tuple[Refinement[triton.Config], float] | None = None
 
 
 class _CapturedError(Exception):
