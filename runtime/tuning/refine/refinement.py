@@ -160,6 +160,9 @@ class Refinement(Generic[C]):
             self._decide(race.best)
         if self.final is not None:
             return None
+        if not self._ranks and len(self._joined) == 1:  # nothing to compare with yet
+            race.calls[0] += 1
+            return None
         at = race.pick()
         if at not in self._joined:  # counted, because the other ranks count it
             return None
