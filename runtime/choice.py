@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,12 +16,11 @@ from .how_many import HowMany, predicted_us
 from .launching.collector import collecting_later
 from .launching.stub_driver import measures
 from .shortlist import bundle_in_force, chooser_of
-from .timing.flywheel import log_row
 from .timing.timer import timer_of
 from .tuning.ranks.agreement import agreed_choice, may_tune, scope
-from .tuning.refine.calls import stopwatch
-from .tuning.refine.refinement import CANDIDATES, Refinement, refinement_of
-from .tuning.refine.store import Store
+
+if TYPE_CHECKING:
+    from .tuning.refine.refinement import Refinement
 
 #: The number of configs that the mode `shortlist` benchmarks.
 K = 8
@@ -78,6 +77,11 @@ def refinement(family: Measurable, problem: Problem, device: DeviceSpec) -> Refi
     None where calls cannot be timed (without a GPU) or there are fewer than two configs to choose from: then `choose`
     returns the config.
     """
+    from .timing.flywheel import log_row  # imported late, because the other modes do not need these
+    from .tuning.refine.calls import stopwatch
+    from .tuning.refine.refinement import CANDIDATES, Refinement, refinement_of
+    from .tuning.refine.store import Store
+
     if (watch := stopwatch()) is None:
         return None
     near = family.at_call_time(not_empty(family, problem))
@@ -147,6 +151,8 @@ def _logged_times_us(
     family: Measurable, problem: Problem, device: DeviceSpec, configs: tuple[KernelConfig, ...], launch: Launch
 ) -> list[float | None]:
     """Return `_times_us`, and log the times as training data if FORETUNE_LOG is set."""
+    from .timing.flywheel import log_row  # imported late, because predictions do not need it
+
     times = _times_us(family, configs, launch)
     for config, time_us in zip(configs, times, strict=True) if measures() else ():
         log_row(family, problem, config, time_us, device, timed="cold")

@@ -29,8 +29,7 @@ from foretune.kernels.op_calls import device_at
 from foretune.model.metrics import geomean
 from foretune.runtime import choice
 from foretune.runtime.timing.timer import timer_of
-from foretune.runtime.tuning.refine import refinement
-from foretune.runtime.tuning.refine.calls import CudaEvents
+from foretune.runtime.tuning.refine import calls, refinement
 from foretune.runtime.tuning.refine.race import CALLS
 
 #: Groups, rows, N and K of layers that no shipped model has.
@@ -196,8 +195,8 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args()
     if not torch.cuda.is_available():
-        choice.stopwatch = HostClock  # type: ignore[assignment]
-    elif not isinstance(choice.stopwatch(), CudaEvents):
+        calls.stopwatch = HostClock  # type: ignore[assignment]
+    elif not isinstance(calls.stopwatch(), calls.CudaEvents):
         raise SystemExit("the calls of this machine's GPU cannot be timed")
     rows = []
     for name in given.families.split(","):

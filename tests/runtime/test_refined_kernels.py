@@ -8,9 +8,9 @@ import foretune
 import pytest
 import triton
 from foretune.datasets import ForetuneError
-from foretune.runtime import choice, use_stub_driver
+from foretune.runtime import use_stub_driver
 from foretune.runtime.tuning import known_times, one_launch, triton_adapter
-from foretune.runtime.tuning.refine import refinement
+from foretune.runtime.tuning.refine import calls, refinement
 from foretune.runtime.tuning.refine.race import CALLS
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
@@ -59,7 +59,7 @@ def watch(filler, monkeypatch, tmp_path):
     monkeypatch.setattr(one_launch, "in_background", at_once)
     with use_stub_driver(filler.H200) as driver:
         watch = Watch(driver, lambda metadata: TIMES[metadata.num_warps])
-        for module in (known_times, choice):
+        for module in (known_times, calls):
             monkeypatch.setattr(module, "stopwatch", lambda: watch)
         yield watch
 

@@ -188,6 +188,13 @@ def layers_of(dataset: str, name: str) -> list[Layer]:
     return found
 
 
+def misjudged(layer: Layer, candidates: int = 16) -> NDArray[np.float64]:
+    """Return the log of each candidate's mean measured slowdown over the predicted one, without the first config."""
+    times = layer.first_us[:, :candidates].mean(axis=0)
+    result: NDArray[np.float64] = np.log(times / times[0] / layer.slowdowns[:candidates])[1:]
+    return result
+
+
 class Played(NamedTuple):
     """The results of one layer: the regret after each number of calls in `AFTER`, and the cost."""
 
@@ -242,6 +249,8 @@ def main() -> None:
         "Race of 32": (raced, 32),
         "Race of 16, max_cost=0.02": (partial(raced, max_cost=0.02), 16),
     }
+    spread = np.concatenate([misjudged(layer) for layer in layers]).std()
+    sys.stdout.write(f"log of measured over predicted slowdown, configs 2 to 16: standard deviation {spread:.3f}\n")
     head = "  ".join(f"{calls:>5}" for calls in AFTER)
     sys.stdout.write(
         f"{len(layers)} layers, {given.seeds} replays each. In %: geometric mean of the regret after these calls, the "

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 #: Timed calls, after the last candidate has joined, that a decision takes at most.
 CALLS = 200
-#: The standard deviation of the log of a config's slowdown around the prediction. On held-out models of shipped data,
-#: the log of the measured over the predicted slowdown has 0.064 = sqrt(2) * 0.045.
+#: The standard deviation of the log of a config's time around the prediction. A slowdown, which has two of them, has
+#: sqrt(2) * 0.045 = 0.064 on held-out models of shipped data, which `refine_replay.py` prints.
 _PRIOR = 0.045
 #: The first guess of a call's noise (standard deviation of the log time), and how fast the estimate follows the data.
 _NOISE, _NOISE_RATE = 0.02, 0.05
