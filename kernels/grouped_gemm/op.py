@@ -68,7 +68,8 @@ def grouped_gemm(
         config_dw: The same for the gradient of w.
         mode: "predict" (the default, unless the environment variable FORETUNE_MODE says otherwise) runs the config that
             is predicted to be fastest; "shortlist" times the 8 most promising configs on the first call with about this
-            many rows and keeps the fastest; "off" runs the family's default config.
+            many rows and keeps the fastest; "refine" runs the predicted config at first and then others in turn, until
+            the calls themselves show which is the fastest; "off" runs the family's default config.
 
     Returns:
         y, (rows, N), of x's dtype. The result and all gradients are bitwise reproducible for the same configs.

@@ -59,7 +59,8 @@ def matmul(
             `foretune.grouped_gemm`. If omitted, `mode` decides.
         mode: "predict" (the default, unless the environment variable FORETUNE_MODE says otherwise) runs the config that
             is predicted to be fastest; "shortlist" times the 8 most promising configs on the first call with about this
-            many rows and keeps the fastest; "off" runs the family's default config.
+            many rows and keeps the fastest; "refine" runs the predicted config at first and then others in turn, until
+            the calls themselves show which is the fastest; "off" runs the family's default config.
 
     Returns:
         y, (M, N) or (B, M, N), of a's dtype; int32 for int8. Bitwise reproducible for the same config.
