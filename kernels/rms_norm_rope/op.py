@@ -72,8 +72,8 @@ def rms_norm_rope(
         config_backward: The same for the backward pass.
         mode: "predict" (the default, unless the environment variable FORETUNE_MODE says otherwise) runs the config that
             is predicted to be fastest; "shortlist" times the 8 most promising configs on the first call with about this
-            many tokens and keeps the fastest; "refine" runs the predicted config at first and then others in turn, until
-            the calls themselves show which is the fastest; "off" runs the family's default config.
+            many tokens and keeps the fastest; "refine" runs the predicted config at first and then others in turn,
+            until the calls themselves show which is the fastest; "off" runs the family's default config.
 
     Returns:
         q and k, contiguous, with their shapes and dtype. They are computed in float32 and rounded once. Results and
