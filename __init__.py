@@ -13,6 +13,7 @@ first used, and torch, triton, NumPy and the store by the call that needs them.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import lazy_loader
@@ -34,3 +35,9 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+if os.environ.get("FORETUNE_ATTACH"):
+    from .runtime.tuning.packages import attach_named
+
+    attach_named()

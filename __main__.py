@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 
-from .kernels.commands import cache, choosing, collecting, datasets, exporting, machine, training  # noqa: F401
+from .kernels.commands import cache, choosing, collecting, datasets, exporting, machine, running, training  # noqa: F401
 from .kernels.commands.app import INTERRUPTED, app, leave_to_stderr
 
 
 def main() -> None:
-    """Run the command line of this process."""
+    """Run the command line of this process, and the program that `foretune run` names."""
+    print_exception = sys.excepthook  # typer replaces it
     try:
         app(prog_name="foretune")
     except SystemExit as ended:
@@ -18,10 +19,16 @@ def main() -> None:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(INTERRUPTED)
-        raise
+        if running.chosen is None:
+            raise
     finally:
-        if "--json" in sys.argv:
+        if "--json" in sys.argv and running.chosen is None:
             leave_to_stderr()  # exit handlers of other modules may print
+    # Out here, the program's errors, warnings and words are its own.
+    if running.chosen is not None:
+        sys.excepthook = print_exception
+        running.chosen.prepare()
+        running.chosen.run()
 
 
 if __name__ == "__main__":

@@ -144,7 +144,7 @@ def visible_gpus(wanted: int | None = None) -> int:
     This makes no CUDA context: the processes that measure make those.
 
     Raises:
-        ForetuneError: There are fewer.
+        ForetuneError: Fewer than `wanted` are visible.
     """
     import torch
 
@@ -152,7 +152,7 @@ def visible_gpus(wanted: int | None = None) -> int:
     if found == 0:
         raise ForetuneError(
             "no GPU is visible here: collecting needs at least one. Recorded times can be replayed without one: "
-            "--replay DATA"
+            "--replay DATA (replay= in Python)"
         )
     if wanted is not None and not 1 <= wanted <= found:
         raise ForetuneError(f"gpus must be between 1 and {found}, which are visible here, but got {wanted}")
@@ -160,14 +160,17 @@ def visible_gpus(wanted: int | None = None) -> int:
 
 
 def check_sms(sms: Sequence[int], device: DeviceSpec) -> None:
-    """Raise `ForetuneError` if a device does not have one of these numbers of SMs."""
+    """Raise `ForetuneError` unless each of these numbers of SMs is at least 1 and at most the device's."""
     for number in sms:
         if not 1 <= number <= device.sm_count:
             raise ForetuneError(f"sms must be between 1 and {device.sm_count}, as {device.name} has, but got {number}")
 
 
 class Campaign:
-    """One run on some GPUs. `measure` may be called once.
+    """Measures the cases of one run (the problems and their sources) on GPUs of this machine.
+
+    A `Supervisor` for each GPU gives the tasks of one case after another to the process that measures there. `measure`
+    may be called once.
 
     Args:
         state: The run's state.
@@ -215,7 +218,10 @@ class Campaign:
         return Summary.of(self._state, self._spent, interrupted=interrupt.requested)
 
     def _run(self, starts: Sequence[Callable[[], Child]], interrupt: Interrupt) -> None:
-        """Run one phase."""
+        """Run one phase: start a process for each GPU, and measure until no GPU has work left.
+
+        The phase also ends when the budget is spent or the run is interrupted.
+        """
         self._supervisors = [Supervisor(start, self._watch, self, self._limits) for start in starts]
         self._pool.start()  # after the supervisors: dozens of processes that import Triton would delay them
         if self._state.recording is None:
@@ -241,11 +247,11 @@ class Campaign:
             supervisor.close()
 
     def _live(self) -> bool:
-        """Return whether a supervisor has work, or may still need some."""
+        """Return whether any GPU has work or is not ready yet, so that the phase must go on."""
         return any(not (supervisor.idle or supervisor.retired) for supervisor in self._supervisors)
 
     def _plan(self) -> None:
-        """Prepare the next case of each busy supervisor, and request binaries ahead of time."""
+        """Prepare the next case of each busy GPU, and request the compilation of later cases if the pool has room."""
         for supervisor in self._supervisors:
             if supervisor.work and supervisor not in self._next and (work := self._work(supervisor)):
                 self._next[supervisor] = work
@@ -256,7 +262,10 @@ class Campaign:
                 self._compile_ahead(device)
 
     def _work(self, supervisor: Supervisor) -> CaseTasks | None:
-        """Return the next case for a GPU that is not complete yet; None if there is none."""
+        """Return the tasks of the next case for a supervisor's GPU; None if there is none, or none yet.
+
+        Cases that are complete already are skipped.
+        """
         state, device = self._state, supervisor.device
         assert device is not None
         while step := state.take(device, supervisor.met, len(self._supervisors)):
@@ -279,14 +288,17 @@ class Campaign:
         return None
 
     def _left(self, device: DeviceSpec) -> CaseTasks | None:
-        """Return a case that was prepared for another GPU of the same name, if nothing else is left; else None."""
+        """Take over a case that was prepared for another GPU of the same name; None if there is none.
+
+        It is called when no other case is left.
+        """
         owner = next((supervisor for supervisor, work in self._next.items() if work.device.name == device.name), None)
         return None if owner is None else self._next.pop(owner)
 
     # The methods of `supervisor.Owner`.
 
     def idle(self, supervisor: Supervisor) -> None:
-        """Give a supervisor its next case, if there is one."""
+        """Give the supervisor of an idle GPU its next case, if there is one."""
         device, state = supervisor.device, self._state
         assert device is not None
         is_new = device.name not in self._probes
@@ -300,7 +312,7 @@ class Campaign:
             supervisor.give(work)
 
     def done(self, supervisor: Supervisor, work: CaseTasks) -> None:
-        """Note that a case is complete or given up."""
+        """Record that the case of `work` is complete or given up, and give idle GPUs work that it held back."""
         if work.refused is None:
             self._state.done(work.case, work.device)
             self._wake_idle()  # the last case of a batch may be over
@@ -308,13 +320,13 @@ class Campaign:
             self._give_up(work, work.refused)
 
     def read(self, supervisor: Supervisor, case: Case, probe_us: float) -> None:
-        """Store a reading of the drift probe."""
+        """Store a reading of the drift probe (a launch that shows whether the GPU gets slower during a run)."""
         assert supervisor.device is not None
         gpu = str(self._supervisors.index(supervisor))
         self._state.row_writer.read(case, supervisor.device, gpu, probe_us)
 
     def retired(self, supervisor: Supervisor, work: CaseTasks | None) -> None:
-        """Note that a GPU was given up, with its unfinished case."""
+        """Record that the supervisor's GPU is no longer used, and that its unfinished case, if any, was given up."""
         self._state.skipped.append(f"GPU {self._supervisors.index(supervisor)}: {supervisor.trouble}")
         if work is not None:
             self._give_up(work, supervisor.trouble)
@@ -325,7 +337,7 @@ class Campaign:
         self._wake_idle()
 
     def _wake_idle(self) -> None:
-        """Give idle supervisors work, because there may be some again."""
+        """Give idle GPUs their next cases; called when new ones may have become available."""
         for supervisor in self._supervisors:
             if supervisor.idle:
                 self.idle(supervisor)
@@ -339,7 +351,7 @@ class Campaign:
             supervisor.proceed()
 
     def _compile_ahead(self, device: DeviceSpec) -> None:
-        """Request the binaries of one later case, ranked behind those that a GPU waits for."""
+        """Request the compilation of one later case's binaries, after all those that a GPU waits for."""
         if step := self._state.ahead(device):
             family, problem = self._state.family(step.case), step.case.problem
             for rank, config in enumerate(step.configs):
@@ -347,7 +359,7 @@ class Campaign:
                     self._pool.request(binary, AHEAD + rank)
 
     def _effort(self) -> Effort:
-        """Return what this phase took."""
+        """Return the time that the current phase has taken so far, in GPU and compiling processes."""
         began = [supervisor.began for supervisor in self._supervisors if supervisor.began is not None]
         return Effort(
             gpus=len(self._supervisors),

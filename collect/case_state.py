@@ -63,7 +63,8 @@ class CaseState:
     def unconfirmed(self) -> list[KernelConfig]:
         """Return the leading configs that have no result of a confirming pass yet.
 
-        After an adaptive run these may be some of them only: with more scanned configs, other configs lead.
+        A case that an adaptive run has confirmed may have new leading configs once more configs are scanned, so only
+        some of the leading ones may be left.
         """
         return [c for c in self.leading() if c not in self.confirmed and c not in self.unconfirmable]
 
@@ -109,33 +110,40 @@ def earlier(out: Path | str, families: Mapping[str, Measurable], recording: Reco
 
 
 def _check_replay(dataset: Dataset, recording: Recording | None) -> None:
-    """Raises `ForetuneError` where measured times would be added to replayed ones, or replayed times to others."""
+    """Check that a run adds replayed times only to a replay of the same dataset, and measured times to no replay.
+
+    Raises:
+        ForetuneError: It would mix them.
+    """
     for facts in dataset.provenance.get("runs", {}).values():
         replay_of = facts.get(REPLAY_OF)
         if recording is None and replay_of:
             raise ForetuneError(
-                f"{dataset.name} has times that were replayed from {replay_of.get('dataset')}: measure into another "
+                f"{dataset.label} has times that were replayed from {replay_of.get('dataset')}: measure into another "
                 "folder"
             )
         if recording is not None and not (replay_of and recording.is_of(replay_of)):
             raise ForetuneError(
-                f"{dataset.name} has times that were not replayed from {recording.name}: replay into another folder"
+                f"{dataset.label} has times that were not replayed from {recording.label}: replay into another folder"
             )
 
 
 def _check_sources(dataset: Dataset, families: Mapping[str, Measurable]) -> None:
-    """Raises `ForetuneError` if the dataset was measured with another version of a family's kernel."""
+    """Raise `ForetuneError` if the dataset was measured with another version of a family's kernel."""
     for family in families.values():
         sources = dataset.kernel_sources(family.name)
         if other_sources(sources, family.source_hash()):
             raise ForetuneError(
-                f"{dataset.name} was measured with another version of {family.name}'s kernel (source hash "
+                f"{dataset.label} was measured with another version of {family.name}'s kernel (source hash "
                 f"{', '.join(sorted(sources))}; now {family.source_hash()}): collect into another folder"
             )
 
 
 def _uncompilable(dataset: Dataset) -> tuple[tuple[str, Problem, KernelConfig, str], ...]:
-    """Return what did not compile in earlier runs with the installed Triton; another Triton may compile it."""
+    """Return (device name, problem, config, error) of each config that the installed Triton failed to compile earlier.
+
+    Failures of other Triton versions are left out, because this one may compile the config.
+    """
     same = [run for run, facts in dataset.provenance["runs"].items() if facts.get("triton") == triton_version()]
     rows = dataset.measurements
     rows = rows[(rows["status"] == Status.COMPILE_FAILED.value) & rows["run_id"].isin(same)]

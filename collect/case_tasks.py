@@ -42,14 +42,16 @@ Fatal: TypeAlias = dict[tuple[KernelConfig, Binary], list[Trial]]
 
 
 class Pool(Protocol):
-    """Compiles binaries: a `CompilePool`, or a stand-in."""
+    """The interface of the object that compiles binaries for a case: a `CompilePool` or a stand-in."""
 
     def request(self, binary: Binary, rank: float) -> Compiled | None:
         """Return the result of compiling a binary; None until it is compiled. See `CompilePool.request`."""
 
 
 class CaseTasks:
-    """The tasks that are left of a case.
+    """The tasks that remain for one case on one device: scanning its configs, then confirming the fastest ones.
+
+    The measuring process works on the tasks in the order that they were taken in, and answers in the same order.
 
     Args:
         family: The family of the case.
@@ -118,7 +120,10 @@ class CaseTasks:
         return self._out[0] if self._out else None
 
     def take(self, most: int) -> list[Task]:
-        """Take the next tasks, at most `most`. There are none while all configs wait for the compiler."""
+        """Remove and return the next tasks, at most `most`; none while all configs wait for the compiler.
+
+        If the process does not have the problem's inputs yet, the first task is a `Prepare`.
+        """
         tasks: list[Task] = []
         if self._ready and not self._prepared:
             self._prepared = True
@@ -135,11 +140,14 @@ class CaseTasks:
 
     @property
     def signature(self) -> Hashable:
-        """See `compiling.signature_of`."""
+        """A value that is equal for cases whose problems share their binaries: see `compiling.signature_of`."""
         return signature_of(self.family, self.case.problem, self.device)
 
     def _doomed(self, config: KernelConfig) -> Trial | None:
-        """Return the trial of a config that is not run, because it ended its process on other cases; else None."""
+        """Return the failed trial of a config that must not be run, because it ended its process on other cases.
+
+        Return None if the config may run.
+        """
         ends = self._fatal.get((config, self._binary(config)), []) if self._fatal else []
         if len(ends) < FATAL_CASES:
             return None
@@ -148,7 +156,7 @@ class CaseTasks:
         )
 
     def compiled(self, binary: Binary, compiled: Compiled) -> None:
-        """Take the result of compiling a binary, for which configs of this case may wait."""
+        """Process the result of compiling a binary: configs of this case that waited for it can run, or have failed."""
         configs = self._waiting.pop(binary, ())
         for config in configs:
             self._found(config, compiled)
@@ -156,7 +164,7 @@ class CaseTasks:
             self._advance()
 
     def answered(self, trial: Trial) -> None:
-        """Take the answer to the first task that is out."""
+        """Process the answer to the oldest task that was taken and not answered yet."""
         task = self._out.popleft()
         if isinstance(task, Prepare):
             if trial.status is not None:
@@ -166,10 +174,10 @@ class CaseTasks:
         self._advance()
 
     def died(self, trial: Trial, *, forgivable: bool) -> None:
-        """Note that the process died at the first task that is out. The other tasks go out again.
+        """Record that the process died at the oldest unanswered task, and queue the other unanswered tasks again.
 
         Args:
-            trial: What the config of that task gets as its result. It is then not run again on this case.
+            trial: The result that the config of that task gets. The config is then not run again on this case.
             forgivable: Whether the system may have killed the process. The task is then tried again, at most `TRIES`
                 times in all.
         """
@@ -198,7 +206,7 @@ class CaseTasks:
         self._advance()
 
     def _valid(self, space: Iterable[KernelConfig]) -> list[KernelConfig]:
-        """Return the configs that can run the problem. The others get their rows here."""
+        """Return the configs that can run the problem, without scanned ones; record the others as invalid."""
         valid, rows = [], []
         for config in space:
             if config in self._state.scanned_us:
@@ -237,7 +245,7 @@ class CaseTasks:
                 self._found(config, compiled)
 
     def _found(self, config: KernelConfig, compiled: Compiled) -> None:
-        """Take the result of compiling a config: scan it or add it to the leading ones, or make its row."""
+        """Process the result of compiling a config: queue it for the scan or for confirming, or record the failure."""
         trial = Trial(Status.COMPILE_FAILED, error=compiled.error)
         if self._leading is not None:
             if compiled.error is None:
@@ -252,7 +260,7 @@ class CaseTasks:
             self._settle(Scan(config), trial)
 
     def _settle(self, task: Scan | Confirm, trial: Trial) -> None:
-        """Make the rows of a trial, or keep its samples."""
+        """Record the result of a task: as rows, or for a successful round of confirming as samples."""
         config = task.config
         if isinstance(task, Scan):
             self._record([self._row(config, SCAN, trial, self._compile_ms.pop(config, None))])
@@ -262,7 +270,7 @@ class CaseTasks:
             self._record([self._row(config, timing_pass, trial) for timing_pass in CONFIRMING])
 
     def _advance(self) -> None:
-        """Go on from the scan to the confirming passes, and to their end, once nothing is left to do."""
+        """Begin the confirming passes once the scan is complete, and record their rows once they are."""
         if not self.over or self._through or self.refused is not None:
             return
         if not self._confirming:
@@ -278,7 +286,7 @@ class CaseTasks:
             self._through = True
 
     def _begin_confirming(self) -> None:
-        """Make the tasks of the confirming passes."""
+        """Queue the tasks of the confirming passes, replacing any that are queued."""
         leading = [config for config in self._leading or () if config not in self._state.unconfirmable]
         self._samples = {(timing_pass, config): [] for timing_pass in CONFIRMING for config in leading}
         self._ready.clear()
@@ -288,7 +296,7 @@ class CaseTasks:
             self._ready += (Confirm(leading[i], timing_pass) for i in shuffle.permutation(len(leading)))
 
     def _confirm(self) -> None:
-        """Make the rows of the confirming passes from their samples."""
+        """Record the rows of the confirming passes, computed from the samples of all rounds."""
         self._record(
             [
                 self._row(config, timing_pass, Trial(Status.OK, **vars(Timing.of(times_us))))
@@ -298,7 +306,7 @@ class CaseTasks:
         )
 
     def _refuse(self, trial: Trial) -> None:
-        """Give the case up for the reason in a failed trial."""
+        """Give the case up, for the reason in a failed trial."""
         assert trial.status is not None
         self.refused = trial.error or trial.status.value
         self._ready.clear()

@@ -39,7 +39,7 @@ LOOK_SECONDS, ALONE_SECONDS = 1.0, 60.0
 
 
 class DaskWorkers:
-    """The dask workers that have a GPU.
+    """Keeps track of the dask workers that have a GPU, as they come and go.
 
     Args:
         client: dask's client.
@@ -66,12 +66,12 @@ class DaskWorkers:
         return bool(self.devices) and not self._introductions
 
     def lost(self, address: str, trouble: str) -> None:
-        """Note that a worker cannot use its GPU."""
+        """Record that the worker at this address cannot use its GPU, so that it is given no further orders."""
         self.devices.pop(address, None)
         self.troubles[address] = trouble
 
     def look(self) -> None:
-        """Introduce new workers and remove those that are gone. Call it regularly.
+        """Ask new workers for their devices, and remove workers that are gone. Call it regularly.
 
         Raises:
             ForetuneError: There was no worker with a GPU for a minute, or a worker fails for another reason.
@@ -155,7 +155,11 @@ def collect_on_cluster(
 
 
 def connected(scheduler: str) -> Any:
-    """Return a dask client. Raises `ForetuneError` if dask is not installed or no scheduler answers."""
+    """Return a dask client that is connected to a scheduler.
+
+    Raises:
+        ForetuneError: dask is not installed, or no scheduler answers.
+    """
     try:
         from distributed import Client
     except ImportError:
@@ -168,7 +172,7 @@ def connected(scheduler: str) -> Any:
 
 @dataclass
 class _Cut:
-    """The state of a case that killed every worker, and was divided to find out why."""
+    """The state of a case that killed every worker it was sent to, and was divided into pieces to find the cause."""
 
     left: int = 0  # how many pieces are not done yet
     given_up: bool = False
@@ -176,7 +180,7 @@ class _Cut:
 
 @dataclass(frozen=True)
 class _Job:
-    """An order for GPUs of one name, and the worker that has it.
+    """An `Order` (a case to measure, or a part of it) for GPUs of one name, and the worker that measures it.
 
     Attributes:
         device: The GPU.
@@ -194,17 +198,20 @@ class _Job:
 
     @property
     def case(self) -> Case:
-        """The case of the order."""
+        """The case that the order measures."""
         return self.order.case
 
     @property
     def is_suspect(self) -> bool:
-        """Whether the order may kill workers. Its worker then gets no other order, so that the cause is clear."""
+        """True if the order may kill workers; its worker then gets no other order, so that the cause is clear."""
         return self.deaths > 0 or self.cut is not None
 
 
 class ClusterCampaign:
-    """One run on a cluster. `measure` may be called once."""
+    """Measures the cases of one run on a cluster's GPUs. `measure` may be called once.
+
+    A case, or a part of it, is sent to a dask worker as an `Order`; the worker returns a `Report`.
+    """
 
     def __init__(self, client: Any, settings: RunSettings) -> None:
         self._client, self._settings, self._workers = client, settings, DaskWorkers(client, settings)
@@ -217,7 +224,7 @@ class ClusterCampaign:
         self._spent = dict.fromkeys(("busy", "lost", "compile"), 0.0)  # seconds
 
     def origin(self, family: Measurable, device: DeviceSpec) -> dict[str, Any]:
-        """Return the provenance of measurements, as one of the workers with that device reports it."""
+        """Return the provenance of a family's measurements on a device, as one of the device's workers reports it."""
         address = next(address for address, spec in self._workers.devices.items() if spec.name == device.name)
         reported: dict[str, dict[str, Any]] = self._client.run(run_provenance, family, device, workers=[address])
         return reported[address]
@@ -256,7 +263,7 @@ class ClusterCampaign:
     # Sending orders.
 
     def _submit(self) -> None:
-        """Send orders to the workers that have too few."""
+        """Send orders to the workers that have fewer than `ORDERS_PER_GPU`."""
         for address, device in self._workers.devices.items():
             there = [job for job in self._jobs.values() if job.address == address]
             while len(there) < ORDERS_PER_GPU and not any(job.is_suspect for job in there):
@@ -273,7 +280,10 @@ class ClusterCampaign:
                 self._began = min(self._began, time.monotonic())
 
     def _next(self, address: str, device: DeviceSpec, *, alone: bool) -> _Job | None:
-        """Return the next order for a worker, or None; an order that may kill it only if it has no other (`alone`)."""
+        """Return the next order for a worker; None if there is none, or none yet.
+
+        An order that may kill the worker is returned only if the worker has no other order (`alone`).
+        """
         for job in self._waiting:
             if job.device.name == device.name and (alone or not job.is_suspect):
                 self._waiting.remove(job)
@@ -295,7 +305,7 @@ class ClusterCampaign:
     # Receiving reports.
 
     def _receive(self) -> None:
-        """Handle the orders that are done. Wait a while for the first."""
+        """Handle the orders that have ended, after waiting a while for the first one."""
         from distributed import wait
 
         if not self._jobs:
@@ -309,14 +319,14 @@ class ClusterCampaign:
             self._ended(self._jobs.pop(future), future)
 
     def _recall(self) -> None:
-        """Take back the orders of workers that are gone."""
+        """Cancel the orders of workers that are gone, so that other workers get them."""
         gone = [future for future, job in self._jobs.items() if job.address not in self._workers.devices]
         for future in gone:
             future.cancel()
             self._died(self._jobs.pop(future))
 
     def _ended(self, job: _Job, future: Any) -> None:
-        """Handle the end of an order, successful or not."""
+        """Handle the result of an order whose future is done: a report, a lost GPU, a dead worker, or an error."""
         from distributed import KilledWorker
 
         if future.status == "finished":
@@ -332,14 +342,14 @@ class ClusterCampaign:
             raise ForetuneError(f"the dask worker {job.address} cannot measure: {error!r}")
 
     def _died(self, job: _Job) -> None:
-        """Give the order of a dead worker to another one, until the order is clearly the cause."""
+        """Queue the order of a lost worker for another one; after `TRIES` lost workers, divide it."""
         if job.deaths + 1 < TRIES:
             self._waiting.append(replace(job, deaths=job.deaths + 1))
         else:
             self._cut(job, f"{TRIES} dask workers or their GPUs were lost during it")
 
     def _reported(self, job: _Job, report: Report) -> None:
-        """Take the results of an order."""
+        """Store the results of an order, and record whether its case is complete or given up."""
         state, family = self._state, self._state.family(job.case)
         if report.source_hash != family.source_hash():
             raise ForetuneError(
@@ -365,7 +375,10 @@ class ClusterCampaign:
             self._state.row_writer.add(job.case, job.device, rows)
 
     def _done(self, job: _Job) -> None:
-        """Note that an order is complete; after the last piece of a divided case, confirm its leading configs."""
+        """Record that an order is complete, and with it its case.
+
+        After the last piece of a divided case, queue an order that confirms the leading configs instead.
+        """
         if job.cut is None:
             self._state.done(job.case, job.device)
             return
@@ -376,7 +389,13 @@ class ClusterCampaign:
             self._waiting.append(_Job(job.device, self._order(job.case, (), job.device)))
 
     def _given_up(self, job: _Job, reason: str, *, deadly: bool) -> None:
-        """Give up the case of an order."""
+        """Give up the case that an order measures, with all other pieces if it was divided.
+
+        Args:
+            job: The order.
+            reason: Why.
+            deadly: Whether processes died at the case.
+        """
         if job.cut is not None:
             if job.cut.given_up:
                 return
@@ -385,7 +404,7 @@ class ClusterCampaign:
         self._state.given_up(job.case, job.device, reason, deadly=deadly)
 
     def _cut(self, job: _Job, reason: str) -> None:
-        """Divide an order that kills workers; if it has a single config, make that config's row."""
+        """Divide an order that kills workers into pieces; if it has a single config, record that config as failed."""
         configs = self._left(job)
         cut = job.cut or _Cut(left=1)
         job = replace(job, cut=cut)
@@ -419,6 +438,6 @@ class ClusterCampaign:
         )
 
     def _effort(self) -> Effort:
-        """Return the time that the run took."""
+        """Return the GPU and compile time that the run has taken, over all workers."""
         gpu_s = self._workers.most * max(time.monotonic() - self._began, 0.0)
         return Effort(self._workers.most, gpu_s, self._spent["busy"], self._spent["lost"], self._spent["compile"])

@@ -279,7 +279,7 @@ def compile_ahead(
 
 
 def serve(connection: Connection, families: Mapping[str, Measurable]) -> None:
-    """Run a process of the pool: compile one binary after the other."""
+    """Run a process of the pool: compile the binaries that the parent sends, one after the other."""
     os.nice(10)  # so that the processes that measure, and their parent, have priority
 
     import torch  # noqa: F401 - takes seconds, which must not count for the first binary

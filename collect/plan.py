@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 
 class Prior(Ranker):
-    """Ranks by a bundle if that was trained on the family and the device's arch, else by the family's estimate.
+    """Ranks configs before a run has measured any: by a bundle if possible, else by the family's estimate.
+
+    The bundle must have been trained on the family and on a device of the same arch.
 
     Args:
         bundle: The bundle; the shipped one if None.
@@ -37,7 +39,7 @@ class Prior(Ranker):
         self.bundle = bundle
 
     def fit(self, grid: Grid, family: Family) -> Self:
-        """Learn nothing."""
+        """Do nothing and return self, because a prior does not learn from measurements."""
         return self
 
     def predict(
@@ -66,11 +68,11 @@ _CAUTION = 4.0
 
 
 class Step:
-    """A problem to measure next, with the configs to try on it.
+    """A case (a problem and its sources) to measure next, with the configs to try on it.
 
     Args:
-        case: The case of the problem.
-        choose: Returns the configs.
+        case: The case.
+        choose: A function that returns the configs, best first.
     """
 
     def __init__(self, case: Case, choose: Callable[[], tuple[KernelConfig, ...]]) -> None:
@@ -109,7 +111,7 @@ class Plan(Protocol):
 
 
 class MakePlan(Protocol):
-    """Makes the plan of a family on a device: see `PLANS`."""
+    """The type of a function that makes the plan of a family on a device; `PLANS` maps each plan's name to one."""
 
     def __call__(self, family: Family, device: DeviceSpec, /, *, prior: Ranker | None = None) -> Plan:
         """Return the plan. `prior` ranks the configs while nothing is measured; it is `Prior` by default."""
@@ -127,7 +129,7 @@ class Exhaustive:
         self._family, self._device, self._prior = family, device, prior or Prior()
 
     def next(self, todo: Sequence[Case], measured: Grid | None) -> list[Step]:
-        """Return a step for every case; see `Plan.next`."""
+        """Return a step for every case in `todo`, as `Plan.next` describes."""
         return [Step(case, partial(self._ordered, case.problem)) for case in todo]
 
     def _ordered(self, problem: Problem) -> tuple[KernelConfig, ...]:
@@ -182,7 +184,7 @@ class Sparse:
         self._share, self._explored, self._seed = share, explored, seed
 
     def next(self, todo: Sequence[Case], measured: Grid | None) -> list[Step]:
-        """Return a step for every case; see `Plan.next`."""
+        """Return a step for every case in `todo`, as `Plan.next` describes."""
         return [Step(case, partial(self._chosen, case.problem, self._prior)) for case in todo]
 
     def _chosen(self, problem: Problem, ranker: Ranker) -> tuple[KernelConfig, ...]:
@@ -246,7 +248,10 @@ class Adaptive(Sparse):
         self._first, self._ranker = first, ranker
 
     def next(self, todo: Sequence[Case], measured: Grid | None) -> list[Step]:
-        """Return steps for the cases that are least similar to the measured ones; see `Plan.next`."""
+        """Return steps for the next batch: the cases in `todo` that are least similar to the measured ones.
+
+        `Plan.next` describes the arguments.
+        """
         if not todo:
             return []
         known = () if measured is None else measured.cases
@@ -297,7 +302,7 @@ class Missing:
         self._configs, self._times_us, self._tried = grid.configs, grid.times_us, grid.measured
 
     def next(self, todo: Sequence[Case], measured: Grid | None) -> list[Step]:
-        """Return a step for every case; see `Plan.next`."""
+        """Return a step for every case in `todo`, as `Plan.next` describes."""
         return [Step(case, partial(self._chosen, case.problem)) for case in todo]
 
     def _chosen(self, problem: Problem) -> tuple[KernelConfig, ...]:
@@ -359,7 +364,7 @@ def named(name: str, known: Dataset | None = None, share: float | None = None) -
 
 
 def checked_dataset(known: Dataset) -> Dataset:
-    """Return a dataset. Raises `ForetuneError` if the argument is something else, such as a dataset's name."""
+    """Return `known` unchanged; raise `ForetuneError` if it is not a `Dataset`, but for example a dataset's name."""
     from ..datasets.dataset import Dataset
 
     if not isinstance(known, Dataset):
@@ -368,7 +373,10 @@ def checked_dataset(known: Dataset) -> Dataset:
 
 
 def _may_run(family: Family, config: KernelConfig, problem: Problem, device: DeviceSpec) -> bool:
-    """Return whether to try a config: the family supports it, or fails at it, which its row will then say."""
+    """Return whether to try a config: the family supports it, or its `supports` raises an error.
+
+    In the second case the config is tried too, so that its row states the error.
+    """
     try:
         return family.supports(config, problem, device) is None
     except FamilyError:

@@ -102,7 +102,7 @@ class Child:
 class ThreadChild(Child):
     """A thread of this process in place of a child process, for a `serve` that touches no GPU and cannot crash.
 
-    It starts at once, and what it gets is not pickled to start it. It cannot be killed: it ends at its next message.
+    It starts at once, and its arguments are not pickled. It cannot be killed: it ends at its next message.
     """
 
     def __init__(self, serve: Callable[..., None], *arguments: Any) -> None:

@@ -64,8 +64,8 @@ class RecordedCase:
 class Recording:
     """The measurements of some families in a dataset.
 
-    Measurements of production (FORETUNE_LOG) are left out, because another clock timed them. If several runs measured
-    the same problem, their times are brought to one clock, as in `Dataset.grid`.
+    Measurements from production (FORETUNE_LOG) are left out, because they were timed in another way. If several runs
+    measured the same problem, their times are scaled to be comparable, as in `Dataset.grid`.
 
     Args:
         dataset: The dataset to replay.
@@ -81,7 +81,7 @@ class Recording:
     """
 
     def __init__(self, dataset: Dataset, families: Sequence[Measurable]) -> None:
-        self.name = dataset.name
+        self.name, self.label = dataset.name, dataset.label
         self._runs: Mapping[str, Mapping[str, Any]] = dataset.provenance.get("runs", {})
         production = [run for run, facts in self._runs.items() if facts.get("timed", "cold") != "cold"]
         self._rows: dict[tuple[Problem, str], tuple[pd.DataFrame, Dataset]] = {}  # by problem and device name
@@ -118,7 +118,7 @@ class Recording:
             ForetuneError: It was not measured there.
         """
         if not self.has(problem, device):
-            raise ForetuneError(f"{self.name} has no times of {problem} on {device.name} to replay")
+            raise ForetuneError(f"{self.label} has no times of {problem} on {device.name} to replay")
         return self._case(problem, device.name)
 
     def on(self, device: DeviceSpec) -> RecordedTimes:
@@ -133,7 +133,7 @@ class Recording:
         """
         known = {problem for problem, _ in self._rows}
         if missing := [case.problem for case in cases if case.problem not in known]:
-            raise ForetuneError(f"{self.name} has no times of {missing[0]} to replay")
+            raise ForetuneError(f"{self.label} has no times of {missing[0]} to replay")
 
     def provenance(self, family: Measurable, device: DeviceSpec) -> dict[str, Any]:
         """Return the provenance of replayed measurements.
@@ -174,24 +174,36 @@ class Recording:
 
 
 class RecordedTimes:
-    """The times of a `Recording` on one device: see `replay_runner.Times`."""
+    """The times of a `Recording` on one device, which a `ReplayRunner` looks up (see `replay_runner.Times`)."""
 
     def __init__(self, recording: Recording, device: DeviceSpec) -> None:
         self._recording, self._device = recording, device
         self._case = RecordedCase()
 
     def prepare(self, family: Measurable, problem: Problem) -> None:
-        """Look up a problem. Raises `ForetuneError` if it was not measured on the device."""
+        """Look up the problem that the following calls are about.
+
+        Raises:
+            ForetuneError: It was not measured on the device.
+        """
         self._case = self._recording.case(problem, self._device)
 
     def scan(self, config: KernelConfig, best_us: float) -> Trial:
-        """Return the recorded result. Raises `ForetuneError` if there is none."""
+        """Return the recorded result of a config in the scan.
+
+        Raises:
+            ForetuneError: There is none.
+        """
         if config not in self._case.scanned:
-            raise ForetuneError(f"{self._recording.name} has no time of {config} to replay")
+            raise ForetuneError(f"{self._recording.label} has no time of {config} to replay")
         return self._case.scanned[config]
 
     def confirm(self, config: KernelConfig, number: int) -> list[float]:
-        """Return the recorded time of a confirming pass. Raises `LaunchFailedError` if the config failed there."""
+        """Return the recorded time of a config, in microseconds, in the confirming pass of round `number`.
+
+        Raises:
+            LaunchFailedError: The config failed in that pass.
+        """
         recorded = self._case.confirmed.get((config, CONFIRMING[number % len(CONFIRMING)]))
         if recorded is not None and recorded.time_us is not None:
             return [recorded.time_us]
@@ -202,14 +214,17 @@ class RecordedTimes:
 
 
 class RecordedPlan:
-    """A plan without the configs that have no recorded result, and without problems that were not measured."""
+    """A plan that wraps another one, and leaves out all configs and problems without a recorded result."""
 
     def __init__(self, plan: Plan, recording: Recording, device: DeviceSpec) -> None:
         self._plan, self._recording, self._device = plan, recording, device
         self.learns = plan.learns
 
     def next(self, todo: Sequence[Case], measured: Grid | None) -> list[Step]:
-        """Return the plan's next steps; see `Plan.next`. Cases without a recorded result have no config to try."""
+        """Return the wrapped plan's next steps, only with configs that have a recorded result.
+
+        `Plan.next` describes the arguments. A case without any recorded result gets a step without configs.
+        """
         known = [case for case in todo if self._recording.has(case.problem, self._device)]
         unknown = [case for case in todo if not self._recording.has(case.problem, self._device)]
         steps = self._plan.next(known, measured) if known else []

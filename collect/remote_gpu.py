@@ -87,7 +87,9 @@ class Report:
 
 
 class RemoteGpu:
-    """Measures the orders of one run on one GPU, one after the other.
+    """Measures the orders that a dask worker receives in one run on its GPU, one after the other.
+
+    It has a `Supervisor`, which gives the tasks of an order's case to the measuring process, and a pool that compiles.
 
     Args:
         settings: The settings of the run.
@@ -109,13 +111,21 @@ class RemoteGpu:
         )
 
     def device(self) -> DeviceSpec:
-        """Wait until the GPU is open, and return it. Raises `DeviceLostError` if it cannot be opened."""
+        """Wait until the measuring process has opened the GPU, and return it.
+
+        Raises:
+            DeviceLostError: The GPU cannot be opened.
+        """
         self._run(lambda: self._supervisor.device is not None, float("inf"))
         assert self._supervisor.device is not None
         return self._supervisor.device
 
     def measure(self, order: Order) -> Report:
-        """Measure a case, or as much of it as there is time for. Raises `DeviceLostError` if the GPU is lost."""
+        """Measure the case of an order, or as much of it as the order's time allows.
+
+        Raises:
+            DeviceLostError: The GPU is lost.
+        """
         device, family = self.device(), self._settings.families[order.case.problem.family]
         rows: list[Measurement] = []
         work = CaseTasks(
@@ -149,7 +159,7 @@ class RemoteGpu:
         )
 
     def _spent(self) -> dict[str, float]:
-        """Return the seconds so far: see `Report.spent`."""
+        """Return the seconds that this object has spent so far, by "busy", "lost" and "compile"."""
         return {"busy": self._supervisor.busy_s, "lost": self._supervisor.lost_s, "compile": self._pool.compile_s}
 
     def stop(self) -> None:
@@ -157,7 +167,7 @@ class RemoteGpu:
         self._stopped.set()
 
     def close(self) -> None:
-        """End the processes."""
+        """End the measuring and the compiling processes."""
         self._watch.close()
 
     def _run(self, done: Callable[[], bool], deadline: float) -> None:
@@ -170,7 +180,7 @@ class RemoteGpu:
             self._supervisor.check()
 
     def _compiled(self, binary: Binary, compiled: Compiled) -> None:
-        """Pass the result of a compilation on to the case."""
+        """Pass the result of a compilation on to the case that is being measured, which may have waited for it."""
         if self._work is not None:
             self._work.compiled(binary, compiled)
             self._supervisor.proceed()
@@ -178,12 +188,12 @@ class RemoteGpu:
     # The methods of `supervisor.Owner`.
 
     def idle(self, supervisor: Supervisor) -> None:
-        """Give the supervisor the case of the current order."""
+        """Give the idle measuring process the case of the order that is being measured, if there is one."""
         if self._work is not None:
             supervisor.give(self._work)
 
     def done(self, supervisor: Supervisor, work: CaseTasks) -> None:
-        """Note that the order is complete or given up."""
+        """Record that the order's case is complete or given up, so that `measure` returns."""
         if work is self._work:
             self._work = None
 
@@ -193,7 +203,7 @@ class RemoteGpu:
             self._readings.append((time.monotonic(), probe_us))
 
     def retired(self, supervisor: Supervisor, work: CaseTasks | None) -> None:
-        """Do nothing: `_run` checks for it."""
+        """Do nothing when the GPU is given up: `_run` notices that by itself and raises `DeviceLostError`."""
 
 
 # The functions that dask calls. A worker has one `RemoteGpu`, for the current run.
@@ -204,12 +214,20 @@ _stopped: set[str] = set()  # run ids
 
 
 def introduce(settings: RunSettings) -> DeviceSpec:
-    """Open the GPU of this dask worker, and return it. Raises `DeviceLostError` if it cannot be opened."""
+    """Open the GPU of this dask worker, and return it.
+
+    Raises:
+        DeviceLostError: The GPU cannot be opened.
+    """
     return _remote_gpu(settings).device()
 
 
 def measure(settings: RunSettings, order: Order) -> Report:
-    """Measure a case on the GPU of this dask worker. Raises `DeviceLostError` if the GPU is lost."""
+    """Measure the case of an order on the GPU of this dask worker.
+
+    Raises:
+        DeviceLostError: The GPU is lost.
+    """
     return _remote_gpu(settings).measure(order)
 
 
@@ -221,14 +239,14 @@ def stop(run: str) -> None:
 
 
 def close(run: str) -> None:
-    """Free the GPU."""
+    """End the processes that this dask worker has for a run, which frees its GPU."""
     with _lock:
         if run in _gpus:
             _gpus.pop(run).close()
 
 
 def _remote_gpu(settings: RunSettings) -> RemoteGpu:
-    """Return the GPU of this dask worker for a run, and free it for any other run."""
+    """Return the `RemoteGpu` of this dask worker for a run, after closing those of earlier runs."""
     from distributed import get_worker
 
     worker = get_worker()

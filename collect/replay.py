@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..datasets import DeviceSpec, Family, KernelConfig, Problem
-from ..datasets.console import percent, table
+from ..datasets.console import Table, percent, table
 from ..datasets.grid import Grid
 from ..datasets.progress import advance, share_of
 from ..model import EstimateRanker, Evaluation, LightGBMRanker, Ranker, cross_validate, summarise
@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 
 #: The lengths of the shortlists whose regret is reported.
 KS = (1, 2, 4, 8)
+#: Defines the rows and columns of the table of a replay.
+_CAPTION = (
+    "Columns: the fastest of the first k configs, in % over the best measured one, for each k. Rows: geometric "
+    "means for rankers trained on all configs (everything) and on those that the plan would have measured (the "
+    "plan), then how much slower the second ranker's choices are (the plan loses), with its 95 % interval."
+)
 
 
 def chosen(
@@ -123,10 +129,10 @@ class Replay:
     """The evaluations of two rankers on the same held-out problems.
 
     Attributes:
-        everything: Of a ranker that learned from all measurements.
-        planned: Of a ranker that learned from those that a plan takes.
+        everything: The evaluation of the ranker that learned from all measurements.
+        planned: The evaluation of the ranker that learned from the measurements that a plan makes.
         configs: The share of the (problem, config) pairs that the plan tries.
-        measurements: The share of the measurements that it takes, which include confirming passes.
+        measurements: The share of the measurements that the plan makes, including confirming passes.
     """
 
     everything: Evaluation
@@ -151,8 +157,11 @@ class Replay:
             "ratio": {name: self._ratios(name) for name in kept},
         }
 
-    def __rich__(self) -> Any:
-        """Return the table that `foretune replay` prints."""
+    def __rich__(self) -> Table:
+        return self.table()
+
+    def table(self, *, caption: bool = True) -> Table:
+        """Return the table that `foretune replay` prints; `caption` defines its rows and columns below it."""
         entry = self.to_json()
         ks = list(entry["everything"]["regret"])
         views = {"regret": ""}
@@ -174,10 +183,14 @@ class Replay:
             f"(noise {percent(entry['noise_floor'])} %)",
             ("best of first", *ks),
             rows,
+            below=[_CAPTION] if caption else [],
         )
 
     def _ratios(self, name: str) -> dict[str, Any]:
-        """Return the summary of the ratios of a regret, by k."""
+        """Return by k the geometric mean of the planned ranker's regret over the other's, with its interval.
+
+        `name` is the kind of regret.
+        """
         planned, everything = getattr(self.planned, name), getattr(self.everything, name)
         summaries = {k: summarise(planned[k] / everything[k], self.planned.groups) for k in planned}
         return {

@@ -16,10 +16,14 @@ from .runner import LaunchFailedError, Trial
 
 
 class Times(Protocol):
-    """The answers of a `ReplayRunner`: `recording.RecordedTimes` takes them from a dataset."""
+    """The interface of the source of a `ReplayRunner`'s times; `recording.RecordedTimes` reads them from a dataset."""
 
     def prepare(self, family: Measurable, problem: Problem) -> None:
-        """Get ready for a problem. Raises `ForetuneError` if no times of it are known."""
+        """Select the problem that the following calls are about.
+
+        Raises:
+            ForetuneError: No times of it are known.
+        """
 
     def scan(self, config: KernelConfig, best_us: float) -> Trial:
         """Return the result of a config on the prepared problem in the scan: see `Runner.scan`."""
@@ -32,7 +36,7 @@ class Times(Protocol):
 
 
 class ReplayRunner:
-    """Runs configs on the prepared problem by looking up their times. See `Runner` for the methods.
+    """A `Runner` without a GPU, which looks up the times of configs on the prepared problem.
 
     >>> from foretune.collect.recording import Recording
     >>> from foretune.datasets import load
@@ -84,7 +88,7 @@ class ReplayRunner:
 
 @dataclass(frozen=True)
 class ReplayGpu:
-    """A device that is replayed: see `worker.Gpu`."""
+    """A device whose recorded times are replayed, in place of a real `worker.Gpu`."""
 
     device: DeviceSpec
     times: Times
@@ -110,8 +114,8 @@ class NoCompilePool:
         """Check nothing."""
 
     def know(self, binary: Binary, compiled: Compiled) -> None:
-        """Ignore what an earlier run could not compile: the recorded results say it."""
+        """Ignore the result of an earlier compilation, because the recorded results include it."""
 
     def request(self, binary: Binary, rank: float) -> Compiled | None:
-        """Return a result without error. What did not compile has that as its recorded result."""
+        """Return a compilation without error; a config that did not compile has that as its recorded result."""
         return Compiled(0.0)

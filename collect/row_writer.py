@@ -40,7 +40,7 @@ def run_provenance(family: Measurable, device: DeviceSpec) -> dict[str, Any]:
 
 
 def prepare(families: Iterable[Measurable]) -> None:
-    """Do ahead of time what makes the first `run_provenance` slow.
+    """Do the slow parts of the first `run_provenance` ahead of time.
 
     It imports Triton and the families' kernels, and runs nvidia-smi. Call it while the GPUs are being opened, so that
     they need not wait for it later.
@@ -136,7 +136,7 @@ class RowWriter:
         self._readings.append((self._writer(case, device), reading))
 
     def done(self, case: Case) -> None:
-        """Note that a case is over for now, so that its rows are written next."""
+        """Record that a case has all its rows for now, so that the next `flush_due` writes its rows."""
         for key in self._due:
             if key[0] == case:
                 self._due[key] = self._start

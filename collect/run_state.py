@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from ..datasets import Case, DatasetError, DeviceSpec, ForetuneError, Measurable, Problem, roofline_us
 from ..datasets.errors import check_path
 from ..datasets.grid import Grid
+from ..datasets.progress import in_words
 from ..datasets.store import MANIFEST, continued, read
 from ..model import EstimateRanker
 from .case_state import CaseState, earlier
@@ -99,7 +100,7 @@ class CaseQueue:
         return max(near, key=lambda entry: self._cost(entry[1].case))
 
     def over(self, case: Case) -> None:
-        """Note that a case is complete or given up."""
+        """Record that a case is complete or given up, so that its plan can choose the next batch."""
         del self._out[case]
         self._open[case.problem.family] -= 1
 
@@ -108,10 +109,10 @@ class CaseQueue:
         self._again.append(self._out.pop(case))
 
     def ahead(self) -> Step | None:
-        """Return the first waiting step that this has not returned yet, or None.
+        """Return the first queued step that this method has not returned before, or None, without removing it.
 
-        It works on places and not on cases, because it is called for every message, and hundreds of cases with hundreds
-        of ragged sizes take milliseconds to hash.
+        Returned steps are remembered by their place in the queue and not by their case: the method is called for every
+        message, and hashing hundreds of cases with hundreds of ragged sizes takes milliseconds.
         """
         place, step = next((entry for entry in self._queue if entry[0] not in self._ahead), (None, None))
         if place is not None:
@@ -157,7 +158,7 @@ class Progress:
 
     def __str__(self) -> str:
         """Return the current problem, the rate and the time left."""
-        eta = "?" if self.eta_s is None else f"{self.eta_s / 60:.0f} min"
+        eta = "?" if self.eta_s is None else in_words(self.eta_s)
         return f"{self.case.problem} · {self.rate_per_s:.0f} configs/s · {eta} left"
 
 
@@ -285,7 +286,7 @@ class RunState:
 
     @property
     def total(self) -> int:
-        """The number of cases on all devices that are known so far."""
+        """The number of cases that this run measures: each case counts once for each device known so far."""
         return len(self.cases) * max(len(self._queues) + self.to_come, 1)
 
     def take(self, device: DeviceSpec, met: Collection[Hashable] = (), gpus: int = 1) -> Step | None:
@@ -306,7 +307,10 @@ class RunState:
         return None
 
     def ahead(self, device: DeviceSpec) -> Step | None:
-        """Return a step that will be handed out later, so that its configs are compiled; each only once."""
+        """Return a step that `take` will return later, so that its configs can be compiled now; None if there is none.
+
+        Each step is returned only once.
+        """
         step = self._queue(device).ahead()
         return None if step is None or _trouble(step) is not None else step
 
@@ -376,14 +380,20 @@ class RunState:
         return all(config in known.scanned_us for config in step.configs) and not known.unconfirmed()
 
     def done(self, case: Case, device: DeviceSpec, *, was_idle: bool = False) -> None:
-        """Note that a case is complete; `was_idle` if nothing was left to measure."""
+        """Record that a case is complete.
+
+        Args:
+            case: The case.
+            device: The device.
+            was_idle: Whether it was complete already, so that nothing had to be measured.
+        """
         self._queue(device).over(case)
         self.finished += 1
         self._idle += was_idle
         self.row_writer.done(case)
 
     def given_up(self, case: Case, device: DeviceSpec, reason: str, *, deadly: bool) -> None:
-        """Note that a case was given up.
+        """Record that a case was given up, and why.
 
         A `deadly` case, at which processes died, is handed out once more after all others, because the GPU and not the
         case may have been the cause.
@@ -408,7 +418,7 @@ class RunState:
 
 
 def _trouble(step: Step) -> str | None:
-    """Return why the configs of a step cannot be chosen; None if they can."""
+    """Return the error that a plan raises while it chooses a step's configs; None if it chooses them."""
     try:
         step.configs  # noqa: B018 - chosen at the first access, and kept
     except ForetuneError as error:

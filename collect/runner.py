@@ -130,7 +130,7 @@ class GpuRunner:
         self._check_inputs: dict[Problem, tuple[Any, Any]] = {}  # with the reference; the most recently used one last
 
     def prepare(self, family: Measurable, problem: Problem) -> None:
-        """Make the inputs of a problem: see `Runner`."""
+        """Make the inputs of the problem that the following calls run, as `Runner.prepare` describes."""
         if self._inputs is not None:
             # Free the last problem's memory first. No other problem uses what was checked on it.
             for checks in (self._check_inputs, self._checked):
@@ -156,7 +156,7 @@ class GpuRunner:
             raise
 
     def scan(self, config: KernelConfig, best_us: float) -> Trial:
-        """Check a config's result, and time it: see `Runner`."""
+        """Check a config's result on the prepared problem, and time it, as `Runner.scan` describes."""
         binary = self._check(config)
         if binary.status is not Status.OK:
             return binary
@@ -179,7 +179,7 @@ class GpuRunner:
         return replace(binary, status=status, **vars(timing))
 
     def confirm(self, config: KernelConfig, best_us: float) -> list[float]:
-        """Time a config once more: see `Runner`."""
+        """Return a few more times of a config that was scanned, as `Runner.confirm` describes."""
         family, inputs = self._family, self._inputs
         try:
             return self._timer.sample(
@@ -189,7 +189,7 @@ class GpuRunner:
             raise LaunchFailedError(_failure(error).error) from error
 
     def probe(self, family: Measurable, problem: Problem, config: KernelConfig) -> float:
-        """Time the drift probe: see `Runner`."""
+        """Return the time of the drift probe in microseconds, as `Runner.probe` describes."""
         try:
             if self._probe is None or self._probe[0] != problem:
                 self._probe = (problem, family.inputs(problem, self._device))

@@ -16,10 +16,10 @@ class Effort:
 
     Attributes:
         gpus: How many GPUs were used.
-        gpu_s: Since the first task was sent.
-        busy_s: The part of `gpu_s` that a GPU spent on tasks.
+        gpu_s: The time since the first task was sent, summed over the GPUs.
+        busy_s: The part of `gpu_s` that the GPUs spent on tasks.
         lost_s: The part of `busy_s` for configs that failed or ended their process.
-        compile_s: In compiling processes.
+        compile_s: The time of all compiling processes.
     """
 
     gpus: int = 0
@@ -58,7 +58,7 @@ class Summary:
         skipped: What was not measured, with the reason.
         complete: False if the budget was spent, the run was interrupted or a case was skipped; the same run continues.
         interrupted: Whether Ctrl-C or SIGTERM ended the run.
-        replay_of: The name of the dataset whose times were replayed; None if a GPU measured.
+        replay_of: The dataset whose times were replayed, by its name or folder; None if a GPU measured.
     """
 
     plan: str
@@ -96,7 +96,7 @@ class Summary:
             skipped=tuple(state.skipped),
             complete=state.finished == state.total,
             interrupted=interrupted,
-            replay_of=None if state.recording is None else state.recording.name,
+            replay_of=None if state.recording is None else state.recording.label,
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -37,23 +37,23 @@ class Limits:
 
 
 class Owner(Protocol):
-    """The object that a supervisor reports to."""
+    """The interface of the object that a supervisor reports to, which also chooses the cases."""
 
     def idle(self, supervisor: Supervisor) -> None:
-        """Called when the supervisor is ready and has no work. It may be given some."""
+        """Called when the supervisor's process is ready and has no case; `supervisor.give` can give it one."""
 
     def done(self, supervisor: Supervisor, work: CaseTasks) -> None:
-        """Called when a case is complete or given up."""
+        """Called when the case of `work` is complete or given up."""
 
     def read(self, supervisor: Supervisor, case: Case, probe_us: float) -> None:
-        """Called with the time of the drift probe, in microseconds, while a case was measured."""
+        """Called with a time of the drift probe, in microseconds, that was read while `case` was measured."""
 
     def retired(self, supervisor: Supervisor, work: CaseTasks | None) -> None:
-        """Called when the GPU is given up because of the supervisor's `trouble`, with its unfinished case."""
+        """Called when the GPU is given up because of `supervisor.trouble`; `work` is its unfinished case, if any."""
 
 
 class Supervisor:
-    """Gives a process on one GPU the tasks of one case after the other, and restarts it when it ends.
+    """Sends the process that measures on one GPU the tasks of one case after the other, and restarts it when it ends.
 
     Args:
         start: Starts the process.
@@ -86,7 +86,7 @@ class Supervisor:
         self._start()
 
     def _start(self) -> None:
-        """Start a process."""
+        """Start a process in place of the last one, if any."""
         self._ready = self._overdue = False
         self.met = {self.work.signature} if self.work else set()
         self._lost: str | None = None
@@ -96,11 +96,11 @@ class Supervisor:
 
     @property
     def idle(self) -> bool:
-        """Whether it is ready and has no work."""
+        """Whether the process is ready and has no case to measure."""
         return self._ready and self.work is None and not self.retired
 
     def give(self, work: CaseTasks) -> None:
-        """Start to measure a case."""
+        """Start to measure the case of `work`."""
         self.work = work
         self.met.add(work.signature)
         self.proceed()
@@ -116,7 +116,7 @@ class Supervisor:
                 self._owner.idle(self)
 
     def _feed(self) -> None:
-        """Send tasks until the window is full."""
+        """Send tasks until the process has `WINDOW` unanswered ones, if it has fewer than `LOW`."""
         work = self.work
         if work is None or not self._ready or work.out >= LOW:
             return
@@ -140,7 +140,7 @@ class Supervisor:
             self._watch.kill(self._child)
 
     def _limit_s(self) -> float | None:
-        """Return how many seconds the process may send nothing; None if it has nothing to do."""
+        """Return after how many seconds without a message the process is stuck; None if it has nothing to do."""
         if not self._ready:
             return self._limits.open_s
         task = self.work.at_hand if self.work else None
@@ -149,7 +149,7 @@ class Supervisor:
         return self._limits.prepare_s if isinstance(task, Prepare) else self._limits.task_s
 
     def _received(self, message: Message) -> None:
-        """Handle a message of the process."""
+        """Handle a message of the process: its opened device, the loss of the device, or the answer to a task."""
         self._heard = time.monotonic()
         if isinstance(message, DeviceSpec):
             self.device, self._ready = message, True
@@ -168,14 +168,17 @@ class Supervisor:
         self.proceed()
 
     def _count(self, trial: Trial) -> None:
-        """Add the time of a task."""
+        """Add the time of an answered task to the supervisor's totals."""
         self.busy_s += trial.seconds
         self._losses = 0
         if trial.status is not None and trial.status not in TIMED:
             self.lost_s += trial.seconds
 
     def _ended(self, exitcode: int | None) -> None:
-        """Handle the end of the process; the exit code is None if it cannot be killed."""
+        """Handle the end of the process: start a new one, or give up the GPU after `LOSSES` losses in a row.
+
+        The exit code is None if the process cannot be killed; the GPU is then given up at once.
+        """
         seconds = time.monotonic() - self._heard
         self.lost_s += seconds
         # A process that cannot be killed still holds the GPU, so that no other process could use it.
@@ -196,7 +199,7 @@ class Supervisor:
             self._owner.retired(self, work)
 
     def _last_trial(self, exitcode: int | None, seconds: float) -> Trial:
-        """Return the trial of the task at which the process ended."""
+        """Return the failed trial of the task at which the process ended, with the reason for its end."""
         if self._overdue:
             return Trial(Status.TIMEOUT, error=f"stopped after {seconds:.0f} s without a result")
         if self._lost is not None:

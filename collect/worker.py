@@ -102,7 +102,7 @@ Task: TypeAlias = "Prepare | Scan | Confirm"
 
 @dataclass(frozen=True)
 class Lost:
-    """The last message of a process that cannot use the GPU any more, or could not open it."""
+    """The last message that a process sends when it cannot use the GPU any more or could not open it."""
 
     error: str
 
@@ -129,7 +129,7 @@ def serve(connection: Connection, gpu: Gpu, families: Mapping[str, Measurable]) 
 
 
 class _TaskRunner:
-    """Answers tasks one after the other."""
+    """Carries out tasks in the measuring process, one after the other, and returns their answers."""
 
     def __init__(self, runner: Runner, families: Mapping[str, Measurable]) -> None:
         self._runner, self._families = runner, families
@@ -140,7 +140,7 @@ class _TaskRunner:
         self._due = 0.0  # when to read the probe next
 
     def answer(self, task: Task) -> Trial:
-        """Do a task.
+        """Carry out a task and return its answer, with a reading of the drift probe if one is due.
 
         Returns:
             For a `Scan` the trial. For a `Confirm` the times of a round, or the trial that failed. For a `Prepare` an
@@ -170,7 +170,7 @@ class _TaskRunner:
         return time_us
 
     def _do(self, task: Task) -> Trial:
-        """Do a task, without reading the probe."""
+        """Carry out a task, without reading the drift probe."""
         if isinstance(task, Prepare):
             return self._prepare(task)
         if self._refused is not None:
@@ -190,7 +190,7 @@ class _TaskRunner:
             return self._failed[task.config]
 
     def _prepare(self, task: Prepare) -> Trial:
-        """Make the inputs of a problem."""
+        """Make the inputs of a task's problem; return an empty trial, or a failed one if they do not fit."""
         self._refused, self._failed, self._best_us = None, {}, task.best_us
         try:
             self._runner.prepare(self._families[task.problem.family], task.problem)

@@ -34,7 +34,7 @@ class KernelConfig:
         num_warps: Warps of a block; a power of two from 1 to 32.
         num_stages: Software pipelining stages.
         num_ctas: Blocks of a cluster.
-        maxnreg: The most registers of a thread; None leaves it to the compiler.
+        maxnreg: The maximum number of registers per thread; None leaves it to the compiler.
         ir_override: Triton's option of that name; None if it is not set.
 
     Raises:

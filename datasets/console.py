@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .errors import MOST, ForetuneError, abridged
@@ -102,6 +101,8 @@ class Table:
         >>> table("Sizes", ("name", "bytes"), [("a<b", 1)])._repr_html_()  # doctest: +ELLIPSIS
         '<table><caption>Sizes</caption><thead><tr><th>name</th>...<td>a&lt;b</td><td>1</td></tr></tbody></table>'
         """
+        from html import escape  # imported here, because every launch's process imports this module
+
         head = "".join(f"<th>{escape(name)}</th>" for name in self.columns)
         body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in self.rows)
         below = "".join(f"<p>{escape(line)}</p>" for line in self.below.splitlines())
@@ -126,7 +127,10 @@ class Table:
             yield Text(self.below)
 
     def _folded(self, room: int) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]] | None:
-        """Return columns and rows with all columns after `lead` as one, aligned; None if they do not fit either."""
+        """Return columns and rows with all columns after `lead` folded into one of name=value items, aligned.
+
+        None if that is wider than `room` as well.
+        """
         from rich.cells import cell_len, set_cell_size
 
         columns = (*self.columns[: self.lead], self.rest)

@@ -82,12 +82,19 @@ def _parts(source: str) -> tuple[str, str]:
     return (found[1], found[2] or "") if found else (source, "")
 
 
+#: Defines the rows and columns of the table of datasets.
+_CAPTION = (
+    "Rows: a kernel family in a dataset, on a device. Columns: the number of problems, of distinct configs and of "
+    "measurements, and the plans that chose the configs of each problem."
+)
+
+
 def contents_table(datasets: Sequence[Mapping[str, Any]]) -> Table:
     """Return a table of several datasets with one row for each family and device.
 
     Args:
         datasets: Descriptions with the fields "name", "families" and "ignored" of `described`. Ignored files are listed
-            below the table.
+            below the table, which ends with a definition of its rows and columns.
     """
     rows = [
         (
@@ -104,6 +111,7 @@ def contents_table(datasets: Sequence[Mapping[str, Any]]) -> Table:
         for device, there in family["devices"].items()
     ]
     below = [f"{one['name']}: ignored parts: {', '.join(one['ignored'])}" for one in datasets if one["ignored"]]
+    below.append(_CAPTION)
     columns = ("name", "family", "device", "problems", "configs", "measurements", "plan")
     return table("Datasets", columns, rows, below=below, once=("plan",))
 
@@ -145,7 +153,7 @@ class LeftOut:
 
 
 class LogLine(NamedTuple):
-    """A line of a log, to be named in messages."""
+    """The place of a line in a log: run, file and line number. Its `str` names it in messages."""
 
     run_id: str
     file: str

@@ -47,6 +47,7 @@ class Dataset:
         ignored: Names of the part files that are incomplete, damaged, or have rows that could not be read.
         left_out: The rows that could not be read, and why.
         log_lines: For each (family, config) that a log has (see `log_part.py`), the first place that has it.
+        given: What the user loaded it by, if its name differs from that; "" otherwise.
 
     >>> from foretune.datasets import load
     >>> load("h200_cover")
@@ -64,6 +65,7 @@ class Dataset:
     ignored: tuple[str, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     log_lines: Mapping[tuple[str, KernelConfig], LogLine] = field(default_factory=dict)
+    given: str = ""
 
     def __repr__(self) -> str:
         """Return one line with the devices, the families, and the numbers of problems and rows."""
@@ -76,6 +78,11 @@ class Dataset:
     def _repr_html_(self) -> str:
         """Return the counts of each family on each device as an HTML table, for notebooks."""
         return self._table()._repr_html_()
+
+    @property
+    def label(self) -> str:
+        """The dataset's name in messages: the path that the user loaded, or its own name."""
+        return self.given or self.name
 
     @property
     def families(self) -> tuple[str, ...]:
@@ -106,7 +113,7 @@ class Dataset:
         """Return the measurements of one family; raise `DatasetError` that lists the families if it has none."""
         if family not in self.families:
             raise DatasetError(
-                f"{self.name} has no measurements of {family!r}; its families: {', '.join(self.families) or 'none'}"
+                f"{self.label} has no measurements of {family!r}; its families: {', '.join(self.families) or 'none'}"
             )
         wanted = np.array([case.problem.family == family for case in self.cases])
         rows: pd.DataFrame = self.measurements.loc[wanted[self.measurements["problem"].to_numpy()]]
@@ -170,7 +177,7 @@ class Dataset:
             return str(line)
         rows = self.rows(family)
         runs = rows.loc[rows["config"] == self.configs.index(config), "run_id"].unique()
-        return f"{self.name} (run {few([str(run) for run in runs])})" if len(runs) else self.name
+        return f"{self.label} (run {few([str(run) for run in runs])})" if len(runs) else self.label
 
     def grid(self, family: Family | str) -> Grid:
         """Return one family's times as dense arrays.
@@ -198,7 +205,7 @@ class Dataset:
         rows = self.rows(family)
         timed = rows[rows["status"].isin([status.value for status in TIMED])]
         if not (timed["timing_pass"] == 1).any():
-            raise DatasetError(f"{self.name}: no measurement of {family!r} has a time")
+            raise DatasetError(f"{self.label}: no measurement of {family!r} has a time")
         specs = {spec.name: spec for spec in self.devices}
         runs = self.provenance.get("runs", {})
         otherwise = timed["run_id"].isin([run for run, facts in runs.items() if facts.get("timed", "cold") != "cold"])
@@ -357,6 +364,6 @@ def _filled(scan: pd.DataFrame, others: pd.DataFrame) -> tuple[pd.DataFrame, NDA
 
 
 def _usual(ratios: pd.DataFrame) -> pd.Series[float]:
-    """Return the median ratio of each problem; 1 if it has none, e.g. because nothing was confirmed."""
+    """Return the median of each problem's ratios; 1 if it has none, e.g. because no config was timed both ways."""
     known: pd.Series[float] = ratios.dropna(how="all").median(axis=1)
     return known.reindex(ratios.index).fillna(1.0)

@@ -57,7 +57,7 @@ class DeviceSpec:
         backend: "cuda", "hip", "xpu" or "cpu".
         arch: The architecture: "sm_90", "gfx942", ...
         sm_count: The number of streaming multiprocessors (SMs).
-        smem_per_block_bytes: The most shared memory of a block.
+        smem_per_block_bytes: The maximum shared memory of a block.
         smem_per_sm_bytes: The shared memory of an SM.
         registers_per_sm: The 32-bit registers of an SM.
         l2_bytes: The size of the L2 cache.

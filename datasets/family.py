@@ -63,6 +63,8 @@ class Family(ABC):
     knobs: ClassVar[tuple[str, ...]]
     #: The name of each column of `features`.
     feature_names: ClassVar[tuple[str, ...]]
+    #: One line on some of these columns, by name, for `foretune.explain`.
+    feature_texts: ClassVar[Mapping[str, str]] = {}
     #: The layout flags that its problems may have.
     flags: ClassVar[tuple[str, ...]] = ()
     #: Sizes of dimensions that a user leaves out on the command line.
@@ -121,7 +123,7 @@ class Family(ABC):
             problem: A problem of this family.
             device: The device that it runs on.
             configs: The configs to describe.
-            binaries: The facts of those configs' binaries that are known; passed only if `reads_binaries`.
+            binaries: The `BinaryFacts` of configs, as far as known; passed only if the family sets `reads_binaries`.
         """
 
     def feature_groups(

@@ -130,7 +130,7 @@ def file_word(text: str, keep: str = "0-9A-Za-z", most: int = 80) -> str:
     Args:
         text: Any text, such as the name of a device in an imported file.
         keep: The characters to keep, as in the brackets of a regular expression.
-        most: The most characters to keep.
+        most: The maximum number of characters to keep.
 
     >>> file_word("NVIDIA H100 80GB HBM3"), file_word("../../x"), file_word("..")
     ('NVIDIA_H100_80GB_HBM3', 'x', '5ec1f7e700f3')

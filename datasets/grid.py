@@ -96,12 +96,18 @@ class Grid:
 
         Training on it gives the same result whatever the order of the measurements was.
         """
-        rows = sorted(
-            range(len(self)), key=lambda row: (self.devices[row].name, json.dumps(self.cases[row].problem.to_json()))
-        )
         known = np.flatnonzero(np.isfinite(self.times_us).any(axis=0))
         columns = sorted(known.tolist(), key=lambda column: json.dumps(self.configs[column].to_json()))
-        return self.select(rows).select_configs(columns)
+        return self.select(self.row_order()).select_configs(columns)
+
+    def row_order(self) -> list[int]:
+        """Return the rows in a canonical order: by device, problem, and the sources of the problem."""
+
+        def values(row: int) -> tuple[str, str, tuple[str, ...], str]:
+            case = self.cases[row]
+            return self.devices[row].name, json.dumps(case.problem.to_json()), case.sources, case.scenario
+
+        return sorted(range(len(self)), key=values)
 
     def select(self, rows: Sequence[int] | NDArray[np.intp]) -> Grid:
         """Return the grid with only these rows, in this order."""

@@ -36,7 +36,10 @@ _MOST_KNOWN = 128
 
 
 def guard_methods(family: type, base: type) -> None:
-    """Wrap the methods of `CHECKS` that a new class defines, or inherits from a class that is not a `base`."""
+    """Wrap the methods of `CHECKS` that a new class defines, or inherits from a class that does not derive from `base`.
+
+    Methods of a class between it and `base` were wrapped when that class was created.
+    """
     for name in CHECKS:
         owner = next((one for one in family.__mro__ if name in vars(one)), None)
         if owner is None or (owner is not family and issubclass(owner, base)):
@@ -116,13 +119,16 @@ _known: dict[int, tuple[Any, int]] = {}
 
 
 def _known_count(value: Any) -> int | None:
-    """Return the count stored for an object that was checked before (families return the same objects often)."""
+    """Return the count that `_note` stored for an object that passed its check; None for any other object.
+
+    Families often return the same object again, which then needs no second check.
+    """
     known = _known.get(id(value))
     return known[1] if known is not None and known[0] is value else None
 
 
 def _note(value: Any, count: int) -> int:
-    """Store and return the count of a checked object."""
+    """Store and return a count for an object that passed its check: of its configs, or of the rows it indexes."""
     if len(_known) >= _MOST_KNOWN:
         _known.clear()
     _known[id(value)] = value, count
@@ -215,7 +221,7 @@ def _estimates(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | Non
 
 
 def _stands_for(place: int) -> _Check:
-    """Return a check that a value is a `Problem` with the signature of the argument `problem`."""
+    """Return a check for a `Problem` with the signature of the method's argument `problem`, at position `place`."""
 
     def check(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | None:
         if not isinstance(answer, Problem):

@@ -84,7 +84,7 @@ def locked(path: Path, within_s: float) -> Iterator[None]:
 
     Args:
         path: The lock file.
-        within_s: The most seconds to wait.
+        within_s: The maximum number of seconds to wait.
 
     Raises:
         TimeoutError: Another process or thread did not release it in time.

@@ -80,7 +80,7 @@ _LONGEST_ERROR = 10_000
 
 
 class BinaryFacts(NamedTuple):
-    """Facts that the compiler reports about a config's binary."""
+    """The compiler's report on a config's binary: registers, spills and shared memory."""
 
     registers: int  # of a thread
     spills: int  # spilled registers as Triton counts them
@@ -267,7 +267,7 @@ def on_one_clock(timed: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_rows(rows: pd.DataFrame, of_run: pd.Series[float]) -> pd.Series[float]:
-    """Return the value of each row's (problem, device, run) as a series like `rows`; 1 if it has none."""
+    """Return the value of `of_run` for each row's (problem, device, run), 1 if it has none, with the rows' index."""
     found = rows[_RUN].merge(of_run.rename("scale").reset_index(), on=_RUN, how="left")["scale"].fillna(1.0)
     scale: pd.Series[float] = found.set_axis(rows.index)
     return scale

@@ -83,7 +83,7 @@ def _check_no_replays(datasets: Sequence[Dataset]) -> None:
     """Raise `DatasetError` if replayed times would be merged with others: they would count twice."""
     for one in datasets if len(datasets) > 1 else ():
         if names := replayed_from(one.provenance):
-            raise DatasetError(f"{one.name} has times that were replayed from {names[0]}: merge {names[0]} instead")
+            raise DatasetError(f"{one.label} has times that were replayed from {names[0]}: merge {names[0]} instead")
 
 
 def _concatenated(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -113,12 +113,12 @@ def _devices(datasets: Sequence[Dataset]) -> tuple[DeviceSpec, ...]:
     found: dict[str, tuple[DeviceSpec, str]] = {}
     for one in datasets:
         for spec in one.devices:
-            known, where = found.setdefault(spec.name, (spec, one.name))
+            known, where = found.setdefault(spec.name, (spec, one.label))
             if known != spec:
                 mine, theirs = known.to_json(), spec.to_json()
                 fields = [key for key in mine | theirs if mine.get(key) != theirs.get(key)]
                 raise DatasetError(
-                    f"{spec.name} has different specs in {one.name} and in {where} (differing: "
+                    f"{spec.name} has different specs in {one.label} and in {where} (differing: "
                     + ", ".join(f"{key} {theirs.get(key)} and {mine.get(key)}" for key in fields)
                     + "): give one of them another name"
                 )
@@ -130,9 +130,9 @@ def _runs(datasets: Sequence[Dataset]) -> dict[str, Any]:
     found: dict[str, tuple[Any, str]] = {}
     for one in datasets:
         for run, facts in one.provenance.get("runs", {}).items():
-            known, where = found.setdefault(run, (facts, one.name))
+            known, where = found.setdefault(run, (facts, one.label))
             if known != facts:
-                raise DatasetError(f"{one.name} and {where} have different runs with the id {run}: rename one of them")
+                raise DatasetError(f"{one.label} and {where} have different runs with the id {run}: rename one of them")
     return {run: facts for run, (facts, _) in found.items()}
 
 
@@ -153,7 +153,7 @@ def _without_other_logs(datasets: Sequence[Dataset]) -> list[Dataset]:
         kept.append(one.without_runs(others) if others else one)
         if others:
             warn(
-                f"{one.name}: {len(one.measurements) - len(kept[-1].measurements)} logged times are left out, because "
+                f"{one.label}: {len(one.measurements) - len(kept[-1].measurements)} logged times are left out, because "
                 f"their kernels differ from those collected: {', '.join(sorted(set(others.values())))}. To learn from "
                 "them, use the log alone"
             )
@@ -161,7 +161,7 @@ def _without_other_logs(datasets: Sequence[Dataset]) -> list[Dataset]:
 
 
 def _all_in(sources: set[str], others: set[str]) -> bool:
-    """Return whether each of the sources can be one of the others."""
+    """Return whether each hash in `sources` can belong to the same kernel source as one in `others` (`same_source`)."""
     return all(any(same_source(one, other) for other in others) for one in sources)
 
 
@@ -172,7 +172,7 @@ def _check_sources(datasets: Sequence[Dataset]) -> None:
             mine, theirs = one.kernel_sources(family), other.kernel_sources(family)
             if mine and theirs and not (_all_in(mine, theirs) and _all_in(theirs, mine)):
                 raise DatasetError(
-                    f"{family} was measured with different kernel sources in {one.name} ({', '.join(sorted(mine))}) "
-                    f"and in {other.name} ({', '.join(sorted(theirs))}), so their times may not be comparable. If you "
+                    f"{family} was measured with different kernel sources in {one.label} ({', '.join(sorted(mine))}) "
+                    f"and in {other.label} ({', '.join(sorted(theirs))}), so their times may not be comparable. If you "
                     "know that they are, merge with allow_other_sources"
                 )

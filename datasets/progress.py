@@ -100,8 +100,8 @@ def reporting(on_progress: Callable[[float], None]) -> Iterator[None]:
 def side_by_side(calls: Sequence[Callable[[], _Result]], jobs: int) -> list[_Result]:
     """Run several calls in threads, at most `jobs` at a time, and return their results.
 
-    The threads advance the current task. If one of them fails, or Ctrl-C is pressed, the others end at their next
-    `advance`, without being waited for.
+    Calls of `advance` in these threads count for the current task. If a thread fails, or Ctrl-C is pressed, the error
+    is raised without waiting for the other threads, which end at their next `advance`.
 
     >>> side_by_side([lambda: 1, lambda: 2], jobs=2)
     [1, 2]
@@ -183,17 +183,24 @@ def showing(text: str, about_s: float = 0.0, *, shown: bool = True) -> Iterator[
 
 @contextmanager
 def showing_steps(shown: bool = True) -> Iterator[Callable[[Steps], None]]:
-    """Show each step of a computation on stderr.
+    """Show the steps of a computation on stderr.
+
+    A bar shows every step. A log gets a line for each tenth of the steps, and one whenever 30 seconds have passed.
 
     Yields:
         A function to call with the computation's current state.
     """
+    tenths, logged_s = -1, 0.0  # of the last log line
     with _display(shown, transient=False) as (update, log):
 
         def show(now: Steps) -> None:
+            nonlocal tenths, logged_s
             text = printable(str(now))
             update(text, now.done, now.total)
-            log(f"{now.done}/{now.total} {text}")
+            reached, at_s = 10 * now.done // max(now.total, 1), time.monotonic()
+            if reached > tenths or at_s - logged_s >= _EVERY_S:
+                tenths, logged_s = reached, at_s
+                log(f"{now.done}/{now.total} {text}")
 
         update("starting", 0, None)
         yield show

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import DatasetError, abridged, check_path
+from .errors import DatasetError, abridged, check_path, printable
 from .manifest import description_in
 
 if TYPE_CHECKING:
@@ -37,7 +38,11 @@ def load(name_or_path: str | Path) -> Dataset:
     """
     from .store import read
 
-    return read(_folder(name_or_path))
+    folder = _folder(name_or_path)
+    dataset = read(folder)
+    if folder.resolve().name == dataset.name:
+        return dataset
+    return replace(dataset, given=printable(str(name_or_path)))
 
 
 def describe(name_or_path: str | Path) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def as_read(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _opened(source: Path | pa.Buffer) -> Path | pa.BufferReader:
-    """Return a source as `pq.ParquetFile` takes it."""
+    """Return a source in a form that `pq.ParquetFile` accepts: a path, or a reader of the buffer."""
     return pa.BufferReader(source) if isinstance(source, pa.Buffer) else source
 
 

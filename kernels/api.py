@@ -75,7 +75,7 @@ def prune(
         k: How many configs to keep. "auto": as many as needed to hold one within 1 % of the best in 95 % of cases.
         problem: A function from a launch's arguments, by name, to a `Problem`, for a kernel whose parameters are not
             named as the family's.
-        knobs: The kernel's name of each knob -> the family's.
+        knobs: A mapping from the kernel's name of each knob to the family's name of it.
         fixed: Values of the family's knobs that the kernel does not have.
         configs: The autotuner's configs, which are only checked, so that a mistake is reported at the declaration.
         device: A spec, the name of a shipped one, or a spec's JSON file; the current device if None.
@@ -148,8 +148,8 @@ def explain(
 
     The result has each config's rank, its predicted slowdown, the features that contribute most to its predicted time
     (path-dependent TreeSHAP), knob values that were never measured, and the distance from the training domain. The
-    arguments are those of `shortlist`; a `device` of None is the current one. Raises `ForetuneError` for other ones,
-    and if nothing can be predicted.
+    arguments are those of `shortlist`; a `device` of None is the current one. Raises `ForetuneError` if an argument is
+    invalid or nothing can be predicted.
 
     >>> from foretune import Problem
     >>> problem = Problem.of("matmul", batch=1, m=64, n=1024, k=1024)
@@ -168,7 +168,7 @@ def cover(
     problem: Problem,
     dynamic: str,
     range: tuple[int, int],
-    n: int | None = None,
+    k: int | None = None,
     *,
     within: float | None = None,
     device: DeviceSpec | Path | str | None = None,
@@ -179,7 +179,7 @@ def cover(
     bundle: Bundle | Path | str | None = None,
     measure: bool = False,
 ) -> Cover:
-    """Return the few configs that together lose least over a range of sizes known only at run time, and their dispatch.
+    """Choose a few configs that together lose least over a range of sizes known only at run time, and their dispatch.
 
     `Cover.config_for(size)` is a few comparisons of Python integers, so nothing waits for the device. A function under
     `torch.compile` stays dynamic and is compiled once for each range of sizes that it meets.
@@ -189,10 +189,11 @@ def cover(
         problem: The problem; its size of the dimension `dynamic` does not matter.
         dynamic: The dimension whose size is only known at run time.
         range: The smallest and the largest size.
-        n: How many configs; 3 if None.
-        within: Instead of `n`: as few configs as lose no more than this at any size, 0.02 for 2 %.
+        k: How many configs; 3 if None.
+        within: Instead of `k`: as few configs as lose no more than this at any size, 0.02 for 2 %.
         device: A spec, the name of a shipped one, or a spec's JSON file; this GPU if None.
-        ranges: The most ranges of the dispatch; if None 8, which is Dynamo's limit, or with `within` as many as needed.
+        ranges: The maximum number of ranges of the dispatch; if None 8, which is Dynamo's limit, or with `within` as
+            many as needed.
         sizes: The sizes to predict at, each weighted by how often it occurs; if None 8 an octave and 64 evenly spaced.
         configs: The configs to choose from; the family's space if None.
         data: Choose by measured times instead: a dataset, its folder, or the name of a shipped one, which has the
@@ -201,12 +202,12 @@ def cover(
         measure: Time the three configs predicted to be best at each size, at all sizes on this GPU, and choose by that.
 
     Raises:
-        ForetuneError: An argument is not one of these; nothing is predicted; `data` has fewer than two sizes; no `n`
+        ForetuneError: An argument is not one of these; nothing is predicted; `data` has fewer than two sizes; no `k`
             configs can run all sizes; or no config that was timed ran.
 
     >>> from foretune import Problem
     >>> layer = Problem.of("grouped_gemm_fwd", groups=64, rows=1, n=2048, k=1024)
-    >>> found = cover("grouped_gemm_fwd", layer, "rows", (64, 4096), n=2, device="h200", sizes=[64, 512, 4096])
+    >>> found = cover("grouped_gemm_fwd", layer, "rows", (64, 4096), k=2, device="h200", sizes=[64, 512, 4096])
     >>> found.config_for(64) != found.config_for(4096), len(found.crossovers)
     (True, 1)
     """
@@ -215,7 +216,7 @@ def cover(
 
     found = find_family(family)
     spec = DeviceSpec.live() if device is None else DeviceSpec.find(device)
-    arguments = (found, problem, dynamic, range, n, spec)
+    arguments = (found, problem, dynamic, range, k, spec)
     limits: dict[str, Any] = {"within": within, "ranges": ranges}
     predicting: dict[str, Any] = {"sizes": sizes, "configs": configs, "bundle": bundle}
     if data is None:
@@ -241,7 +242,8 @@ def attach(
     launch: all configs are timed, with one warning.
 
     Args:
-        kernel: The kernel, which may also be under `triton.heuristics`, or have a subclass of Triton's autotuner.
+        kernel: The kernel, which may also be under `triton.heuristics`, or have a subclass of Triton's autotuner. This
+            call replaces what FORETUNE_ATTACH has attached.
         family: The kernel's family, if it has one.
         k: How many configs to time for each key.
         mode: Overrides FORETUNE_MODE. With "refine", nothing is timed apart: launches run the configs of the shortlist
@@ -312,7 +314,7 @@ def autotune(
             sizes are tuned in steps of 9 %. Within a step, a new size is a look-up among the configs that the kernel's
             own `prune_configs_by` allows for it.
         budget_s: Seconds after which no more configs are measured: the best so far runs, or the best predicted.
-        isolate: Time configs in a process of their own, so that an illegal access does not end yours.
+        isolate: Time configs in a separate process, so that an illegal memory access does not end this one.
         workers: The number of threads that compile; as many as there are cores if None.
         mode: As for `attach`.
         max_cost: As for `attach`.
@@ -355,7 +357,8 @@ def tune(
 
     The function gets a config as keyword arguments. Each config is called `n_warmup` times and timed `n_repeat` times,
     so it must be possible to call the function often. A call with an argument that a run uses up (an iterator, an open
-    file) is not tuned: the best known config runs, or the first.
+    file) is not tuned: the best known config runs, or the first. With FORETUNE_MODE=off nothing is tuned, and the first
+    config runs.
 
     A call may pass `autotune=False` (run the best known config, or the first), `autotune_verbose=True`, and
     `autotune_pg=group`: all ranks of a torch process group tune together and choose what is fastest on the slowest.
@@ -369,7 +372,8 @@ def tune(
         space: A dict of lists; a list or generator of dicts or of `triton.Config`s; or a function that returns one.
         key: A function of the call's arguments, or the names of those that count. If None all do: tensors by shape,
             dtype and layout, objects by type.
-        prune: A function of a config and the call's arguments: True if the config is worth trying, else False or why.
+        prune: A function of a config and the call's arguments that returns True if the config is worth trying, and
+            False or the reason if it is not.
         family: A family that refuses the configs it does not support, and turns a call into a problem.
         n_warmup: Calls of each config before it is timed.
         n_repeat: Timed calls of each config.
@@ -380,8 +384,8 @@ def tune(
         restore: Names of arguments whose contents, however deep, are put back in place before every run.
         work: Returns a call's `gemm_work`, `elementwise_work` or `Work`, for TFLOP/s, GB/s and percent of the roofline.
         device: The device of that roofline; the live one if None.
-        cache: False remembers in memory, a path in that file. FORETUNE_TUNE=strict tunes again what other versions
-            tuned, FORETUNE_TUNE=always everything.
+        cache: Where results are kept: True for the default file, False for memory only, or the path of a file. With
+            FORETUNE_TUNE=strict, results of other versions are tuned again; with FORETUNE_TUNE=always, all are.
         timer: Replaces the clock that times calls.
 
     Raises:

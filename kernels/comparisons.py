@@ -52,7 +52,7 @@ def judge_predicted(
 
     Args:
         rows: The rows of a comparison. A row without a contender's time does not count for that contender.
-        over: The least speedups over each contender, in the order of `judge_least`'s parameters.
+        over: The minimum speedups over each contender, in the order of `judge_least`'s parameters.
         what: The text of a goal, with `{}` for the contender's name.
     """
     from ..runtime.timing.compare import judge_least

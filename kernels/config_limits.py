@@ -153,9 +153,9 @@ def programs_that_fit(
 
 
 def exchange_bytes(block_m: int, block_n: int, num_warps: int, arch: str) -> int:
-    """Return the shared memory in which a 16-bit output changes from the product's layout to the store's layout.
+    """Return the bytes of shared memory used to convert a 16-bit output from the product's layout to the store's.
 
-    The exchange handles as many rows at a time as one instruction of each warp covers, in both layouts.
+    The conversion handles as many rows at a time as one instruction of each warp covers, in both layouts.
     """
     if arch.startswith("gfx"):
         return 0  # stored in the product's layout
@@ -217,7 +217,7 @@ WITHOUT_CONSUMERS = {"CONSUMERS": 0, "PINGPONG": 0}
 
 
 def no_consumers(knobs: Knobs, device: DeviceSpec) -> str | None:
-    """Return why a device cannot run a config because of its CONSUMERS, or None.
+    """Return why a device cannot run a config with its value of CONSUMERS, or None if it can.
 
     >>> no_consumers({"CONSUMERS": 2}, DeviceSpec.named("h200")) is None
     True
@@ -230,7 +230,9 @@ def no_consumers(knobs: Knobs, device: DeviceSpec) -> str | None:
 
 
 def undecided(knobs: Knobs, decided: Mapping[str, int]) -> str | None:
-    """Return why a knob differs from the value that CONSUMERS require, or None.
+    """Return why a knob differs from the value that configs with CONSUMERS must have, or None if none does.
+
+    `decided` has these values, by knob.
 
     >>> undecided({"CONSUMERS": 2, "SPLIT_K": 4}, {"SPLIT_K": 1})
     'SPLIT_K cannot be 4 with CONSUMERS = 2: 1'

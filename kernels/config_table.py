@@ -93,7 +93,10 @@ class ConfigTable:
 
 
 def distinct(*columns: Floats) -> tuple[Floats, NDArray[np.intp]]:
-    """Return the distinct combinations of columns, (n_columns, n_combinations), and each entry's combination."""
+    """Return the distinct combinations of the columns' values, and for each entry the index of its combination.
+
+    The combinations are (n_columns, n_combinations).
+    """
     rows, row = np.unique(np.stack(columns), axis=1, return_inverse=True)
     return rows, row.ravel()  # NumPy 2.0 gives it two axes
 

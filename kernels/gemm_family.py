@@ -26,6 +26,7 @@ from ..datasets import (
 )
 from ..datasets.feature_groups import FeatureGroup, joined, stacked
 from .config_limits import Knobs, no_consumers, no_tma, too_much_smem
+from .feature_texts import FEATURE_TEXTS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,7 +45,10 @@ BANDS_AND_PROGRAMS = {"GROUP_M": (1, 1), "PROGRAMS_PER_SM": (1, 1)}
 
 
 class GroupedFeatures(Family):
-    """A family whose features are computed in groups, by what they depend on."""
+    """Base class of families whose features are computed in groups of columns.
+
+    A group has the columns that depend on the same things, such as only the config, so that they are computed once.
+    """
 
     def call_features(self, problem: Problem, device: DeviceSpec, configs: Configs) -> Groups:
         """Return the feature groups of one problem."""
@@ -81,8 +85,9 @@ class GroupedFeatures(Family):
 
 
 class DeclaredFamily(GroupedFeatures):
-    """A family that declares the values of its knobs and the launch parameters that state its problem."""
+    """Base class of families that declare their knobs' values and the launch parameters that state the problem."""
 
+    feature_texts = FEATURE_TEXTS
     #: The kernel's parameter whose dtype is the problem's.
     dtype_argument: ClassVar[str]
     #: For each dimension: the kernel's parameter, and the factor from its unit to elements.
@@ -111,7 +116,7 @@ class DeclaredFamily(GroupedFeatures):
         return None
 
     def refused(self, problem: Problem) -> str | None:
-        """Return why no config can run a problem, or None."""
+        """Return why no config can run a problem, considering its dtype and flags too, or None."""
         return wrong_signature(self, problem) or self.wrong_problem(problem)
 
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
@@ -146,7 +151,7 @@ class DeclaredFamily(GroupedFeatures):
 
 
 def wrong_signature(family: Family, problem: Problem) -> str | None:
-    """Return why a problem's dtype or flags are not the family's, or None."""
+    """Return why a problem's dtype or flags are not among the family's, or None if they are."""
     if problem.dtype not in family.dtypes:
         return f"dtype {problem.dtype_name} is not one of {', '.join(family.dtypes)}"
     if unknown := [flag for flag in problem.flags if flag not in family.flags]:
@@ -168,7 +173,7 @@ def check_call(family: Family, arguments: Mapping[str, Any], needed: Sequence[st
 
 
 class GemmFamily(DeclaredFamily):
-    """A family of tiled products, whose shared memory depends on config, device and `elements_of` the problem."""
+    """Base class of tiled products, whose shared memory depends on config, device and `elements_of(problem)`."""
 
     tma: tuple[str, ...] = ("TMA",)  # the knobs that select TMA
     #: The value of `elements_of` for which shared memory is smallest.
@@ -177,7 +182,7 @@ class GemmFamily(DeclaredFamily):
     estimated_by: ClassVar[tuple[str, ...]] = ("roofline_us",)
 
     def elements_of(self, problem: Problem) -> Any:
-        """Return what shared memory depends on in a problem: the itemsize, unless a family overrides this."""
+        """Return the property of a problem that decides its shared memory: the itemsize, unless overridden."""
         return problem.itemsize
 
     @abstractmethod
@@ -185,7 +190,7 @@ class GemmFamily(DeclaredFamily):
         """Return the shared memory of one program in bytes."""
 
     def limit_of(self, config: Knobs, elements: Any, device: DeviceSpec) -> str | None:
-        """Return why a device cannot run a config for any problem with these `elements_of`, or None."""
+        """Return why a device cannot run a config for any problem whose `elements_of` is `elements`, or None."""
         if (reason := no_tma(config, self.tma, device)) is not None:
             return reason
         if "CONSUMERS" in self.knobs and (reason := no_consumers(config, device)) is not None:
@@ -201,11 +206,11 @@ class GemmFamily(DeclaredFamily):
         """Return every config worth declaring, for all devices."""
 
     def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:
-        """Return every config worth declaring that some problem on the device can have; all if no device is given."""
+        """Return every config worth declaring; with a device, only those that can run some problem on it."""
         return self.full_space() if device is None else _space_of(self, device)
 
     def able(self, space: Sequence[KernelConfig], device: DeviceSpec) -> tuple[KernelConfig, ...]:
-        """Return the configs of a space that some problem on the device can have."""
+        """Return the configs of a space that can run some problem on the device."""
         return tuple(config for config in space if self.limit_of(config, self.least_elements, device) is None)
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
@@ -226,7 +231,7 @@ def _space_of(family: GemmFamily, device: DeviceSpec) -> tuple[KernelConfig, ...
 
 
 class MeasuredFamily(Measurable):
-    """The parts of `Measurable` that the families of this package share."""
+    """Base class with the parts of `Measurable` that the families of this package share."""
 
     #: The largest relative error of a correct result, by dtype.
     tolerances: ClassVar[Mapping[str, float]] = ROUNDED_ONCE
@@ -257,14 +262,20 @@ class MeasuredFamily(Measurable):
 
     @abstractmethod
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
-        """Return the cases that `cases` draws, from a file's models and within a limit, or the defaults if None."""
+        """Return the cases that `cases` draws; `drawn` has its other arguments.
+
+        Args:
+            models: A CSV file of models; the shipped one if None.
+            max_tflop: The maximum size of a problem; the family's own limit if None.
+            **drawn: `tokens`, `per_layer`, `random`, `seed`, and for some families `invented`.
+        """
 
     def tolerance(self, problem: Problem) -> float:
-        """Return the largest relative error of a correct result."""
+        """Return the maximum relative error that a correct result may have."""
         return self.tolerances[problem.dtype_name]
 
     def binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:
-        """Return a key that is equal for calls that share a compiled binary."""
+        """Return a key that is equal for two configs and problems if they run the same compiled binary."""
         if not self.launch_knobs:
             return super().binary_key(config, problem)
         # No run-time integer is specialized, so one binary serves every shape and every value of these knobs.

@@ -8,9 +8,11 @@ collect/, the floor above, so in kernels/ only `api.py` and the commands may imp
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..datasets import Family, ForetuneError
+from ..runtime.shortlist import bundle_in_force, bundle_of
 from .registry import families, find_family, find_measurable
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 #: A family, its class, its name, or "package.module:attribute".
 FamilyLike: TypeAlias = Family | type[Family] | str
+#: How errors name the option and the argument that pass a family.
+_PASSED = "--family package.module:Class (family= in Python)"
 #: A dataset, its folder, or the name of a shipped one.
 DataLike: TypeAlias = "Dataset | Path | str"
 
@@ -64,8 +68,13 @@ def collect_dataset(
     Raises:
         ForetuneError: A family can only predict, or as for `foretune collect`.
 
-    >>> collect_dataset("grouped_gemm_fwd", out="measured", budget_s=1200)  # doctest: +SKIP
-    Summary(plan='exhaustive', cases=74, ...)
+    >>> import tempfile
+    >>> from foretune.datasets import load
+    >>> recorded, out = load("h200_rms_norm_rope"), tempfile.TemporaryDirectory()
+    >>> case = next(case for case in recorded.cases if case.problem.family == "rms_norm_rope_bwd")
+    >>> summary = collect_dataset("rms_norm_rope_bwd", out=out.name, cases=[case], replay=recorded, progress=False)
+    >>> summary.cases, summary.complete, len(load(out.name).measurements) == summary.measurements
+    (1, True, True)
     """
     from ..collect.campaign import collect_on_gpus, collect_replayed
     from ..collect.cases import cases_like, draw_cases
@@ -110,12 +119,17 @@ def train(
     Raises:
         ForetuneError: The data have none of the families, a family is not registered, or data cannot be read.
 
-    >>> bundle = train("h200_rms_norm_rope", family="rms_norm_rope_bwd")  # doctest: +SKIP
-    >>> bundle.save("my-bundle")  # doctest: +SKIP
+    >>> from dataclasses import replace
+    >>> from foretune.datasets import load
+    >>> data = load("h200_rms_norm_rope")
+    >>> few = replace(data, measurements=data.measurements[data.measurements["problem"] < 2])
+    >>> bundle = train(few, family="rms_norm_rope_fwd")
+    >>> bundle.families, bundle.trained["rms_norm_rope_fwd"].origin["problems"]
+    (('rms_norm_rope_fwd',), 2)
     """
     from ..model.train import train_bundle
 
-    kept = None if keep is None else bundle_of(keep)
+    kept = bundle_of(keep)
     dataset = datasets_merged(data)
     trained = train_bundle(dataset, families_in(dataset, family))
     return trained if kept is None else trained.merged_with(kept)
@@ -140,15 +154,20 @@ def adapt(
         A new bundle with all families of `bundle`. `save(folder)` writes it.
 
     Raises:
-        ForetuneError: `data` and the bundle have no family in common, or an argument is not one of these.
+        ForetuneError: `data` and the bundle have no family in common, or an argument is invalid.
 
-    >>> adapt("small").save("my-bundle")  # doctest: +SKIP
+    >>> from dataclasses import replace
+    >>> from foretune.datasets import load
+    >>> data = load("h200_rms_norm_rope")
+    >>> few = replace(data, measurements=data.measurements[data.measurements["problem"] < 2])
+    >>> adapted = adapt(few, family="rms_norm_rope_fwd")  # warns that two problems are too few to calibrate
+    >>> len(adapted.families), adapted.trained["rms_norm_rope_fwd"].origin["adapted"][0]["problems"]
+    (12, 2)
     """
     from ..model.train import adapt_bundle
 
-    dataset, given = dataset_of(data), bundle_of(bundle)
-    wanted = [name for name in dataset.families if name in given.families] if family is None else family
-    return adapt_bundle(given, dataset, families_in(dataset, wanted))
+    dataset, given = dataset_of(data), bundle_in_force(bundle_of(bundle))
+    return adapt_bundle(given, dataset, families_in(dataset, family, given))
 
 
 def evaluate(
@@ -178,13 +197,21 @@ def evaluate(
     Raises:
         ForetuneError: The data have none of the families, or cannot be split this way.
 
-    >>> evaluate("h200_gated_mlp")["gated_mlp"].to_json()["regret"]["1"]["geomean"]  # doctest: +SKIP
-    1.0202
+    >>> from dataclasses import replace
+    >>> from foretune.datasets import load
+    >>> data = load("h200_rms_norm_rope")
+    >>> few = replace(data, measurements=data.measurements[data.measurements["problem"] < 2])
+    >>> import foretune
+    >>> bundle = foretune.load_bundle()
+    >>> judged = evaluate(few, bundle=bundle, family="rms_norm_rope_fwd", baselines=["random"])["rms_norm_rope_fwd"]
+    >>> regret = judged.to_json()["regret"]
+    >>> list(regret), all(one["geomean"] < 1.1 for one in regret.values())
+    (['1', '2', '4', '8', '16'], True)
     """
     from ..model.baselines import choose_rivals
     from .comparisons import baselines_of
 
-    given = None if bundle is None else bundle_of(bundle)
+    given = bundle_of(bundle)
     dataset = datasets_merged(data)
     judged: dict[str, Evaluation] = {}
     for name, one in judged_families(dataset, family, given).items():
@@ -213,11 +240,18 @@ def report(
     Raises:
         ForetuneError: `foretune[report]` is not installed, or as for `evaluate`.
 
-    >>> report("h200_gated_mlp", quick=True).save("report.html")  # doctest: +SKIP
+    >>> from dataclasses import replace
+    >>> from foretune.datasets import load
+    >>> data = load("h200_rms_norm_rope")
+    >>> few = replace(data, measurements=data.measurements[data.measurements["problem"] < 2])
+    >>> import foretune
+    >>> made = report(few, bundle=foretune.load_bundle(), family="rms_norm_rope_fwd", quick=True)
+    >>> list(made.families)  # made.save("report.html") writes the page
+    ['rms_norm_rope_fwd']
     """
     from ..model.report import make_report
 
-    given = None if bundle is None else bundle_of(bundle)
+    given = bundle_of(bundle)
     dataset = datasets_merged(data)
     return make_report(dataset, judged_families(dataset, family, given), given, quick=quick)
 
@@ -233,24 +267,21 @@ def evaluation_of(
     return evaluate_bundle(dataset, bundle, family, rivals=rivals, jobs=jobs)
 
 
-def bundle_of(bundle: Bundle | Path | str | None) -> Bundle:
-    """Return a bundle as it is, or load the one in a folder; the shipped one for None."""
-    from ..model import load_bundle
-    from ..model.bundle import Bundle
-
-    return bundle if isinstance(bundle, Bundle) else load_bundle(bundle)
-
-
 def datasets_merged(data: DataLike | Sequence[DataLike]) -> Dataset:
     """Return one dataset, or several merged."""
     from ..datasets.merge import merge_datasets
 
     loaded = [dataset_of(one) for one in _several(data)]
-    return loaded[0] if len(loaded) == 1 else merge_datasets(loaded, name="+".join(one.name for one in loaded))
+    if len(loaded) == 1:
+        return loaded[0]
+    merged = merge_datasets(loaded, name="+".join(one.name for one in loaded))
+    return replace(merged, given="+".join(one.label for one in loaded))
 
 
-def families_in(dataset: Dataset, only: FamilyLike | Sequence[FamilyLike] | None = None) -> dict[str, Family]:
-    """Return the families in a dataset, or the given ones, by name.
+def families_in(
+    dataset: Dataset, only: FamilyLike | Sequence[FamilyLike] | None = None, bundle: Bundle | None = None
+) -> dict[str, Family]:
+    """Return the families in a dataset, with a bundle those that it has too, or the given ones, by name.
 
     Kernels that were only logged while they were tuned, and that no family declares, are left out with a warning if
     the dataset has other families.
@@ -263,23 +294,23 @@ def families_in(dataset: Dataset, only: FamilyLike | Sequence[FamilyLike] | None
 
     if only is not None:
         return {family.name: family for family in map(find_family, _several(only))}
-    undeclared = [name for name in dataset.families if name not in families() and dataset.plans(name) == {LOGGED}]
-    if undeclared and len(undeclared) == len(dataset.families):
+    names = [name for name in dataset.families if bundle is None or name in bundle.families]
+    undeclared = [name for name in names if name not in families() and dataset.plans(name) == {LOGGED}]
+    if undeclared and len(undeclared) == len(names):
         raise ForetuneError(
-            f"{dataset.name} has logged times of {_few(undeclared)}, for which no family is registered: pass --family "
-            "package.module:Class. What an attached kernel without a family learned is in the choice cache"
+            f"{dataset.label} has logged times of {_few(undeclared)}, for which no family is registered: pass "
+            f"{_PASSED}. What an attached kernel without a family learned is in the choice cache"
         )
     if undeclared:
         warn(
-            f"{dataset.name}: the logged times of {_few(undeclared)} are left out, because no family is registered "
+            f"{dataset.label}: the logged times of {_few(undeclared)} are left out, because no family is registered "
             "for them"
         )
-    declared = [name for name in dataset.families if name not in undeclared]
+    declared = [name for name in names if name not in undeclared]
     if unknown := [name for name in declared if name not in families()]:
         raise ForetuneError(
-            f"{dataset.name} has measurements of {_few(unknown)}, for which no family is registered: pass --family "
-            "package.module:Class (once for each family to use), or register the family with foretune.register or an "
-            "entry point"
+            f"{dataset.label} has measurements of {_few(unknown)}, for which no family is registered: pass {_PASSED} "
+            "for each family to use, or register the family with foretune.register or an entry point"
         )
     return {name: find_family(name) for name in declared}
 
@@ -287,15 +318,15 @@ def families_in(dataset: Dataset, only: FamilyLike | Sequence[FamilyLike] | None
 def judged_families(
     dataset: Dataset, only: FamilyLike | Sequence[FamilyLike] | None, bundle: Bundle | None
 ) -> dict[str, Family]:
-    """Return the families in a dataset that can be judged, by name: with a bundle, those that it has.
+    """Return the families in a dataset that can be evaluated, by name: with a bundle, those that the bundle has.
 
     Raises:
         ForetuneError: The bundle has none of them, or as `families_in`.
     """
-    found = families_in(dataset, only)
+    found = families_in(dataset, only, bundle)
     judged = {name: family for name, family in found.items() if bundle is None or name in bundle.families}
     if not judged:
-        raise ForetuneError(f"the bundle has none of the families in {dataset.name}: {', '.join(dataset.families)}")
+        raise ForetuneError(f"the bundle has none of the families in {dataset.label}: {', '.join(dataset.families)}")
     return judged
 
 
@@ -314,5 +345,5 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _several(given: Any) -> Sequence[Any]:
-    """Return a value as a list of one, and several as they are."""
+    """Return a single value as a list of one, and a sequence of values unchanged."""
     return given if isinstance(given, Sequence) and not isinstance(given, str) else [given]

@@ -316,10 +316,11 @@ def has_tangent(value: Any) -> bool:
 
 
 class _GuardedLibrary:
-    """A library whose gradients raise errors where PyTorch's registration would compute wrong results.
+    """Stands in for a `torch.library.Library`: gradients registered with it raise errors instead of being wrong.
 
-    These are tangents of forward-mode AD, which PyTorch drops, and torch.func's transforms of the operator itself,
-    which `torch.compile` produces from transforms of an op.
+    PyTorch's own registration gives wrong results in two cases. It drops the tangents of forward-mode AD, and it
+    misapplies torch.func's transforms to the registered operator, which `torch.compile` calls when code transforms an
+    `Op`.
     """
 
     def impl(self, name: str, kernel: Callable[..., Any], *arguments: Any, **options: Any) -> None:

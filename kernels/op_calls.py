@@ -98,10 +98,10 @@ def key_of(tensors: Sequence[Any], options: Hashable, name: str = "x") -> tuple[
 
 
 class Call(Generic[Seen]):
-    """The facts that similar calls share, computed at the first of them.
+    """What similar calls of an op share; it is computed at the first of them.
 
     Args:
-        seen: The family's facts about the tensors: sizes, layouts, shapes to return.
+        seen: What the family derived from the tensors: sizes, layouts, shapes to return.
         launch: Launches the kernel; None if there is nothing to compute.
         copies: Whether a tensor must be copied because the kernel cannot read its layout.
     """
@@ -231,7 +231,7 @@ def device_at(place: int, name: str = "x") -> DeviceSpec:
     """Return the device with an index that `place_of` returned.
 
     Raises:
-        ForetuneError: The tensor, called `name` in the message, is on the CPU and Triton does not interpret.
+        ForetuneError: The tensor, called `name` in the message, is on the CPU, and Triton is not in interpreter mode.
     """
     stub = stubbed()
     if stub is not None and place == stub.index:

@@ -173,7 +173,7 @@ def _family_at(place: str) -> Family:
         if not attribute:
             raise ForetuneError(f"give the class or object in the file too, as {shown(f'{module}:YourFamily')}")
         is_file = module.endswith(".py") or "/" in module
-        found: Any = _module_in(Path(module)) if is_file else _module_named(module)
+        found: Any = _module_in(Path(module), attribute) if is_file else _module_named(module)
         for name in attribute.split("."):
             found = getattr(found, name)
         return _family_of(found)
@@ -188,14 +188,25 @@ def _module_named(name: str) -> ModuleType:
     return import_module(name)
 
 
-def _module_in(path: Path) -> ModuleType:
-    """Import a Python file by its name, from its folder."""
+def _module_in(path: Path, attribute: str) -> ModuleType:
+    """Import a Python file by its name, from its folder; `attribute` of it is named in an error."""
     path = path.resolve()
     if path.suffix != ".py" or not path.is_file():
         raise ForetuneError(f"there is no Python file {path}")
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
-    module = import_module(path.stem)
+    try:
+        module = import_module(path.stem)
+    except ImportError as error:
+        if "no known parent package" not in str(error):
+            raise
+        names, folder = [path.parent.name, path.stem], path.parent.parent
+        while (folder / "__init__.py").exists():
+            names, folder = [folder.name, *names], folder.parent
+        raise ForetuneError(
+            f"{path.name} has relative imports, so it must be imported in its package: name it as "
+            f"{'.'.join(names)}:{attribute} and run in {folder}, or install the package"
+        ) from error
     origin = getattr(module, "__file__", None)
     if origin is None or Path(origin).resolve() != path:
         raise ForetuneError(

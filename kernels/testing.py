@@ -7,20 +7,21 @@ A test class inherits it and names its family:
     class TestSoftmax(FamilyContract):
         family = RowSoftmax
 
-Tests that compile a kernel are marked `compile`, and tests that interpret one `interpret`. Triton must be set to
-interpret before it is imported, so the latter are skipped without TRITON_INTERPRET: run `TRITON_INTERPRET=1 pytest -m
-interpret`.
+One run of pytest does it all, without a GPU too: kernels are compiled for `device`, and launched in a second process,
+which interprets them. On a machine with a GPU they are launched there as well. Results must equal the reference, and
+the memory around the tensors must not change. For a kernel that the interpreter cannot run, set
+`test_launches_in_the_interpreter = None`.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -38,8 +39,15 @@ from ..datasets import (
 from ..datasets.errors import cause_of
 from ..datasets.feature_groups import FeatureGroup, joined
 from ..runtime import TritonFamily, use_stub_driver
-from ..runtime.launching.results import why_wrong
 from . import find_family
+from .contract_launches import (
+    check_launches,
+    covering_launches,
+    interpretable,
+    is_interpreting,
+    run_interpreted,
+    small_problems,
+)
 
 #: Bad values, to which each knob of a config is set, one at a time.
 SILLY: tuple[Any, ...] = (0, -1, 3, 48, 2**31, 64.5, "fast", None)
@@ -47,13 +55,14 @@ NO_KNOB = "NO_SUCH_KNOB"
 
 
 class FamilyContract:
-    """The tests; inherit, set `family`, and override a hook if its default does not fit."""
+    """The contract's tests: inherit from this class, set `family`, and override a hook if its default does not fit."""
 
     family: ClassVar[Any]  # a family, its class, or its name
     device: ClassVar[DeviceSpec] = DeviceSpec.named(
         "h200"
     )  # the device to predict and compile for; it need not be present
     compiled: ClassVar[int] = 4  # how many configs of the space are compiled
+    launched: ClassVar[int] = 32  # the most configs that are launched
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -67,13 +76,17 @@ class FamilyContract:
         assert isinstance(self.family, Measurable), "override `problems`: a family that only predicts draws no cases"
         return [case.problem for case in self.family.cases(random=4)][:8]
 
-    def small_problem(self) -> Problem | None:
-        """Return a small problem to launch in the interpreter, or None to skip the launch.
+    def small_problems(self) -> Sequence[Problem]:
+        """Return small problems to launch, in the interpreter and on a GPU; none to skip the launches.
 
-        bf16 is excluded because the interpreter computes its products wrongly.
+        The default for a `TritonFamily` is sizes from `ranges` that the `tiles` do not divide; for other families it is
+        the smallest one of fifty cases.
         """
-        exact = [case.problem for case in self.measurable.cases(random=50) if "bf16" not in case.problem.dtype_name]
-        return min(exact, key=lambda problem: math.prod(size for _, size in problem.dims), default=None)
+        family = self.measurable
+        if isinstance(family, TritonFamily) and set(family.dims) <= set(family.ranges):
+            return small_problems(family, self.device)
+        drawn = interpretable([case.problem for case in family.cases(random=50)])
+        return sorted(drawn, key=lambda problem: math.prod(size for _, size in problem.dims))[:1]
 
     def call(self, problem: Problem) -> Mapping[str, Any] | None:
         """Return a launch's arguments for this problem by parameter name, or None if they need a device."""
@@ -132,7 +145,7 @@ class FamilyContract:
             assert set(problem.flags) <= set(self.family.flags), f"{problem} has flags that the family does not list"
 
     def test_supports_says_none_or_why_not_and_the_same_again(self) -> None:
-        """`supports` returns None or a reason, always the same, and accepts a config per problem."""
+        """`supports` always gives the same answer, None or a reason, and accepts some config for each problem."""
         for problem in self.problems():
             reasons = [self.family.supports(config, problem, self.device) for config in self.family.space()]
             for reason in reasons:
@@ -150,10 +163,9 @@ class FamilyContract:
             if reason is not None:
                 assert knob in reason, f"{knob}={value!r} was refused, but the reason does not name {knob}: {reason}"
 
-    @pytest.mark.compile
     def test_what_supports_passes_compiles(self) -> None:
         """Configs that `supports` accepts compile and fit into shared memory."""
-        if os.environ.get("TRITON_INTERPRET") == "1":
+        if is_interpreting():
             pytest.skip("nothing compiles in the interpreter")
         family, space, problems = self.measurable, self.family.space(), self.problems()
         some = [space[place * len(space) // self.compiled] for place in range(self.compiled)]
@@ -225,7 +237,7 @@ class FamilyContract:
             assert able == first, f"supports_by must tell {problem} from another that other configs run"
 
     def test_features_do_with_what_is_known_of_binaries(self) -> None:
-        """Features are finite if all, some or no binaries are known."""
+        """Features are finite whether facts about all, some or no compiled binaries are known."""
         if not self.family.reads_binaries:
             pytest.skip("the family does not use binaries")
         for problem, configs in self.supported():
@@ -324,25 +336,39 @@ class FamilyContract:
         assert first, "source_hash must not be empty"
         assert first == second, "source_hash must depend on the source alone"
 
-    @pytest.mark.interpret
-    def test_a_launch_gives_what_the_reference_says(self) -> None:
-        """A launch in the interpreter computes the reference within the tolerance."""
-        if os.environ.get("TRITON_INTERPRET") != "1":
-            pytest.skip("TRITON_INTERPRET is not 1")
-        family, here = self.measurable, replace(self.device, backend="cpu", sm_count=4)
-        if (small := self.small_problem()) is None:
-            pytest.skip("override `small_problem` to return the problem to launch")
-        config = family.default(small, here)
-        inputs = family.inputs(family.check_problem(config, small), here)
-        expected, out = family.reference(inputs), family.launch(inputs, config)
-        assert out.shape == expected.shape, f"the reference has the shape {expected.shape}, a launch gives {out.shape}"
-        wrong = why_wrong(out, expected, family.tolerance(inputs.problem))
-        assert wrong is None, f"the result of {config} is wrong: {wrong}"
+    def test_launches_in_the_interpreter(self, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+        """Launches in the interpreter compute the reference, and write nothing outside of their tensors.
+
+        The configs have every value of each knob that a small problem supports, and tiles that divide no size.
+        """
+        here = replace(self.device, backend="cpu", sm_count=4)
+        pairs = self.launches(interpretable(self.small_problems()), here)
+        if is_interpreting():
+            check_launches(self.measurable, pairs, here)
+        else:
+            run_interpreted(request, tmp_path)
+
+    def test_launches_on_a_gpu(self) -> None:
+        """The same on the GPU of this machine, with every dtype."""
+        import torch
+
+        if is_interpreting() or not torch.cuda.is_available():
+            pytest.skip("there is no GPU, or TRITON_INTERPRET is 1")
+        here = DeviceSpec.live()
+        check_launches(self.measurable, self.launches(self.small_problems(), here), here)
 
     # Helpers.
 
+    def launches(self, problems: Sequence[Problem], device: DeviceSpec) -> list[tuple[KernelConfig, Problem]]:
+        """Return the pairs of a config and a problem to launch; skip the test if there are no problems."""
+        if not problems:
+            pytest.skip("override `small_problems` to return the problems to launch")
+        pairs = covering_launches(self.measurable, problems, device, self.launched)
+        assert pairs, "no config supports one of `small_problems` with few programs: override it to return others"
+        return pairs
+
     def supported(self) -> Iterator[tuple[Problem, list[KernelConfig]]]:
-        """Yield each problem with at most forty configs that support it."""
+        """Yield each problem with at most forty configs that are supported for it."""
         for problem in self.problems():
             configs = [c for c in self.family.space() if self.family.supports(c, problem, self.device) is None]
             yield problem, configs[:: max(len(configs) // 40, 1)]

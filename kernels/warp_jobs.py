@@ -52,7 +52,7 @@ def stage_barriers(STAGES: gl.constexpr, READERS: gl.constexpr):
 
 @gluon.jit
 def turn_barriers():
-    """Return a barrier for each of two warp groups that alternate; the other group arrives at it."""
+    """Return a barrier for each of two warp groups that alternate; a group waits at its own until the other arrives."""
     turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for turn in gl.static_range(2):
         mbarrier.init(turns.index(turn), count=1)
@@ -61,7 +61,7 @@ def turn_barriers():
 
 @gluon.jit
 def halves(tile):
-    """Return the left and the right columns of a group's tile; every value stays in its thread."""
+    """Return the left and the right half of a warp group's tile, by columns; every value stays in its thread."""
     ROWS: gl.constexpr = tile.shape[0]
     HALF: gl.constexpr = tile.shape[1] // 2
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, HALF, 16])
@@ -73,7 +73,10 @@ def halves(tile):
 
 @gluon.jit
 def store_box(tile, desc, held, matrix, row, col):
-    """Store a group's tile through `held`, shared memory of its size, at (matrix, row, col) of a descriptor."""
+    """Store a warp group's tile by TMA, at (matrix, row, col) of a descriptor.
+
+    It passes through `held`, shared memory of the tile's size.
+    """
     tma.store_wait(0)  # until the previous content of `held` is stored
     held.store(tile)
     fence_async_shared()

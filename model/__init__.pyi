@@ -31,4 +31,5 @@ from .training_set import (
     TrainingSet as TrainingSet,
     check_measured as check_measured,
     check_sources as check_sources,
+    check_trained_source as check_trained_source,
 )

@@ -87,7 +87,7 @@ class StaticRanker(Ranker):
         self.size = size
 
     def fit(self, grid: Grid, family: Family) -> Self:
-        """Choose the order from the slowdowns of the grid, and return this ranker."""
+        """Choose the fixed order of the configs from their slowdowns in the grid, and return this ranker."""
         logs = _filled(grid)
         covered = np.full(len(logs), np.inf)
         order: list[int] = []
@@ -213,7 +213,7 @@ class NearestRanker(Ranker):
         return np.array([nearest.get(config, _UNKNOWN) for config in configs], np.float64)
 
     def _sizes(self, problem: Problem) -> NDArray[np.float64]:
-        """Return a problem's sizes, (n_dims,)."""
+        """Return the sizes of a problem's dimensions, (n_dims,), in the order of `dims_`."""
         return np.array([problem[name] for name in self.dims_], np.float64)
 
 
@@ -256,7 +256,7 @@ class Baseline:
 
     @property
     def is_fast(self) -> bool:
-        """True if "fast" selects it."""
+        """True if the name "fast" selects this baseline in `choose_rivals`, because it takes little time."""
         return self.cost <= _FAST_COST
 
     @property
@@ -285,7 +285,7 @@ class Rivals:
 
     @property
     def cost(self) -> float:
-        """The sum of the baselines' `Baseline.cost`."""
+        """The estimated CPU time of all baselines, as a multiple of that of `LightGBMRanker`."""
         return sum(one.cost for one in self.baselines.values())
 
 

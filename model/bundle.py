@@ -61,10 +61,12 @@ class TrainedFamily:
     wrong_results: Mapping[BinarySignature, frozenset[KernelConfig]] = field(default_factory=dict)
     #: Determines the length of shortlists for k="auto"; None if there were too few data to calibrate.
     calibration: Calibration | None = None
+    #: The measured values of each knob, as texts; None in bundles that were written before they were recorded.
+    measured: Mapping[str, tuple[str, ...]] | None = None
 
     @property
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The arrays of the trees, the network and the facts about binaries, by name."""
+        """The arrays of the trees, the network and the known `BinaryFacts`, by name."""
         network = {} if self.ranker.network_ is None else self.ranker.network_.arrays()
         arrays = self.ranker.forest_.arrays() | {key: network[name] for key, name in _NETWORK.items() if network}
         if self._signatures:
@@ -109,7 +111,7 @@ class TrainedFamily:
             },
             "calibration": None if self.calibration is None else self.calibration.to_json(),
             "extent": self.domain.to_json(),
-        }
+        } | ({} if self.measured is None else {"measured": {knob: [*one] for knob, one in self.measured.items()}})
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> TrainedFamily:
@@ -142,7 +144,7 @@ class TrainedFamily:
         }
         if not isinstance(value["origin"], dict):
             raise BundleError(f"origin must be an object but is {value['origin']!r}")
-        calibration = value["calibration"]
+        calibration, measured = value["calibration"], value.get("measured")
         return cls(
             ranker,
             devices,
@@ -150,13 +152,14 @@ class TrainedFamily:
             TrainingDomain.from_json(value["extent"]),
             wrong_results,
             None if calibration is None else Calibration.from_json(calibration),
+            None if measured is None else {knob: tuple(map(str, one)) for knob, one in measured.items()},
         )
 
 
 def _binaries(
     value: Mapping[str, Any], facts: NDArray[np.int32] | None
 ) -> dict[BinarySignature, dict[KernelConfig, BinaryFacts]]:
-    """Return the facts about binaries from their JSON values and the array `_BINARIES`."""
+    """Return the `BinaryFacts` by signature and config, from their JSON values and the array `_BINARIES`."""
     signatures, configs = map(signature_from_json, value["kinds"]), list(map(KernelConfig.from_json, value["configs"]))
     if facts is None:
         return {}

@@ -5,7 +5,7 @@ NumPy alone computes it from the flat arrays of a bundle, so it needs neither Li
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,10 +25,10 @@ NETWORK, ESTIMATE = "network", "analytic estimate"
 
 @dataclass(frozen=True)
 class Contributions:
-    """Parts of the logarithm of some configs' predicted times, relative to the mean over all candidates of a problem.
+    """What each feature, the network and the analytic estimate add to the log of a config's predicted time.
 
-    The sum of a row is the logarithm of a config's predicted time over the geometric mean of all candidates: a negative
-    part makes the config faster than the average candidate.
+    Each config has a row of parts, whose sum is the logarithm of the config's predicted time over the geometric mean of
+    all candidates of the problem: a negative part makes the config faster than the average candidate.
     """
 
     names: tuple[str, ...]  # (n_parts,) the family's features, `NETWORK`, `ESTIMATE`
@@ -89,13 +89,14 @@ def unmeasured_knobs(
     device: DeviceSpec,
     candidates: Sequence[KernelConfig],
     explained: Sequence[int],
+    recorded: Mapping[str, Sequence[str]] | None = None,
 ) -> list[tuple[str, ...]]:
     """Return the knobs of each explained config whose values are not in the training data, as far as it is recorded.
 
-    A bundle has two records. The network lists the values of each feature that had 3 to 12 distinct ones in the
-    training data; if such a feature has a knob's name and equals it in all candidates, it records that knob's values.
-    For a family whose features read binaries, the bundle has the measured configs themselves. Other knobs are not
-    recorded, so they are never returned.
+    A bundle without `recorded` values has two other records. The network lists the values of each feature that had 3 to
+    12 distinct ones in the training data; if such a feature has a knob's name and equals it in all candidates, it
+    records that knob's values. For a family whose features read binaries, the bundle has the measured configs
+    themselves. Other knobs are not recorded, so they are never returned.
 
     Args:
         ranker: The family's fitted ranker.
@@ -104,12 +105,18 @@ def unmeasured_knobs(
         device: The device that is predicted for.
         candidates: The configs to choose from, (n_candidates,).
         explained: The positions in `candidates` of the configs to look at, (n_configs,).
+        recorded: The measured values of each knob, as in `TrainedFamily.measured`; None if they are not recorded.
 
     Raises:
         ForetuneError: The features cannot be computed.
     """
-    missing: list[set[str]] = [set() for _ in explained]
     knobs_of = [config.to_json() for config in candidates]
+    if recorded is not None:
+        return [
+            tuple(knob for knob, values in recorded.items() if str(knobs_of[place].get(knob)) not in values)
+            for place in explained
+        ]
+    missing: list[set[str]] = [set() for _ in explained]
     measured = [config.to_json() for facts in ranker.binaries_.values() for config in facts]
     for knob in family.knobs if measured else ():
         values = {str(one.get(knob)) for one in measured}

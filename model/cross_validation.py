@@ -136,11 +136,12 @@ def evaluate_bundle(
     """
     ranker = bundle.ranker(family.name)
     rivals = choose_rivals() if rivals is None else rivals
-    split_data = _Split(dataset, family, ks, folds, jobs)
-    seen = split_data.data.share_in(bundle.trained[family.name].origin)
+    data = TrainingSet.of(dataset, family)
+    split_data = _Split(data, family, ks, folds, jobs)
+    seen = data.share_in(bundle.trained[family.name].origin)
     if seen:
         warn(
-            f"the bundle was trained on {in_percent(seen)} of the measurements of {family.name} in {dataset.name}, "
+            f"the bundle was trained on {in_percent(seen)} of the measurements of {family.name} in {dataset.label}, "
             "so its regrets are too low: evaluate it on other measurements"
         )
     ours = _JUDGING_COST / (_JUDGING_COST + rivals.cost)
@@ -167,7 +168,7 @@ class _Split:
             raise ForetuneError(f"tested must be >= 1 fold but got {tested}")
         if split not in SPLITS:
             raise ForetuneError(f"split must be one of {', '.join(SPLITS)} but is {split!r}")
-        self.data = TrainingSet.of(dataset, family)
+        self.data = TrainingSet.of(dataset, family).ordered()
         self.ks, self._folds, self.jobs, self._split = tuple(ks), folds, jobs, split
         # Sparse problems are only used for training: regret among few configs says little.
         exhaustive = self.data.exhaustive

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..datasets import Case, DeviceSpec
-from ..datasets.console import percent, table
+from ..datasets.console import Table, percent, table
 from ..datasets.grid import Grid
 from .calibration.diversify import diversified_places
 from .metrics import geomean, summarise
@@ -21,6 +21,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .calibration.cross_fit import Coverage
+
+#: Defines the rows and columns of the table of an evaluation.
+_CAPTION = (
+    "Columns: the fastest of the first k configs, in % over the best measured one, for each k. Rows: the "
+    "geometric mean over all problems, its 95 % interval, the 95th percentile (p95) and the maximum; then the "
+    "mean over parts of the problems, and of baselines: random configs, static (one list for all problems), "
+    "regimes (a list for each arithmetic intensity), nearest (the configs of the nearest measured problem), "
+    "estimate (the analytic model). A value can rise with k: one timing pass chooses among the k configs, and "
+    "another one, with its own noise, gives the time of the chosen config."
+)
 
 
 @dataclass(frozen=True)
@@ -55,8 +65,8 @@ class Evaluation:
         return f"Evaluation({self.family}: {len(self.cases)} problems; regret {regrets})"
 
     def _repr_html_(self) -> str:
-        """Return the table of `__rich__` for a notebook."""
-        return str(self.__rich__()._repr_html_())
+        """Return the table for a notebook."""
+        return self.table()._repr_html_()
 
     @cached_property
     def places(self) -> NDArray[np.float64]:
@@ -100,8 +110,15 @@ class Evaluation:
         """True if any problem has ragged sizes."""
         return any(case.problem.ragged for case in self.cases)
 
-    def __rich__(self) -> Any:
-        """Return a table of percentages over the best config's time, which `rich.print` shows."""
+    def __rich__(self) -> Table:
+        return self.table()
+
+    def table(self, *, caption: bool = True) -> Table:
+        """Return a table of percentages over the best config's time, which `rich.print` shows.
+
+        Args:
+            caption: Whether the text below the table defines its rows and columns.
+        """
         summary = self.to_json()
         regret, ks = summary["regret"], list(summary["regret"])
         rows = [["foretune", *(percent(regret[k]["geomean"]) for k in ks)]]
@@ -139,6 +156,7 @@ class Evaluation:
             else []
         )
         below += [f'Shortlists with k="auto", {where}: {coverage}.' for where, coverage in self.coverage.items()]
+        below += [_CAPTION] if caption else []
         return table(title, ("best of first", *ks), rows, below=below)
 
     def _compared(self) -> list[str]:

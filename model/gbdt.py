@@ -57,17 +57,17 @@ class LightGBMRanker(Ranker):
         trees: The number of trees.
         epochs: The number of passes over the data for training the network; 0 trains no network. Without torch there is
             none either, with a `ForetuneWarning`.
-        leaves: The most leaves of a tree.
+        leaves: The maximum number of leaves of a tree.
         learning_rate: LightGBM's learning rate.
-        min_rows: The fewest training rows in a leaf.
+        min_rows: The minimum number of training rows in a leaf.
         feature_fraction: The share of the features that each tree may use.
         row_fraction: The share of the rows that each tree is trained on.
         l2: The L2 regularization of leaf values.
         emphasis: The weight of a training row is slowdown ** -emphasis: a larger value makes errors on fast configs
             count more.
         clip: Slowdowns above this value are reduced to it.
-        slow: See `rows.training_rows`.
-        keep_slow: See `rows.training_rows`.
+        slow: A config is slow if it takes more than this many times the best config's time.
+        keep_slow: The share of slow configs that are trained on; see `rows.training_rows`.
         seed: The random seed.
 
     Raises:
@@ -141,7 +141,7 @@ class LightGBMRanker(Ranker):
         """Train the trees and the network on a grid of measurements, and return this ranker.
 
         Raises:
-            ForetuneError: The parameters make trees whose predictions are no slowdowns.
+            ForetuneError: The parameters allow predicted slowdowns above the maximum, as a high `learning_rate` does.
         """
         with share_of(0.2):
             rows = training_rows(grid, family, slow=self.slow, keep_slow=self.keep_slow, seed=self.seed)
@@ -225,7 +225,10 @@ class LightGBMRanker(Ranker):
         return weights, family.feature_groups(problems, device, configs, self.known_binaries(family, problem))
 
     def known_binaries(self, family: Family, problem: Problem) -> Mapping[KernelConfig, BinaryFacts] | None:
-        """Return the facts about the measured binaries that a problem uses; None if the features do not read them."""
+        """Return the `BinaryFacts` known for a problem's dtype and flags, by config.
+
+        None if the family's features do not read them.
+        """
         return self.binaries_.get((problem.dtype, problem.flags), {}) if family.reads_binaries else None
 
     def _logs_of(self, groups: Sequence[FeatureGroup]) -> NDArray[np.float64]:
@@ -261,7 +264,7 @@ class LightGBMRanker(Ranker):
 
         Raises:
             BundleError: The family's features are not those that the ranker was trained on.
-            ForetuneError: The ranker would have too many trees, or predict no slowdowns.
+            ForetuneError: The ranker would have too many trees, or could predict slowdowns above the maximum.
         """
         self._check_features(family)
         check_integer("trees", trees, 1, MAX_TREES - len(self.forest_))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..datasets import BinaryFacts, DeviceSpec, KernelConfig, Problem
+from ..datasets import BinaryFacts, DeviceSpec, Family, KernelConfig, Problem
 from ..datasets.feature_groups import FeatureGroup, joined
 from .configs_memo import remembered
 
@@ -29,6 +29,58 @@ _DEVICE = ("sm_count", "flops_per_byte_limit", "smem_per_sm_bytes", "l2_bytes")
 _WORK = ("log_flops", "log_bytes", "intensity")
 _GRID = ("log_programs", "log_waves", "wave_fill", "log_bytes_per_program", "log_bytes_per_thread")
 _BINARY = ("binary_known", "registers", "spills", "smem_bytes", "residency")
+
+#: One line on each of these features; `feature_text` has those of features that are named after a declaration.
+_TEXTS = {
+    "itemsize": "bytes of an element; 0 if operands have different dtypes",
+    "sm_count": "SMs of the device",
+    "flops_per_byte_limit": "floating-point operations that the device does while it copies a byte",
+    "smem_per_sm_bytes": "bytes of shared memory of an SM",
+    "l2_bytes": "bytes of the L2 cache",
+    "log_flops": "log2 of the floating-point operations of the problem",
+    "log_bytes": "log2 of the bytes that the problem reads and writes",
+    "intensity": "floating-point operations for each byte; log2 of it for matrix products",
+    "num_warps": "warps of a program; those that multiply one tile, if others only load",
+    "num_stages": "stages of the software pipeline",
+    "num_ctas": "blocks of a cluster",
+    "log_programs": "log2 of the programs in the grid",
+    "log_waves": "log2 of the waves: programs over those that the device holds at a time",
+    "wave_fill": "share of the waves' places that have a program",
+    "log_bytes_per_program": "log2 of the problem's bytes for each program",
+    "log_bytes_per_thread": "log2 of the problem's bytes for each thread",
+    "binary_known": "1 if the compiled binary was seen when the bundle was trained",
+    "registers": "registers of a thread in the compiled binary; 0 if unknown",
+    "spills": "registers that the compiled binary spills to memory",
+    "smem_bytes": "bytes of shared memory of one program",
+    "residency": "programs that fit on an SM at a time; 0 if unknown",
+}
+
+
+def feature_text(family: Family, name: str) -> str:
+    """Return one line on a feature of a family, "" if there is none.
+
+    It is the family's own (`Family.feature_texts`), or one of a generic feature: of those in `GenericFeatures`, and of
+    knobs, dimensions, dtypes and flags in the way that it names them.
+
+    >>> from types import SimpleNamespace
+    >>> family = SimpleNamespace(
+    ...     feature_texts={}, dims=("m", "n"), knobs=("BLOCK",), flags=("bias",), dtypes=("bf16",)
+    ... )
+    >>> [feature_text(family, name) for name in ("log_m", "log_m_over_n", "padding_BLOCK", "mine")]
+    ['log2 of m', 'log2 of m over n', 'size computed in steps of BLOCK over that of the problem', '']
+    """
+    if text := family.feature_texts.get(name) or _TEXTS.get(name):
+        return f"log2 of the {text}" if name.startswith("log_") and not text.startswith("log2 of ") else text
+    declared = {f"log_{dim}": f"log2 of {dim}" for dim in family.dims}
+    declared |= {f"log_{a}_over_{b}": f"log2 of {a} over {b}" for a, b in combinations(family.dims, 2)}
+    for knob in family.knobs:
+        declared |= dict.fromkeys((knob, knob.lower()), f"the knob {knob}")
+        declared[f"log_tiles_{knob}"] = f"log2 of the tiles of size {knob}"
+        declared[f"padding_{knob}"] = f"size computed in steps of {knob} over that of the problem"
+    for flag in family.flags:
+        declared |= dict.fromkeys((flag, f"flag_{flag}"), f"1 with the flag {flag}")
+    declared |= {f"dtype_{dtype}": f"1 if the dtype is {dtype}" for dtype in family.dtypes}
+    return declared.get(name, "")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from .bundle import Bundle, TrainedFamily
 from .calibration.conformal import UNCALIBRATED, Calibration
 from .calibration.cross_fit import ENOUGH, LEAST, cross_fitted
 from .calibration.training_domain import TrainingDomain
+from .evaluation import in_percent
 from .gbdt import AdaptedRanker, LightGBMRanker
 from .training_set import TrainingSet
 
@@ -50,7 +51,7 @@ def train_bundle(
     learnable = [name for name in dataset.families if name in families]
     if not learnable:
         wanted, measured = (", ".join(sorted(names)) or "none" for names in (families, dataset.families))
-        raise ForetuneError(f"{dataset.name}: families must be among {wanted} but are {measured}")
+        raise ForetuneError(f"{dataset.label}: families must be among {wanted} but are {measured}")
 
     rows = {name: len(dataset.rows(name)) for name in learnable}
 
@@ -69,6 +70,7 @@ def train_bundle(
             wrong_results=data.wrong_results,
             calibration=calibration,
             domain=TrainingDomain.of(data.problems),
+            measured=data.knob_values,
         )
 
     # Two families at a time keep both cores busy, because the parts of a fit take unequal times (see
@@ -109,13 +111,18 @@ def adapt_bundle(bundle: Bundle, dataset: Dataset, families: Mapping[str, Family
     both = [name for name in dataset.families if name in families and name in bundle.families]
     if not both:
         raise BundleError(
-            f"{dataset.name} has measurements of {', '.join(dataset.families) or 'nothing'}, but the bundle knows "
+            f"{dataset.label} has measurements of {', '.join(dataset.families) or 'nothing'}, but the bundle knows "
             f"{', '.join(bundle.families) or 'nothing'}: none of the requested families is in both"
         )
     trained = dict(bundle.trained)
     for name in both:
         family, old = families[name], bundle.trained[name]
         data = TrainingSet.of(dataset, family)
+        if seen := data.share_in(old.origin):
+            warn(
+                f"the bundle was trained on {in_percent(seen)} of the measurements of {name} in {data.label}, so they "
+                'teach it nothing new, and calibrate k="auto" on problems that it knows: adapt it to other measurements'
+            )
         tidy = data.tidy()  # the result must not depend on the order of the measurements
         with share_of(0.4 / len(both)):
             ranker = old.ranker.adapted(tidy.grid, family, trees=trees)
@@ -123,7 +130,7 @@ def adapt_bundle(bundle: Bundle, dataset: Dataset, families: Mapping[str, Family
             calibration = cross_fitted(tidy, partial(AdaptedRanker, old.ranker, trees))
         if calibration is None:
             warn(
-                f"{dataset.name}: {len(tidy)} problems of {name} are too few, or of too few models, to calibrate it, "
+                f"{dataset.label}: {len(tidy)} problems of {name} are too few, or of too few models, to calibrate it, "
                 f'so k="auto" is {UNCALIBRATED}. Measure at least {LEAST} problems of at least two models'
             )
         _warn_of_long_lists(tidy, ranker, calibration)
@@ -134,6 +141,10 @@ def adapt_bundle(bundle: Bundle, dataset: Dataset, families: Mapping[str, Family
             wrong_results=_merged(old.wrong_results, data.wrong_results),
             calibration=calibration,
             domain=old.domain | TrainingDomain.of(data.problems),
+            measured=old.measured
+            and {
+                knob: tuple(sorted({*old.measured.get(knob, ()), *values})) for knob, values in data.knob_values.items()
+            },
         )
     return Bundle(trained, bundle.lightgbm_version)
 
@@ -152,7 +163,7 @@ def _warn_of_long_lists(data: TrainingSet, ranker: LightGBMRanker, calibration: 
     length, configs = sorted(lengths)[len(lengths) // 2]
     if length > UNCALIBRATED and length > _LONG * configs:
         warn(
-            f'{data.name}: shortlists of {data.family.name} with k="auto" will be long (typically {length} of '
+            f'{data.label}: shortlists of {data.family.name} with k="auto" will be long (typically {length} of '
             f"{configs} configs), because only {calibration.problems} problems calibrate them, so that the hardest few "
             f"decide. Measure at least {ENOUGH} problems, or give k as a number"
         )

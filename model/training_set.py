@@ -52,6 +52,7 @@ class TrainingSet:
     """
 
     name: str  # of the dataset
+    label: str  # what messages call the dataset: see `Dataset.label`
     family: Family
     grid: Grid  # with `supported` and `measured`; without empty problems and times of unsupported configs
     candidate: NDArray[np.bool_]  # a shortlist may have it: supported, no wrong result with this signature
@@ -85,14 +86,15 @@ class TrainingSet:
         if where is not None:
             cells = zip(grid.cases, grid.devices, strict=True)
             grid = grid.select([row for row, (case, device) in enumerate(cells) if where(case.problem, device)])
-        grid = _valid(dataset.name, grid, family)
+        grid = _valid(dataset.label, grid, family)
         wrong_results = dataset.wrong_results(family.name)
         candidate = supported(grid, family).copy()
         for row, case in zip(candidate, grid.cases, strict=True):
             if wrong := wrong_results.get((case.problem.dtype, case.problem.flags)):
                 row &= np.array([config not in wrong for config in grid.configs])
         runs = dataset.rows(family.name)["run_id"].value_counts()
-        return cls(dataset.name, family, grid, candidate, wrong_results, {str(run): n for run, n in runs.items() if n})
+        counts = {str(run): n for run, n in runs.items() if n}
+        return cls(dataset.name, dataset.label, family, grid, candidate, wrong_results, counts)
 
     def __len__(self) -> int:
         """The number of problems."""
@@ -107,6 +109,12 @@ class TrainingSet:
     def measured(self) -> NDArray[np.bool_]:
         """Mask of the configs that were measured, including failed launches."""
         return self.grid.measured
+
+    @cached_property
+    def knob_values(self) -> dict[str, tuple[str, ...]]:
+        """The measured values of each knob, as texts."""
+        found = [config.to_json() for config, n in zip(self.grid.configs, self.measured.sum(axis=0), strict=True) if n]
+        return {knob: tuple(sorted({str(one.get(knob)) for one in found})) for knob in self.family.knobs}
 
     @cached_property
     def judged(self) -> NDArray[np.bool_]:
@@ -151,6 +159,20 @@ class TrainingSet:
         rows = [row_of[cell] for cell in zip(grid.cases, grid.devices, strict=True)]
         column_of = {config: column for column, config in enumerate(self.grid.configs)}
         columns = [column_of[config] for config in grid.configs]
+        return replace(self, grid=grid, candidate=self.candidate[np.ix_(rows, columns)])
+
+    def ordered(self) -> TrainingSet:
+        """Return the set in a canonical order: configs as in the family's space, to which ties go in shortlists.
+
+        Evaluating on it gives the same result whatever the order of the measurements was.
+        """
+        place = {config: number for number, config in enumerate(self.family.space())}
+        configs, rows = self.grid.configs, self.grid.row_order()
+        columns = sorted(
+            range(len(configs)),
+            key=lambda column: (place.get(configs[column], len(place)), json.dumps(configs[column].to_json())),
+        )
+        grid = self.grid.select(rows).select_configs(columns)
         return replace(self, grid=grid, candidate=self.candidate[np.ix_(rows, columns)])
 
     def predict(self, ranker: Ranker, row: int, view: Callable[[Problem], Problem]) -> NDArray[np.float64]:
@@ -262,11 +284,11 @@ def check_measured(dataset: Dataset, family: Family) -> None:
             try:
                 check_problem_of(family, not_empty(family, case.problem))
             except ForetuneError as error:
-                raise DatasetError(f"{dataset.name}: {error}") from None
+                raise DatasetError(f"{dataset.label}: {error}") from None
     for number in dataset.rows(family.name)["config"].unique():
         if why := wrong_knobs(family, dataset.configs[number]):
             raise DatasetError(f"{dataset.place_of(family.name, dataset.configs[number])}: {why}")
-    check_sources(dataset.name, dataset.provenance, family)
+    check_sources(dataset.label, dataset.provenance, family)
 
 
 def check_sources(name: str, provenance: Mapping[str, Any], family: Family) -> None:
@@ -285,6 +307,26 @@ def check_sources(name: str, provenance: Mapping[str, Any], family: Family) -> N
         warn(
             f"{name} was measured with other sources of {family.name} ({', '.join(sorted(others))}) than the installed "
             f"ones ({now}), so its times may not apply. Collect again if the change affects performance"
+        )
+
+
+def check_trained_source(origin: Mapping[str, Any], family: Family) -> None:
+    """Warn if a bundle was trained or adapted when other sources of the family's kernel were installed.
+
+    Nothing is compared if the bundle recorded no source hash or the family's is not known here.
+
+    Args:
+        origin: The bundle's `TrainedFamily.origin`.
+        family: The family to compare with.
+    """
+    adapted = origin.get("adapted")
+    trainings = [origin, *(adapted if isinstance(adapted, list) else [])]
+    recorded = {one.get("source_hash") for one in trainings if isinstance(one, Mapping)}
+    now = source_of(family)
+    if now is not None and (others := other_sources((one for one in recorded if isinstance(one, str)), now)):
+        warn(
+            f"the bundle was trained for other sources of {family.name} ({', '.join(sorted(others))}) than the "
+            f"installed ones ({now}), so its predictions may not apply. Train again if the change affects performance"
         )
 
 

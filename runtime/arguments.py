@@ -55,7 +55,7 @@ _REMEDY = (
 
 
 class OwnKnobs:
-    """Translates a kernel's configs into its family's.
+    """Translates configs from a kernel's own knob names to those of its family.
 
     Args:
         family: The kernel's family.

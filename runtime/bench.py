@@ -159,7 +159,7 @@ def prediction_ms(
 
 
 def _problem(family: Family, bundle: Bundle | None, place: int) -> Problem:
-    """Return one of many problems in the middle of the training domain, which all have different buckets."""
+    """Return a problem in the middle of the training domain; each `place`, from 0 on, gives one in another bucket."""
     domain = bundle_in_force(bundle).trained[family.name].domain
     sizes = {dim: round(math.sqrt(low * high) / 16 + 1) * 16 for dim, (low, high) in domain.sizes.items()}
     free = (dim for dim in family.dims if dim not in family.bucketed)
@@ -177,7 +177,7 @@ def _printed(program: str, *arguments: str) -> str:
 
 
 def _spent_ms(call: Callable[[], object], times: int = 1) -> float:
-    """Return the CPU milliseconds of this thread for one call, from `times` calls."""
+    """Return the CPU milliseconds that one call takes in this thread, as the mean of `times` calls."""
     start = time.thread_time()
     for _ in range(times):
         call()

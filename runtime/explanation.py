@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
 from ..datasets.console import table
-from .how_many import HowMany, Length
+from .how_many import HowMany, Length, narrowing
 from .launching.stub_driver import device_here
 from .shortlist import bundle_in_force, chooser_of, predicted_slowdowns
 
@@ -55,10 +55,15 @@ class ExplainedConfig:
     unmeasured: tuple[str, ...]  # knob values that were not measured, such as "BLOCK_M=1024 was never measured"
 
     @property
-    def main_contributions(self) -> str:
+    def main(self) -> list[Contribution]:
         """The features with the largest effects, then the network and the analytic estimate."""
         features = [one for one in self.contributions if one.value is not None][:_SHOWN]
-        return ", ".join(map(str, [*features, *(one for one in self.contributions if one.value is None)]))
+        return [*features, *(one for one in self.contributions if one.value is None)]
+
+    @property
+    def main_contributions(self) -> str:
+        """The contributions in `main`, as text."""
+        return ", ".join(map(str, self.main))
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values."""
@@ -87,24 +92,30 @@ class Explanation:
 
     problem: Problem
     device: str
-    candidates: int  # the configs that the shortlist was chosen from: supported, and right when measured
+    given: int  # the configs to choose from
+    candidates: int  # those that may be on the shortlist: supported, and right when measured
     octaves: float  # log2 of the factor by which the problem is outside the training domain; 0.0 = within
     outside: str  # what is outside the training domain; "" = nothing
     configs: tuple[ExplainedConfig, ...]  # (n,) in the order in which to try them
     reason: str  # of the shortlist: which bundle predicted, and how the length was chosen
     method: str  # how the contributions were computed; "" without contributions
+    legend: Mapping[str, str]  # one line on each feature that contributes, as far as the family has one
 
     def __repr__(self) -> str:
-        return f"<Explanation of {len(self.configs)} of {self.candidates} configs, {self.problem} on {self.device}>"
+        return f"<Explanation of {self.problem} on {self.device}: {self._narrowed}>"
 
     def __str__(self) -> str:
-        lines = [f"{self.problem} on {self.device}: {self.candidates} -> {len(self.configs)} configs"]
+        lines = [f"{self.problem} on {self.device}: {self._narrowed}"]
         for one in self.configs:
             lines.append(f"{one.rank}. {one.config}: {one.why}")
             if one.contributions:
                 lines.append(f"   {one.main_contributions}")
             lines += [f"   {text}" for text in one.unmeasured]
-        return "\n".join([*lines, *self._below])
+        return "\n".join([*lines, *self._below, *self._legend_lines])
+
+    @property
+    def _narrowed(self) -> str:
+        return narrowing(self.given, self.candidates, len(self.configs))
 
     @property
     def domain(self) -> str:
@@ -120,16 +131,24 @@ class Explanation:
             lines.append(f"Contributions to the predicted time, against the average candidate: {self.method}")
         return lines
 
+    @property
+    def _legend_lines(self) -> list[str]:
+        """The lines of the legend on the features that the lines of configs name."""
+        shown = {one.feature for config in self.configs for one in config.main}
+        return [f"  {name}: {text}" for name, text in self.legend.items() if name in shown]
+
     def to_json(self) -> dict[str, Any]:
         """Return JSON values, as `foretune predict --explain --json` prints them."""
         return {
             "problem": self.problem.to_json(),
             "device": self.device,
+            "given": self.given,
             "candidates": self.candidates,
             "training_domain": {"octaves": round(self.octaves, 4), "outside": self.outside},
             "configs": [one.to_json() for one in self.configs],
             "reason": self.reason,
             "method": self.method,
+            "legend": dict(self.legend),
         }
 
     def __rich__(self) -> Any:
@@ -145,14 +164,15 @@ class Explanation:
             for one, config in zip(self.configs, listed, strict=True)
         ]
         return table(
-            f"{self.problem} on {self.device}: {len(self.configs)} of {self.candidates} configs",
+            f"{self.problem} on {self.device}: {self._narrowed}",
             ("rank", "slowdown", "place", *knobs),
             rows,
             below=[
                 "rank: the order in which to try them; place: by predicted time alone",
                 *(f"Config {one.rank}: {text}" for one in self.configs for text in one.unmeasured),
                 *self._below,
-                *(f"  {one.rank}: {one.main_contributions}" for one in self.configs if one.main_contributions),
+                *(f"  {one.rank}: {one.main_contributions}" for one in self.configs if one.main),
+                *self._legend_lines,
             ],
             once=knobs,
             lead=3,
@@ -214,6 +234,7 @@ def make_explanation(
     return Explanation(
         problem=problem,
         device=spec.name,
+        given=len(chooser.configs),
         candidates=len(candidates),
         octaves=distance.octaves,
         outside=distance.reason,
@@ -232,6 +253,7 @@ def make_explanation(
         ),
         reason=chosen.reason,
         method=METHOD if parts else "",
+        legend=_legend(family, parts),
     )
 
 
@@ -273,6 +295,19 @@ def _contributions(
     return result
 
 
+def _legend(family: Family, parts: Sequence[Sequence[Contribution]]) -> dict[str, str]:
+    """Return one line on each part of the contributions, by name, in the order of the family's features."""
+    from ..model.contributions import ESTIMATE, NETWORK
+    from ..model.generic_features import feature_text
+
+    if not parts:  # a family without such a ranker need not have features
+        return {}
+    named = {one.feature for some in parts for one in some}
+    texts = {name: feature_text(family, name) for name in family.feature_names if name in named}
+    texts |= {NETWORK: "the neural network, whose part is not divided", ESTIMATE: "the family's estimate of the time"}
+    return {name: text for name, text in texts.items() if name in named and text}
+
+
 def _unmeasured(
     family: Family,
     problem: Problem,
@@ -281,14 +316,15 @@ def _unmeasured(
     places: Sequence[int],
     bundle: Bundle,
 ) -> list[tuple[str, ...]]:
-    """Return a sentence for each knob value that was not measured, or that the family's own space does not have."""
+    """Return sentences for each config: one per knob value that was never measured or is not in the family's space."""
     from ..model.contributions import unmeasured_knobs
     from ..model.gbdt import LightGBMRanker
 
     ranker = bundle.ranker(family.name)
     missing: list[tuple[str, ...]] = [()] * len(places)
     if isinstance(ranker, LightGBMRanker):
-        missing = unmeasured_knobs(ranker, family, problem, device, candidates, places)
+        recorded = bundle.trained[family.name].measured
+        missing = unmeasured_knobs(ranker, family, problem, device, candidates, places, recorded)
     space = [config.to_json() for config in family.space()]
     in_space = {knob: {str(one.get(knob)) for one in space} for knob in family.knobs}
     result = []

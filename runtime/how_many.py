@@ -152,3 +152,17 @@ def predicted_us(
         if 0 < estimate < math.inf:
             return estimate
     return otherwise
+
+
+def narrowing(given: int, usable: int, kept: int) -> str:
+    """Return how many configs became how many, for logs and explanations.
+
+    Args:
+        given: The number of configs to choose from.
+        usable: How many of them may be on the shortlist: see `Chooser.candidates` in shortlist.py.
+        kept: The length of the shortlist.
+
+    >>> narrowing(52, 37, 4), narrowing(52, 52, 4)
+    ('52 configs, 37 usable -> 4', '52 -> 4 configs')
+    """
+    return f"{given} -> {kept} configs" if given == usable else f"{given} configs, {usable} usable -> {kept}"

@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
-import secrets
 import shutil
 import sys
 import tempfile
@@ -92,11 +91,11 @@ def copied(
 
 
 def _pause_s() -> float:
-    """Return a random pause of up to the time that the file server takes for all nodes.
+    """Return a random pause, of at most the time in which the file server can serve all nodes.
 
-    Uses `secrets`, so that a seed the user set cannot synchronize the nodes.
+    It comes from the system's generator, so that a seed the user set cannot synchronize the nodes.
     """
-    return min(_PAUSE_S_PER_NODE * (_nodes() - 1), _LONGEST_PAUSE_S) * secrets.randbelow(1000) / 1000
+    return min(_PAUSE_S_PER_NODE * (_nodes() - 1), _LONGEST_PAUSE_S) * int.from_bytes(os.urandom(4), "big") / 2**32
 
 
 def _folder() -> Path | None:
@@ -125,7 +124,7 @@ def _number(variable: str, default: int) -> int:
 def _job(distributed: Any) -> str:
     """Return a random name that is the same in all ranks of this job."""
     store = distributed.PrefixStore("foretune", distributed.group.WORLD.get_group_store())
-    return str(store.compare_set("job", "", secrets.token_hex(8)).decode())
+    return str(store.compare_set("job", "", os.urandom(8).hex()).decode())
 
 
 @lru_cache

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from ..datasets import DeviceSpec, Dtype, Family, ForetuneError, KernelConfig, Problem, not_empty
 from ..datasets.errors import reason_of, shown
 from .arguments import Mode, OwnKnobs, family_of, resolve_mode, warn_once
-from .how_many import TRIAL_S, HowMany, Length
+from .how_many import TRIAL_S, HowMany, Length, narrowing
 from .launching.stub_driver import device_here
-from .shortlist import Shortlist, bundle_of, chooser_of, supported
+from .shortlist import Chooser, Shortlist, bundle_of, chooser_of, supported
 from .timing.flywheel import expect
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def may_tune_what_is_traced() -> bool:
 
 
 class TracedPositions:
-    """A prune callback's choice of positions, which Dynamo calls instead of tracing it.
+    """Base class of prune callbacks, whose choice of configs Dynamo calls instead of tracing it.
 
     Dynamo cannot trace a prediction, so the method is marked as one whose answer is a constant. Dynamo accepts only
     plain values as arguments, so the problem is passed field by field and the configs one by one. This is what
@@ -148,7 +148,7 @@ class Pruner(TracedPositions):
 
     The callback returns the autotuner's own `Config` objects, best first. The list is never empty, no config is
     changed, and no exception leaves the callback: if anything fails, all supported configs go through, with one warning
-    that says why. Each problem's first prune is logged at INFO level ("... 1254 -> 8 configs").
+    that says why. Each problem's first prune is logged at INFO level ("... 1254 configs, 1155 usable -> 8").
 
     In a function under `torch.compile`, launches with static shapes stay in the graph (also with `fullgraph=True`). If
     the autotuner resets or restores tensors, which compiled code does not, only the config predicted to be fastest goes
@@ -270,24 +270,24 @@ class Pruner(TracedPositions):
         k = HowMany(1) if one_alone or wanted is Mode.PREDICT else self.k
         chosen = chooser.choose_or_warn(not_empty(self.family, problem), k)
         if _log.isEnabledFor(logging.INFO):
-            self._log_prune(problem, device, len(values), chosen)
+            self._log_prune(problem, chooser, chosen)
         return chosen.positions
 
-    def _log_prune(self, problem: Problem, device: DeviceSpec, n_configs: int, chosen: Shortlist) -> None:
+    def _log_prune(self, problem: Problem, chooser: Chooser, chosen: Shortlist) -> None:
         """Log a prune in one line, once for each problem and result."""
-        key = (problem.without_sizes(), device.name, n_configs, len(chosen.configs))
+        key = (problem.without_sizes(), chooser.device.name, len(chooser.configs), len(chosen.configs))
         if key in self._logged:
             return
         if len(self._logged) >= _MOST_LOGGED:
             self._logged.clear()
         self._logged.add(key)
+        usable = len(chooser.candidates(problem))
         sizes = "x".join(str(problem[dim]) for dim in self.family.dims)
         _log.info(
-            "foretune: %s on %s: %d -> %d configs%s",
+            "foretune: %s on %s: %s%s",
             " ".join((problem.family, sizes, problem.dtype_name, *problem.flags)),
-            device.name,
-            n_configs,
-            len(chosen.configs),
+            chooser.device.name,
+            narrowing(len(chooser.configs), usable, len(chosen.configs)),
             "" if chosen.predicted else " (no prediction)",
         )
 

@@ -189,7 +189,7 @@ class Chooser:
         self._rankings: dict[Problem, Ranking] = {}
 
     def choose_or_warn(self, problem: Problem, k: HowMany) -> Shortlist:
-        """Return what `choose` returns, and warn, once for each reason, if nothing was predicted."""
+        """Return the shortlist of a problem, as `choose` does; warn, once for each reason, if nothing was predicted."""
         answer = self.choose(problem, k)
         if not answer.predicted:
             which = "" if len(answer.configs) == len(self.configs) else "supported "
@@ -226,7 +226,7 @@ class Chooser:
         return tuple(position for position in positions if self.configs[position] not in wrong) or positions
 
     def _predicted(self, problem: Problem, k: HowMany) -> Shortlist:
-        """Return the shortlist by the bundle. Raises whatever the bundle or the family raises."""
+        """Return the shortlist that the bundle predicts. Raises whatever the bundle or the family raises."""
         import numpy as np  # imported late, because it takes as long as the rest of Foretune
 
         from ..model.calibration.diversify import AMONG, diversified_order, knob_table

@@ -11,6 +11,9 @@ from pathlib import Path
 from ..datasets import DeviceSpec
 from .launching.stub_driver import StubDriver, use_stub_driver
 
+#: The stand-ins that are not closed, so that one stays active whose caller keeps no reference to it.
+_active: set[StubDevice] = set()
+
 
 class StubDevice:
     """A stand-in for a GPU, which is active until `close` is called or the `with` block ends.
@@ -24,6 +27,7 @@ class StubDevice:
         self.device = device
         self._stack = ExitStack()
         self.driver: StubDriver = self._stack.enter_context(use_stub_driver(device))
+        _active.add(self)
 
     def __enter__(self) -> StubDriver:
         """Return the driver."""
@@ -34,8 +38,9 @@ class StubDevice:
         self.close()
 
     def close(self) -> None:
-        """Give Triton the driver back that it had before. Further calls do nothing."""
+        """Restore the driver that Triton used before. Further calls do nothing."""
         self._stack.close()
+        _active.discard(self)
 
 
 def use_stub_device(device: DeviceSpec | Path | str) -> StubDevice:

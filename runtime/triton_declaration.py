@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from difflib import get_close_matches
+from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..datasets import DTYPES, FamilyError, ForetuneError, KernelConfig
@@ -29,6 +31,8 @@ REQUIRED = {
     "grid": "a method that returns the grid of a launch",
     "eager": "a method that computes the same result with plain PyTorch",
 }
+#: How similar a name must be to a declared one to count as a misspelling of it; "byts" and "bytes" have 0.89.
+_SIMILAR = 0.8
 #: Launch options that a config may have among its meta-parameters: those of AMD's compiler.
 OPTIONS = ("waves_per_eu", "matrix_instr_nonkdim", "kpack", "schedule_hint")
 #: The methods that a subclass may define, with the parameters that they are called with.
@@ -43,10 +47,10 @@ _PARAMETERS = {
 
 
 def check_types(family: type[TritonFamily]) -> None:
-    """Check the type of each declared attribute, and the parameters of each method.
+    """Check the type of each declared attribute, the parameters of each method, and the spelling of other attributes.
 
     Raises:
-        ForetuneError: An attribute is not of its type. The message names the family and the attribute.
+        ForetuneError: An attribute is not of its type, or misspelt. The message names the family and the attribute.
     """
     name = family.name
     if set(check_word("name", name)) & set(": ,"):
@@ -63,6 +67,7 @@ def check_types(family: type[TritonFamily]) -> None:
         except (TypeError, ValueError):
             wanted = ", ".join(("self", *parameters))
             raise ForetuneError(f"{name}: {method} must be a method with the parameters ({wanted})") from None
+    _check_spelling(family)
 
 
 def check_names(family: type[TritonFamily]) -> None:
@@ -91,6 +96,47 @@ def check_names(family: type[TritonFamily]) -> None:
             raise ForetuneError(
                 f"{family.name}: ranges must be 1 <= low <= high but {dim} has {sizes[0]} to {sizes[1]}"
             )
+
+
+def check_ranges(family: type[TritonFamily]) -> None:
+    """Check that each dimension has a range, which `TritonFamily.cases` draws from.
+
+    Raises:
+        ForetuneError: A dimension has none.
+    """
+    if missing := [dim for dim in family.dims if dim not in family.ranges]:
+        raise ForetuneError(
+            f"{family.__name__} must declare `ranges`: the sizes of each dimension that `cases` draws, as (1, 4096) or "
+            f"{{64, 128}}, but {missing[0]} has none"
+        )
+
+
+def _check_spelling(family: type[TritonFamily]) -> None:
+    """Check that no attribute of the class looks like a misspelt declaration, such as a method `byts`.
+
+    Raises:
+        ForetuneError: The name of a public attribute is nearly that of a declaration, and no code of the class uses it.
+    """
+    own = vars(family)
+    used = {name for value in own.values() for name in _names_in(getattr(_function_of(value), "__code__", None))}
+    known = {name for base in family.__mro__[1:] for name in vars(base)} | REQUIRED.keys() | used
+    for name in own:
+        similar = get_close_matches(name, [*REQUIRED, *_CHECKS, *_PARAMETERS], 1, _SIMILAR)
+        if similar and name not in known and not name.startswith("_"):
+            raise ForetuneError(f"{family.name}: nothing uses {name}: did you mean {similar[0]}?")
+
+
+def _function_of(value: Any) -> Any:
+    """Return the function behind a method or a property; other values unchanged."""
+    return inspect.unwrap(getattr(value, "__func__", getattr(value, "fget", value)))
+
+
+def _names_in(code: Any) -> Iterator[str]:
+    """Yield the names that code and the functions in it use."""
+    if isinstance(code, CodeType):
+        yield from code.co_names
+        for constant in code.co_consts:
+            yield from _names_in(constant)
 
 
 def space_of(family: type[TritonFamily]) -> tuple[KernelConfig, ...]:
@@ -127,7 +173,7 @@ def why_not_in_space(family: type[TritonFamily], config: KernelConfig) -> str | 
 
 
 def drawn_size(source: np.random.Generator, sizes: Sizes) -> int:
-    """Draw a size from a range or a set: see `TritonFamily.cases`."""
+    """Draw a size evenly from a set, or on a logarithmic scale from a range; see `TritonFamily.cases`."""
     if isinstance(sizes, Set):
         return int(source.choice(sorted(sizes)))
     low, high = sizes

@@ -27,6 +27,7 @@ from .triton_declaration import (
     REQUIRED,
     Sizes,
     check_names,
+    check_ranges,
     check_types,
     checked_grid,
     drawn_size,
@@ -61,7 +62,7 @@ class TritonInputs:
 
     Attributes:
         arguments: What the kernel gets, without the knobs.
-        problem: The problem that they are of.
+        problem: The problem that the launch solves.
         fresh: Copies of the tensors that the kernel updates in place, as they were before the first launch.
     """
 
@@ -71,7 +72,7 @@ class TritonInputs:
 
 
 class TritonFamily(Measurable):
-    """A `triton.jit` kernel, under whatever decorators, as a family that can be predicted, pruned and collected.
+    """A `triton.jit` kernel, with any decorators, as a family that can be predicted, pruned and collected.
 
     Declare a subclass at the top level of a module, because other processes import it by name. It must declare:
 
@@ -84,6 +85,7 @@ class TritonFamily(Measurable):
       a launch, so that elements that the kernel does not write are found.
     - `grid(problem, config)`: the grid of a launch, a tuple of one to three integers.
     - `eager(arguments)`: the same result, computed by plain PyTorch.
+    - `ranges`, unless it defines `cases`: the sizes of each dimension that are drawn, as `(1, 4096)` or `{64, 128}`.
 
     It may declare:
 
@@ -92,7 +94,6 @@ class TritonFamily(Measurable):
     - `flags_from`: for each flag a parameter or a function; the flag is on unless its value is None or false.
     - `dtype_from`: the tensor parameter whose dtype is the problem's (by default the kernel's first parameter).
     - `dtypes`: the dtypes that the kernel takes.
-    - `ranges`: the sizes of each dimension that `cases` draws, as a range `(1, 4096)` or as a set `{64, 128}`.
     - `most_bytes`: the size of the largest problem that `cases` draws.
     - `tiles`: which knob is the tile size along which dimension. It gives better features.
     - `flops(problem)` and `bytes(problem)`: the work of one launch. They give better features too.
@@ -109,6 +110,7 @@ class TritonFamily(Measurable):
 
     >>> import triton
     >>> import triton.language as tl
+    >>> from foretune.datasets import torch_dtype
     >>> @triton.jit
     ... def double(x_ptr, n, BLOCK: tl.constexpr):
     ...     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -120,8 +122,8 @@ class TritonFamily(Measurable):
     ...
     ...     def arguments(self, problem, where):
     ...         import torch
-    ...         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[problem.dtype]
-    ...         return {"x_ptr": torch.randn(problem["n"], device=where, dtype=dtype), "n": problem["n"]}
+    ...         x = torch.randn(problem["n"], device=where, dtype=torch_dtype(problem.dtype_name))
+    ...         return {"x_ptr": x, "n": problem["n"]}
     ...
     ...     def grid(self, problem, config):
     ...         return (triton.cdiv(problem["n"], config["BLOCK"]),)
@@ -168,6 +170,8 @@ class TritonFamily(Measurable):
         cls.knobs, cls.dims, cls.flags = tuple(names), tuple(cls.dims_from), tuple(cls.flags_from)
         cls.dtype_from = cls.dtype_from or cls._kernel.parameters[0]
         check_names(cls)
+        if cls.cases is TritonFamily.cases:
+            check_ranges(cls)
         cls._generic = GenericFeatures(cls.dims, tuple(cls.dtypes), cls.flags, cls.knobs, dict(cls.tiles))
         cls.feature_names = cls._generic.names
 
@@ -198,7 +202,7 @@ class TritonFamily(Measurable):
         return 0.0
 
     def bytes(self, problem: Problem) -> float:
-        """Return the fewest bytes that one launch can read and write; 0 if not declared."""
+        """Return the minimum number of bytes that one launch must read and write; 0 if not declared."""
         return 0.0
 
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
@@ -235,7 +239,7 @@ class TritonFamily(Measurable):
         configs: Sequence[KernelConfig],
         binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
     ) -> Sequence[FeatureGroup]:
-        """Return the features of several problems, by what they depend on."""
+        """Return the features of several problems, in groups: those of the problem, of the config, or of both."""
         if type(self).features is not TritonFamily.features:  # a subclass has features of its own
             return super().feature_groups(problems, device, configs, binaries)
         return stacked([self._groups(problem, device, configs, binaries) for problem in problems])
@@ -268,7 +272,7 @@ class TritonFamily(Measurable):
         return np.array([math.prod(self._grid(problem, config)) for config in configs], float)
 
     def _grid(self, problem: Problem, config: KernelConfig) -> tuple[int, ...]:
-        """Return the grid after a check. Raises `FamilyError` if it is none."""
+        """Return what `grid` returns, checked. Raises `FamilyError` if that is not a valid grid."""
         return checked_grid(self.name, self.grid(problem, config), config)
 
     def problem_from_call(self, arguments: Mapping[str, Any]) -> Problem:
@@ -319,8 +323,7 @@ class TritonFamily(Measurable):
 
         if models is not None or tokens is not None:
             raise ForetuneError(f"{self.name} draws its shapes from its ranges: it takes no models and no tokens")
-        if missing := [dim for dim in self.dims if dim not in self.ranges]:
-            raise ForetuneError(f"{self.name} has no range to draw {missing[0]} from: declare ranges, or give cases")
+        check_ranges(type(self))
         limit = math.inf if max_tflop is None else max_tflop * 1e12
         drawn: dict[Problem, Case] = {}
         refused: str | None = None
@@ -412,7 +415,7 @@ class TritonFamily(Measurable):
         return self._kernel.compile(self._grid(problem, config), arguments)
 
     def binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:
-        """Return what decides the binary, apart from the device's arch."""
+        """Return a key of what determines the binary, apart from the device's arch."""
         arguments = {**_without_memory(self, problem), **config.to_json()}
         return config, self._kernel.specialisation(arguments)
 
@@ -429,15 +432,15 @@ def _without_memory(family: TritonFamily, problem: Problem) -> Mapping[str, Any]
 
 @cache
 def _known_devices() -> tuple[DeviceSpec, ...]:
-    """Return the specs of `_DRAWN_FOR`."""
+    """Return the specs of the devices that `cases` draws problems for (`_DRAWN_FOR`)."""
     return tuple(map(DeviceSpec.named, _DRAWN_FOR))
 
 
 def _found(source: Source, arguments: Mapping[str, Any]) -> Any:
-    """Return the value that a source takes from a launch's arguments."""
+    """Return a launch's argument of the name `source`, or what the function `source` makes of all arguments."""
     return arguments[source] if isinstance(source, str) else source(arguments)
 
 
 def _is_on(value: Any) -> bool:
-    """Return whether a flag with this value is on: a tensor, or what is neither None nor false."""
+    """Return whether a flag with this value is on: a tensor always is; None and other false values are not."""
     return value is not None and (hasattr(value, "dtype") or bool(value))

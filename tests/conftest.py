@@ -6,10 +6,17 @@ from __future__ import annotations
 import os
 
 import pytest
+from foretune.kernels import registry
 from interpreting import look_for_overflow, patch_once_a_launch
 
 # Triton decides when it is imported whether it interprets, so a process can do one or the other.
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+#: The marks of tests that `FamilyContract` brings: it has none, because users would have to register them.
+CONTRACT_MARKS = {
+    "test_what_supports_passes_compiles": pytest.mark.compile,
+    "test_launches_in_the_interpreter": pytest.mark.interpret,
+    "test_launches_on_a_gpu": pytest.mark.gpu,
+}
 #: Files that take longest, and so are begun first: at the end, other workers would wait for them.
 LONGEST = ("test_interpreted.py", "test_packaging.py", "test_third_party.py")
 
@@ -18,6 +25,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
+        if item.name in CONTRACT_MARKS:
+            item.add_marker(CONTRACT_MARKS[item.name])
         fits = (item.get_closest_marker("interpret") is not None) == INTERPRETING
         (chosen if fits else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
@@ -45,3 +54,17 @@ def own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registry_of_module():
+    """Forget the families that fixtures of a module registered or named by their place, as `own_registry` does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_registered", dict(registry._registered))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch):
+    """Forget the families that a test registered or named by their place; otherwise other tests would list them."""
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))

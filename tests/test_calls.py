@@ -25,7 +25,6 @@ from foretune.datasets import (
     Status,
     check_problem_of,
 )
-from foretune.kernels import registry
 from foretune.runtime import resolve_mode
 
 H200 = DeviceSpec.named("h200")
@@ -209,7 +208,6 @@ def nothing_lasts(monkeypatch):
         raise ReachedError
 
     monkeypatch.setattr("foretune.collect.campaign.visible_gpus", reach)
-    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     monkeypatch.delenv("FORETUNE_MODE", raising=False)
 
 

@@ -21,12 +21,14 @@ def test_examples(name: str) -> None:
 
 
 FACE = (
+    "adapt",
     "agree",
     "collect_dataset",
     "configs",
     "contextual_autotune",
     "cover",
     "elementwise_work",
+    "evaluate",
     "explain",
     "families",
     "gated_mlp",
@@ -36,8 +38,10 @@ FACE = (
     "matmul",
     "prune",
     "register",
+    "report",
     "rms_norm_rope",
     "shortlist",
+    "train",
     "tune",
     "use",
 )

@@ -73,7 +73,7 @@ def export_dataset(
     rows = dataset.measurements if family is None else dataset.rows(family)
     if problem is not None:
         if not 0 <= problem < len(dataset.cases):
-            raise ForetuneError(f"{dataset.name}: problem must be 0 to {len(dataset.cases) - 1} but is {problem}")
+            raise ForetuneError(f"{dataset.label}: problem must be 0 to {len(dataset.cases) - 1} but is {problem}")
         rows = rows[rows["problem"] == problem]
     rows = rows.sort_values(["problem", "device", "config", "timing_pass"], kind="stable")
     check_not_stored(Path(out))
@@ -101,7 +101,7 @@ def _csv(dataset: Dataset, rows: pd.DataFrame, out: Path) -> int:
 
 
 def _texts(values: Mapping[int, Sequence[object]]) -> pa.Array:
-    """Return an array that has, at each number, its values formatted as cells of CSV."""
+    """Return an array of CSV text: entry i is `values[i]` as comma-separated cells, None if `values` lacks i."""
     return pa.array(
         [_cells(values[number]) if number in values else None for number in range(max(values, default=-1) + 1)]
     )

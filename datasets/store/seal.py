@@ -41,7 +41,7 @@ def seal_dataset(source: Dataset | Path | str, target: Path | str, *, name: str)
     """Write all rows of a dataset as sealed tables in another folder, and return the dataset.
 
     The same rows give the same bytes. A new target folder appears atomically. The tables of an existing target are
-    replaced if the new ones have all of its rows; its other files, such as a card, stay. A process that is killed
+    replaced if the new ones have all of its rows; its other files, such as a CARD.md, stay. A process that is killed
     leaves the target unchanged, and at most a hidden temporary folder next to it.
 
     Args:

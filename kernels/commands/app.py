@@ -1,7 +1,7 @@
 """The command line itself: its groups, how commands are registered, show help, fail, and print results.
 
 Exit codes: 0 success; 1 bad input, a failed run, or a closed output; 2 wrong usage; 130 interrupted by Ctrl-C. With
---json, a command that fails prints {"error": ...} to stdout.
+--json, a command that fails prints {"error": ...} to stdout. `foretune run` prints and ends as its program does.
 
 Help and errors are plain text, without rich: rich would read "[report]" as markup, break paragraphs where the source
 breaks its lines, and truncate options on narrow terminals.
@@ -34,8 +34,8 @@ INTERRUPTED = 130
 GIVEN = "foretune.given"
 #: The order of commands in `--help`, by when users need them.
 ORDER = (
-    "quickstart", "predict", "cover", "collect", "train", "evaluate", "report", "adapt", "warmup", "export", "device",
-    "replay", "bench", "datasets", "cache",
+    "quickstart", "predict", "run", "cover", "collect", "train", "evaluate", "report", "adapt", "warmup", "export",
+    "device", "replay", "bench", "datasets", "cache",
 )  # fmt: skip
 #: Where a result is printed under --json; None for stdout.
 _result: TextIO | None = None
@@ -98,11 +98,15 @@ class _Helpful:
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         """Write the example and the help text."""
         self.write_dimensions(ctx, formatter)
-        _write_example(self.epilog, formatter)
+        _write_example(self.example(ctx), formatter)
         super().format_help_text(ctx, formatter)  # type: ignore[misc]
 
     def write_dimensions(self, ctx: Any, formatter: Any) -> None:
         """Write the options of a family; only `DimensionsCommand` has such."""
+
+    def example(self, ctx: Any) -> str | None:
+        """Return the example to show, or None."""
+        return self.epilog
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write nothing: the example stands at the top."""
@@ -132,8 +136,8 @@ class Commands(Group):
         return sorted(super().list_commands(ctx), key=ORDER.index)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Remember the words of the command line before typer consumes them."""
-        ctx.meta[GIVEN] = tuple(args)
+        """Remember the words of the command line before typer consumes them, except those of another program."""
+        ctx.meta[GIVEN] = _own_words(args)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -157,6 +161,15 @@ class Commands(Group):
             _print_error("interrupted", given)
             typer.echo("Interrupted.", err=True)
             raise typer.Exit(INTERRUPTED) from None
+
+
+def _own_words(args: Sequence[str]) -> tuple[str, ...]:
+    """Return a command line without the program that `foretune run` starts, and without the words after it."""
+    end = 1 if args[:1] == ["run"] else len(args)
+    while end < len(args) and args[end].startswith("-"):
+        has_value = args[end].startswith("--") and "=" not in args[end]
+        end += 2 if has_value else 1
+    return tuple(args[:end])
 
 
 def _group(help: str, **settings: Any) -> typer.Typer:

@@ -48,7 +48,7 @@ _REFINED_CAPTION = (
 
 
 def kernel_names(incomplete: str) -> list[str]:
-    """Complete the name of a tuned kernel or of a kernel family."""
+    """Return the tuned kernels and kernel families that start with `incomplete`, for shell completion."""
     return [*remembered_names(incomplete), *family_names(incomplete)]
 
 

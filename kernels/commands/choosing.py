@@ -18,7 +18,7 @@ from ...datasets.progress import showing
 from .. import families, find_family, find_measurable
 from ..learning import datasets_merged
 from .app import command
-from .inputs import TAKES_DIMENSIONS, device_or_this_gpu, problem_of
+from .inputs import TAKES_DIMENSIONS, bundle_for, device_or_this_gpu, problem_of
 from .options import (
     CONFIGS,
     FAMILY,
@@ -43,17 +43,6 @@ from .options import (
     shortlist_length,
 )
 from .printing import Result, emit
-
-#: Defines the rows and columns of the table of `cover`.
-_COVER_CAPTION = (
-    "Rows: ranges of sizes. Columns: the largest slowdown of the range's config against the best config of each "
-    "size, and the values of its knobs."
-)
-#: Defines the rows and columns of the table of `cover --hints`.
-_HINTS_CAPTION = (
-    "Rows: sizes. Columns: how much slower than the best config of that size is what each way runs: the config "
-    "that is best at one hint, or a cover by predicted or measured times."
-)
 
 
 @command(
@@ -111,7 +100,6 @@ def predict(
     The dimensions and flags of the family are further options: a grouped GEMM takes --groups, --rows, --n and --k.
     `foretune predict FAMILY --help` lists them. Dimensions take a number; flags take no value.
     """
-    from ...model import load_bundle
     from ...runtime import make_explanation, make_shortlist
 
     length = renamed("--top", top, CONFIGS, configs)
@@ -119,7 +107,7 @@ def predict(
     problem = problem_of(context, kernel, dtype)
     spec = device_or_this_gpu(device)
     requested: dict[str, Any] = {"k": "auto" if length is None else length, "expected_calls": expected_calls}
-    requested |= {"call_us": call_us, "bundle": load_bundle(bundle)}
+    requested |= {"call_us": call_us, "bundle": bundle_for(bundle, kernel)}
     with warnings.catch_warnings():  # the command reports the same reason as an error
         warnings.simplefilter("ignore", ForetuneWarning)
         chosen = make_shortlist(kernel, problem, spec, **requested)
@@ -227,7 +215,7 @@ def cover(
         raise typer.BadParameter("is the dynamic dimension: --range gives its sizes", param_hint=f"--{dynamic}")
     problem = problem_of(context, kernel, dtype, f"--{dynamic}", str(sizes[0]))
     spec = device_or_this_gpu(device)
-    limits: dict[str, Any] = {"within": within, "ranges": ranges, "bundle": bundle}
+    limits: dict[str, Any] = {"within": within, "ranges": ranges, "bundle": bundle_for(bundle, kernel)}
     with showing(f"covering {dynamic} from {sizes[0]} to {sizes[1]}"):
         found: Result
         if hints is not None and data is not None:
@@ -236,7 +224,7 @@ def cover(
             found = make_hint_matrix(kernel, problem, dynamic, sizes, configs, spec, dataset, hints=at, **limits)
         else:
             found = covered(kernel, problem, dynamic, sizes, configs, device=spec, data=data, measure=measure, **limits)
-    emit(found, as_json, _COVER_CAPTION if hints is None else _HINTS_CAPTION)
+    emit(found, as_json)
 
 
 @command("warmup", f"foretune warmup {FAMILY} --shapes shapes.csv")
@@ -279,7 +267,7 @@ def warmup(
     kernel's own timings predict; --shapes and --data add more launches. With --device, no GPU is needed.
     """
     from ...runtime import use_stub_driver
-    from ...runtime.tuning.warmup import problems_from_csv, warm_up, warm_up_seen
+    from ...runtime.tuning.warmup import problems_from_csv, warm_up, warm_up_tuned
 
     k = renamed("--top", top, CONFIGS, configs) or 1
     logged = [case.problem for case in datasets_merged(data).cases] if data else []
@@ -292,7 +280,7 @@ def warmup(
         what, compiled = f"for {len(problems)} problems", partial(warm_up, kernel, problems, k=k)
     else:
         what = f"the tuned kernels of {abridged(family, 60)}"
-        compiled = partial(warm_up_seen, family, shapes=shapes, logged=logged, k=k)
+        compiled = partial(warm_up_tuned, family, shapes=shapes, logged=logged, k=k)
     spec = device_or_this_gpu(device)
     with showing(f"compiling {what}"), use_stub_driver(spec) if device else nullcontext():
         warmed = compiled(device=spec)

@@ -43,19 +43,13 @@ if TYPE_CHECKING:
 
 #: Upper bound for a number of GPUs; no machine has more.
 _MOST_GPUS = 1024
-#: Defines the rows and columns of the tables of `replay`.
-_CAPTION = (
-    "Columns: the fastest of the first k configs, in % over the best measured one, for each k. Rows: geometric "
-    "means for rankers trained on all configs (everything) and on those that the plan would have measured (the "
-    "plan), then how much slower the second ranker's choices are (the plan loses), with its 95 % interval."
-)
 #: Seconds per measurement that a replay takes on two cores of 2026, for the estimate printed at the start.
 _REPLAYING_S = 8e-4
 
 
 @completes
 def plan_names() -> Iterable[str]:
-    """Complete the name of a measuring plan."""
+    """Return the names of the measuring plans, for shell completion."""
     from ...collect.plan import PLANS
 
     return PLANS
@@ -237,4 +231,4 @@ def replay(
 
     what = "measuring by the plan, training and judging"
     found = for_each_family(replayed, dataset, families_in(dataset, family), what, _REPLAYING_S)
-    emit(ByFamily(found), as_json, _CAPTION)
+    emit(ByFamily(found), as_json)

@@ -20,12 +20,6 @@ OneDataset = Annotated[
 ]
 NewName = Annotated[str | None, option("Name of the new dataset.", "the folder's name", metavar="NAME")]
 
-#: Defines the rows and columns of the tables of datasets.
-_CAPTION = (
-    "Rows: a kernel family in a dataset, on a device. Columns: the number of problems, of distinct configs and of "
-    "measurements, and the plans that chose the configs of each problem."
-)
-
 
 @datasets.callback(epilog="Example: foretune datasets --json")
 def list_datasets(context: typer.Context, as_json: AsJson = False) -> None:
@@ -36,7 +30,7 @@ def list_datasets(context: typer.Context, as_json: AsJson = False) -> None:
     if context.invoked_subcommand is None:
         from ...datasets import describe, names
 
-        emit(listed([describe(name) for name in names()]), as_json, _CAPTION)
+        emit(listed([describe(name) for name in names()]), as_json)
 
 
 @command("show", "foretune datasets show measured --json", into=datasets)
@@ -49,7 +43,7 @@ def show_dataset(data: OneDataset, as_json: AsJson = False) -> None:
     for name, known in families().items():
         if name in described["families"]:
             check_sources(described["name"], described["provenance"], known)
-    emit(listed([described]), as_json, _CAPTION)
+    emit(listed([described]), as_json)
 
 
 @command("merge", "foretune datasets merge mine theirs --out both", into=datasets)

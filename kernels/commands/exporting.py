@@ -36,20 +36,20 @@ DTYPES = ("bf16", "fp16", "fp8e4m3")
 
 @completes
 def engine_names() -> Iterable[str]:
-    """Complete the name of a serving engine."""
+    """Return the names of the serving engines, for shell completion."""
     from ..fused_moe.engines import ENGINES
 
     return ENGINES
 
 
 def source_names(incomplete: str) -> list[str]:
-    """Complete the name of a shipped dataset or of a serving engine."""
+    """Return the shipped datasets and serving engines that start with `incomplete`, for shell completion."""
     return [*dataset_names(incomplete), *engine_names(incomplete)]
 
 
 @completes
 def model_names() -> Iterable[str]:
-    """Complete the name of a model whose MoE layers are known."""
+    """Return the names of the models whose MoE layers are known, for shell completion."""
     from ..workloads import load_models
 
     return [one.model for one in load_models() if one.is_gated]

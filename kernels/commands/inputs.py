@@ -117,6 +117,16 @@ def bundle_at(path: Path | None) -> Bundle | None:
     return None if path is None else load_bundle(path)
 
 
+def bundle_for(path: Path | None, family: Family) -> Bundle | None:
+    """Return the bundle that --bundle names, or None without it; warn if it was trained for another kernel source."""
+    from ...model import check_trained_source
+
+    bundle = bundle_at(path)
+    if bundle is not None and family.name in bundle.families:
+        check_trained_source(bundle.trained[family.name].origin, family)
+    return bundle
+
+
 def for_each_family(
     call: Callable[[Family], T], dataset: Dataset, families: Mapping[str, Family], what: str, row_s: float
 ) -> dict[str, T]:
@@ -148,13 +158,22 @@ class DimensionsCommand(Command):
 
     def write_dimensions(self, ctx: Any, formatter: Any) -> None:
         """Write the options of the family that the command line names, if any."""
-        for word in ctx.meta[GIVEN]:
-            if word != self.name and not word.startswith("-"):
-                with suppress(ForetuneError):
-                    formatter.write_paragraph()
-                    with formatter.indentation():
-                        formatter.write_text(taken_by(find_family(word)))
-                    break
+        if (family := self._family(ctx)) is not None:
+            formatter.write_paragraph()
+            with formatter.indentation():
+                formatter.write_text(taken_by(family))
+
+    def example(self, ctx: Any) -> str | None:
+        """Return the example, unless the command line names another family than the example's."""
+        family = self._family(ctx)
+        return self.epilog if family is None or family.name in str(self.epilog).split() else None
+
+    def _family(self, ctx: Any) -> Family | None:
+        """Return the family that the command line names, or None."""
+        word = next((word for word in ctx.meta[GIVEN] if word != self.name and not word.startswith("-")), None)
+        with suppress(ForetuneError):
+            return None if word is None else find_family(word)
+        return None
 
 
 #: Settings of a command that takes a family's dimensions as further options.

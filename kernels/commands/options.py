@@ -76,13 +76,13 @@ def words(*values: str) -> Callable[[str], list[str]]:
 
 @completes
 def family_names() -> Iterable[str]:
-    """Complete the name of a kernel family."""
+    """Return the names of the kernel families, for shell completion."""
     return families()
 
 
 @completes
 def dataset_names() -> Iterable[str]:
-    """Complete the name of a shipped dataset."""
+    """Return the names of the shipped datasets, for shell completion."""
     from ...datasets import names
 
     return names()
@@ -90,13 +90,13 @@ def dataset_names() -> Iterable[str]:
 
 @completes
 def device_names() -> Iterable[str]:
-    """Complete the name of a shipped device."""
+    """Return the names of the shipped devices, for shell completion."""
     return DeviceSpec.names()
 
 
 @completes
 def remembered_names() -> Iterable[str]:
-    """Complete the name of a kernel or function in the choice cache."""
+    """Return the names of the kernels and functions in the choice cache, for shell completion."""
     from ...runtime.tuning.cache.cache_folder import cache_contents
 
     contents = cache_contents()
@@ -104,12 +104,12 @@ def remembered_names() -> Iterable[str]:
 
 
 def dtype_names(context: typer.Context, incomplete: str) -> list[str]:
-    """Complete an element type: of the family on the command line, or of any family."""
+    """Return the element types of the family on the command line, or of all families, for shell completion."""
     return _of_families(context, incomplete, "dtypes")
 
 
 def dimension_names(context: typer.Context, incomplete: str) -> list[str]:
-    """Complete a dimension: of the family on the command line, or of any family."""
+    """Return the dimensions of the family on the command line, or of all families, for shell completion."""
     return _of_families(context, incomplete, "dims")
 
 

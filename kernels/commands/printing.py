@@ -44,7 +44,10 @@ class Printed:
 
 @dataclass(frozen=True)
 class ByFamily:
-    """The results of several families by name, and further fields of the JSON value."""
+    """A result that consists of the results of several families, by name, and further fields of the JSON value.
+
+    Each result has a method `table`; the rows and columns are defined below the last table only.
+    """
 
     families: Mapping[str, Any]
     more: Mapping[str, Any] = field(default_factory=dict)
@@ -56,7 +59,8 @@ class ByFamily:
     def __rich__(self) -> Any:
         from rich.console import Group
 
-        return Group(*self.families.values())
+        last = [*self.families][-1]
+        return Group(*(one.table(caption=name == last) for name, one in self.families.items()))
 
 
 def emit(result: Result, as_json: bool, caption: str = "", /, **places: Path) -> None:

@@ -37,22 +37,13 @@ from .printing import ByFamily, Printed, emit, left_out_of
 if TYPE_CHECKING:
     from ...model.evaluation import Evaluation
 
-#: Defines the rows and columns of the tables of `evaluate`.
-_CAPTION = (
-    "Columns: the fastest of the first k configs, in % over the best measured one, for each k. Rows: the "
-    "geometric mean over all problems, its 95 % interval, the 95th percentile (p95) and the maximum; then the "
-    "mean over parts of the problems, and of baselines: random configs, static (one list for all problems), "
-    "regimes (a list for each arithmetic intensity), nearest (the configs of the nearest measured problem), "
-    "estimate (the analytic model). A value can rise with k: one timing pass chooses among the k configs, and "
-    "another one, with its own noise, gives the time of the chosen config."
-)
 #: Seconds per measurement that a command takes on two cores of 2026, for the estimate printed at the start.
 _QUICKSTART_S, _TRAINING_S, _EVALUATING_S, _JUDGING_S, _CURVE_S = 1e-4, 5e-5, 2.5e-4, 5e-5, 6e-5
 
 
 @completes
 def split_names() -> Iterable[str]:
-    """Complete the name of a cross-validation split."""
+    """Return the names of the cross-validation splits, for shell completion."""
     from ...model.cross_validation import SPLITS
 
     return SPLITS
@@ -60,7 +51,7 @@ def split_names() -> Iterable[str]:
 
 @completes
 def baseline_names() -> Iterable[str]:
-    """Complete the name of a baseline, or of a group of them."""
+    """Return the names of the baselines and of groups of them, for shell completion."""
     from ...model.baselines import ALL, BASELINES, FAST
 
     return (FAST, ALL, *BASELINES)
@@ -157,7 +148,7 @@ def adapt(
 
     check_bundle_folder(out)
     given, dataset = load_bundle(bundle), datasets_merged(data)
-    families = families_in(dataset, family or [name for name in dataset.families if name in given.families])
+    families = families_in(dataset, family, given)
     with showing(f"adapting to {' and '.join(data)}", _TRAINING_S * rows_of(dataset, families)):
         adapted = adapted_by_name(dataset, bundle=given, family=list(families.values()))
     adapted.save(out)
@@ -235,13 +226,13 @@ def evaluate(
 
     judged = for_each_family(judge, dataset, kernels, what, row_s)
     if max_regret1 is None:
-        emit(ByFamily(judged), as_json, _CAPTION)
+        emit(ByFamily(judged), as_json)
         return
     regrets1 = {name: one.to_json()["regret"]["1"]["geomean"] - 1 for name, one in judged.items()}
     over = [f"{name} {100 * regret1:.2f} %" for name, regret1 in regrets1.items() if regret1 > max_regret1]
     error = f"regret@1 must be at most {100 * max_regret1:g} % but is: {', '.join(over)}"
     more = {"max_regret1": max_regret1} | ({"error": error} if over else {})
-    emit(ByFamily(judged, more), as_json, _CAPTION)
+    emit(ByFamily(judged, more), as_json)
     if over:
         typer.echo(f"Error: {printable(error)}", err=True)
         raise typer.Exit(1)

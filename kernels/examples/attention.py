@@ -54,7 +54,7 @@ def attention_kernel(
 
 
 class CausalAttention(TritonFamily):
-    """Causal self-attention of `heads` heads (batch times heads), `length` tokens and `head_dim` dimensions."""
+    """The family of causal self-attention with `heads` heads (batch times heads), `length` tokens and `head_dim`."""
 
     name = "causal_attention"
     kernel = attention_kernel
@@ -86,7 +86,7 @@ class CausalAttention(TritonFamily):
         return None
 
     def flops(self, problem: Problem) -> float:
-        """Return the operations of one launch: two products of half the square."""
+        """Return the floating-point operations of one launch: two products with the lower half of a square matrix."""
         return 2.0 * problem["heads"] * problem["length"] ** 2 * problem["head_dim"]
 
     def bytes(self, problem: Problem) -> float:
@@ -109,7 +109,7 @@ class CausalAttention(TritonFamily):
         }
 
     def grid(self, problem: Problem, config: KernelConfig) -> tuple[int, ...]:
-        """Return the programs of a launch: blocks of rows, and heads."""
+        """Return the grid of a launch: a program for each block of rows of each head."""
         return (-(-problem["length"] // config["BLOCK_M"]), problem["heads"])
 
     def eager(self, arguments: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -25,7 +25,7 @@ def bias_gelu_kernel(x_ptr, bias_ptr, n_elements, n_columns, BLOCK: tl.constexpr
 
 
 class BiasGelu(TritonFamily):
-    """GELU of a matrix of `rows` x `columns` plus a bias of each column, in place."""
+    """The family of the in-place kernel: GELU of a `rows` x `columns` matrix plus a bias for each column."""
 
     name = "bias_gelu"
     kernel = bias_gelu_kernel
@@ -57,7 +57,7 @@ class BiasGelu(TritonFamily):
         }
 
     def grid(self, problem: Problem, config: KernelConfig) -> tuple[int, ...]:
-        """Return the programs of a launch."""
+        """Return the grid of a launch."""
         return (-(-problem["rows"] * problem["columns"] // config["BLOCK"]),)
 
     def eager(self, arguments: Mapping[str, torch.Tensor]) -> torch.Tensor:

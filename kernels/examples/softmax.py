@@ -36,7 +36,7 @@ CONFIGS = [
 
 
 class RowSoftmax(TritonFamily):
-    """The softmax of each row of a matrix of `rows` x `columns`."""
+    """The family of the kernel: the softmax of each row of a `rows` x `columns` matrix."""
 
     name = "row_softmax"
     kernel = softmax_kernel
@@ -76,7 +76,7 @@ class RowSoftmax(TritonFamily):
         }
 
     def grid(self, problem: Problem, config: KernelConfig) -> tuple[int, ...]:
-        """Return the programs of a launch."""
+        """Return the grid of a launch."""
         return (-(-problem["rows"] // config["ROWS"]),)
 
     def eager(self, arguments: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -1,7 +1,6 @@
-"""The contract of each example family: `TRITON_INTERPRET=1 pytest kernels/examples/test_families.py`."""
+"""The contract of each example family: `pytest kernels/examples/test_families.py`, with or without a GPU."""
 
 from attention import CausalAttention
-from foretune import Problem
 from foretune.kernels.testing import FamilyContract
 from in_place import BiasGelu
 from softmax import RowSoftmax
@@ -23,7 +22,3 @@ class TestCausalAttention(FamilyContract):
     """Run the contract with the attention kernel."""
 
     family = CausalAttention
-
-    def small_problem(self) -> Problem:
-        """Return a problem that the interpreter can run."""
-        return Problem.of("causal_attention", heads=2, length=48, head_dim=64, dtype="fp16")

@@ -23,7 +23,10 @@ TOKENS = (8, 128, 2048)
 
 
 class FusedMoeComparison:
-    """Contenders and goals of both products; see `runtime.timing.compare.Comparison`."""
+    """The comparison of both products' configs with the engine's own: problems, contenders and goals.
+
+    The harness that times them is `runtime.timing.compare.Comparison`.
+    """
 
     others = ("default", "shipped")
 

@@ -132,7 +132,7 @@ def _space(configs: tuple[KernelConfig, ...], dtype: str, device: DeviceSpec) ->
 
 @dataclass(frozen=True)
 class _Work:
-    """One product's work per distinct combination of the `_DECIDING` columns; all arrays are (n_kinds,)."""
+    """One product's work for each distinct combination of the config columns in `_DECIDING`; arrays are (n_kinds,)."""
 
     tiles: NDArray[np.float64]
     n_tiles: NDArray[np.float64]
@@ -249,7 +249,7 @@ LARGEST = {"experts": 65536, "topk": 65536, "tokens": 2**24, "hidden": 2**20, "i
 
 
 class FusedMoeFamily(DeclaredFamily):
-    """Predicting and pruning for both products of a layer.
+    """Base class of the families of both products of an MoE layer: all that predicting and pruning need.
 
     A problem has the dimensions of the layer on one rank. `inter` is counted after the activation, so w13 is (experts,
     2 * inter, hidden) and w2 (experts, hidden, inter). Each token chooses `topk` experts at random, as in the engines'

@@ -108,8 +108,8 @@ def is_asynchronous(config: KernelConfig, dtype: str, device: DeviceSpec) -> boo
 def smem_bytes(config: KernelConfig, dtype: str, device: DeviceSpec) -> int:
     """Return the shared memory of one program in bytes, rounded up from binaries of Triton 3.6 and 3.9.
 
-    It is the loads in flight (a synchronous product reads its last stage from registers), the scales of fp8, and TMA's
-    barriers.
+    It consists of the loads in flight (a synchronous product reads its last stage from registers), the scales of fp8,
+    and TMA's barriers.
     """
     m, n, k = (config[f"BLOCK_SIZE_{axis}"] for axis in "MNK")
     scaled = dtype == "fp8e4m3"
@@ -125,7 +125,7 @@ def accumulators(config: KernelConfig, device: DeviceSpec) -> float:
 
 
 def residents(config: KernelConfig, dtype: str, device: DeviceSpec) -> int:
-    """Return how many programs fit on one SM by shared memory, registers and threads."""
+    """Return how many programs fit on one SM, as limited by shared memory, registers and threads."""
     return programs_that_fit(
         smem_bytes(config, dtype, device),
         accumulators(config, device),
@@ -150,7 +150,7 @@ _EARLY_ROWS = 512
 
 @dataclass(frozen=True)
 class Product:
-    """One of the two products of a layer: (rows, k) times the chosen experts of (experts, n, k).
+    """One of the two matrix products of an MoE layer: inputs (rows, k) times the chosen experts of w (experts, n, k).
 
     In the first product, `top_k` rows of output share one input row per token. In the second, each row has its own
     input, and is multiplied by its routing weight.
@@ -191,11 +191,11 @@ class Product:
 
     @property
     def is_unsorted(self) -> bool:
-        """True if vLLM launches one block per row, in the order of the rows."""
+        """True if vLLM does not sort the rows by expert, but launches one block per row, in their given order."""
         return engine_of(self.problem) == VLLM and self.rows * _SPARSITY <= self.problem["experts"]
 
     def sorted_length(self, block_m: int) -> int:
-        """Return the length of the list of sorted rows, which holds the most blocks that a routing can need."""
+        """Return the length of the engine's list of sorted, padded rows, which is enough for any routing."""
         rows, experts = self.rows, self.problem["experts"]
         if engine_of(self.problem) == VLLM:
             most = rows + experts * (block_m - 1)
@@ -205,7 +205,7 @@ class Product:
         return -(-most // 4) * 4
 
     def padded_rows(self, block_m: int) -> int:
-        """Return the kernel's EM: the number of rows that the grid covers, many of them perhaps without work."""
+        """Return the kernel's argument EM: the number of padded rows that the grid covers; many may be empty."""
         if self.is_unsorted:
             return self.rows * block_m
         length = self.sorted_length(block_m)
@@ -273,19 +273,19 @@ class Product:
         return values | knobs
 
     def _is_early(self, config: KernelConfig) -> bool:
-        """Return whether SGLang's kernel lets the next kernel start early."""
+        """Return whether SGLang's kernel lets the next kernel start early (programmatic dependent launch)."""
         rows = self.input_rows
         if uses_tma(config):  # its input is sorted and padded to whole blocks of each expert
             rows += min(rows, self.problem["experts"] + 1) * (config["BLOCK_SIZE_M"] - 1)
         return rows <= _EARLY_ROWS
 
     def specialisation(self, config: KernelConfig) -> tuple[Hashable, ...]:
-        """Return what determines the binary in addition to arch, config, dtypes and flags."""
+        """Return what determines the compiled binary in addition to architecture, config, dtypes and flags."""
         numbers = tuple((name, _class(value)) for name, value in self.numbers(config).items())
         even = self.k % config["BLOCK_SIZE_K"] == 0
         return numbers, self.top_k, self.problem["topk"], even, self.is_unsorted, self._is_early(config)
 
 
 def _class(value: int) -> tuple[bool, bool, bool]:
-    """Return what Triton specializes an integer on: being 1, being a multiple of 16, and needing 64 bits."""
+    """Return whether an integer is 1, a multiple of 16, or needs 64 bits: Triton specializes on these."""
     return value == 1, value % 16 == 0, value >= 2**31

@@ -90,7 +90,7 @@ class FusedMoe(FusedMoeFamily, MeasuredFamily):
         return 2.0 * product.rows * product.n * product.k
 
     def bytes(self, problem: Problem) -> float:
-        """Return the bytes that a problem reads and writes at least."""
+        """Return the minimum number of bytes that a problem must read and write."""
         product = Product(problem, self.down)
         active = min(product.rows, problem["experts"])
         read = float(active) * product.n * product.k + float(product.input_rows) * product.k
@@ -172,8 +172,8 @@ class FusedMoe(FusedMoeFamily, MeasuredFamily):
     def check_problem(self, config: KernelConfig, problem: Problem) -> Problem:
         """Return a small problem with the same binary, to check a config's results.
 
-        Sizes keep their remainder by 256, or by 16 if the binary depends on nothing else. If no small problem has the
-        same binary, `problem` itself is returned.
+        Sizes are equal modulo 256 to those of `problem`, or modulo 16 if the binary depends on nothing else. If no
+        small problem has the same binary, `problem` itself is returned.
         """
         experts, tokens = problem["experts"], problem["tokens"]
         few = max(problem["topk"], 16)
@@ -207,7 +207,7 @@ class FusedMoe(FusedMoeFamily, MeasuredFamily):
 
 
 class FusedMoeUp(FusedMoe):
-    """Compute the first product of a layer: y[token, choice] = x[token] @ w13[expert].T, (tokens * topk, 2 * inter).
+    """The family of a layer's first product: y[token, choice] = x[token] @ w13[expert].T, (tokens * topk, 2 * inter).
 
     >>> family, h200 = FusedMoeUp(), DeviceSpec.named("h200")
     >>> problem = Problem.of("fused_moe", experts=64, topk=8, hidden=2048, inter=1024, tokens=128)
@@ -219,7 +219,9 @@ class FusedMoeUp(FusedMoe):
 
 
 class FusedMoeDown(FusedMoe):
-    """Compute the second product: y[token, choice] = weight * x[token, choice] @ w2[expert].T, (tokens * topk, hidden).
+    """The family of a layer's second product: y[token, choice] = weight * x[token, choice] @ w2[expert].T.
+
+    y is (tokens * topk, hidden).
 
     The engines sort rows once per layer, so the two products share BLOCK_SIZE_M there. With USE_TMA (SGLang), x is
     sorted and padded, as the first product stores it in that case.
@@ -311,7 +313,7 @@ def _stand_ins(product: Product, config: KernelConfig) -> dict[str, Any]:
 
 
 def _absent() -> dict[str, Any]:
-    """Return None for each tensor parameter that is never used here."""
+    """Return the tensor parameters that Foretune's launches never use, each with the value None."""
     return dict.fromkeys(("a_desc", "b_desc", "bias_ptr", "b_bias_ptr", "add_mask_ptr"))
 
 

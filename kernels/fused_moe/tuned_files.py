@@ -68,7 +68,7 @@ class Pair:
 
     @property
     def entries(self) -> FileEntries:
-        """The rows of a tuned file that stand for these configs."""
+        """The rows of the engine's tuned files that make it run these configs."""
         return FileEntries(file_entry(self.up), file_entry(self.down))
 
 
@@ -140,7 +140,7 @@ def table_in_force(
 
 
 def row_for(rows: Mapping[int, Any], tokens: int) -> Any:
-    """Return the row that an engine uses: the nearest number of tokens, and in a tie the first in the table.
+    """Return the row that an engine uses: that of the nearest number of tokens, and in a tie the table's first.
 
     >>> row_for({1: "a", 4: "b", 8: "c"}, 6), row_for({1: "a"}, 9000)
     ('b', 'a')
@@ -413,7 +413,7 @@ def check_none_there(engine: str, layer: Layer, device: DeviceSpec, triton: str,
 
 
 def _already_there(path: Path) -> ForetuneError:
-    """Return the error for a file that would be replaced."""
+    """Return the error to raise for an existing file that would be replaced."""
     return ForetuneError(f"{path} exists already: pass another folder, or --force to replace it")
 
 

@@ -57,13 +57,13 @@ class _Predicted:
 
 
 class _Product:
-    """One of the two products of a layer, for one engine's kernel."""
+    """One of the two matrix products of an MoE layer, as one engine's kernel computes it."""
 
     def __init__(self, family: Measurable, engine: str, layer: Layer, device: DeviceSpec) -> None:
         self.family, self._engine, self._layer, self._device = family, engine, layer, device
 
     def problem(self, tokens: int) -> Problem:
-        """Return the problem of a number of tokens."""
+        """Return the problem of this product for a number of tokens."""
         return self._layer.problem(self.family.name, self._engine, tokens)
 
     def supports(self, config: KernelConfig, tokens: int) -> bool:
@@ -281,9 +281,9 @@ def _predicted_times(
 def _row(
     tokens: int, best: Pair, default: Pair, in_force: TunedRow | None, times: Mapping[str, float], least: float
 ) -> Row:
-    """Return the row to write.
+    """Return the row to write: the new one, or the engine's current one if the gain is too small or unknown.
 
-    It is ours, or the engine's current one if ours gains less than the factor `least` or if its gain is unknown.
+    The gain is the current row's time divided by the new one's; `least` is its minimum.
     """
     if in_force is None:
         now, entries = DEFAULT, default.entries

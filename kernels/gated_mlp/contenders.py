@@ -67,7 +67,7 @@ class GatedMlpComparison:
         return functions
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath:
-        """Return what a call of `foretune.gated_mlp` takes on the host, next to the bare launch of its kernel."""
+        """Time a call of `foretune.gated_mlp` and a bare launch of its kernel, both on the host."""
         from .launches import launch_gated
         from .op import gated_mlp
 

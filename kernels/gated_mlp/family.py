@@ -91,7 +91,7 @@ class GatedMlp(GemmFamily, MeasuredFamily):
     launch_knobs = BANDS_AND_PROGRAMS
 
     def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
-        """Return why no config of the kernel has these knob values, or None."""
+        """Return why these knob values are invalid for every problem, or None if they are valid for some."""
         return VALUES.wrong(knobs)
 
     def full_space(self) -> tuple[KernelConfig, ...]:
@@ -99,7 +99,7 @@ class GatedMlp(GemmFamily, MeasuredFamily):
         return full_space()
 
     def wrong_problem(self, problem: Problem) -> str | None:
-        """Return why no config runs a problem, or None."""
+        """Return why no config can run a problem, or None."""
         if {"gelu", "gelu_tanh"} <= set(problem.flags):
             return "gelu and gelu_tanh exclude each other"
         return wrong_widths(problem["n"], problem["k"])
@@ -117,11 +117,11 @@ class GatedMlp(GemmFamily, MeasuredFamily):
         return 4.0 * problem["m"] * problem["n"] * problem["k"]
 
     def bytes(self, problem: Problem) -> float:
-        """Return the bytes that a problem must at least read and write."""
+        """Return the minimum number of bytes that a problem must read and write."""
         return moved_bytes(problem)
 
     def call_features(self, problem: Problem, device: DeviceSpec, configs: Configs) -> Groups:
-        """Return a problem's features for each config, in groups by what they depend on."""
+        """Return a problem's features for each config, grouped by what the columns depend on."""
         return feature_groups(problem, device, configs)
 
     def flags_of_call(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:
@@ -191,7 +191,7 @@ class GatedMlp(GemmFamily, MeasuredFamily):
         return torch.cat([h.flatten(), *[both.flatten()] * ("saves" in inputs.problem.flags)])
 
     def check_problem(self, config: KernelConfig, problem: Problem) -> Problem:
-        """Return a small problem whose sizes are multiples of no block, to check a config's results on."""
+        """Return a small problem, with no size a multiple of a block size, to check a config's results on."""
         # M = 256 + 37, and N = K = 2 x 128 + 72: past the largest blocks, and still multiples of 8 where required.
         return replace(problem, dims=(("m", 293), ("n", 328), ("k", 328)))
 

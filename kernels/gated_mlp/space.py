@@ -42,8 +42,8 @@ _SM_SMEM_BYTES, _SM_REGISTERS = 228 * 1024, 65536
 def full_space() -> tuple[KernelConfig, ...]:
     """Return all combinations of knob values in `SPACE`, except those that cannot be fast.
 
-    Left out are configs that spill registers, leave warps idle, have too few loads in flight, or ask for more programs
-    per SM than fit, and bands of tiles with fewer than 64 rows.
+    Configs are left out if they spill registers, leave warps idle, have too few loads in flight, or ask for more
+    programs per SM than fit, or if a band of GROUP_M tiles has fewer than 64 rows.
     """
     return tuple(VALUES.grid(_is_useful))
 
@@ -75,9 +75,9 @@ def accumulators_per_thread(config: Knobs) -> float:
 
 
 def smem_bytes(config: Knobs, itemsize: int, arch: str = "sm_90") -> int:
-    """Return an upper bound of one program's shared memory in bytes, which tests compare with compiled binaries.
+    """Return an upper bound on one program's shared memory in bytes, which tests compare with compiled binaries.
 
-    It is the sum of the operands of all stages, a buffer for the output's change of layout, and the barriers.
+    It is the sum of three parts: the operands of all stages, a buffer that converts the output's layout, and barriers.
 
     If one warp holds whole rows of the product, gate and up of an element are in the same thread, and only the 16-bit
     output goes through the buffer. This holds for wgmma on sm_90, where a warp has 16 rows. Otherwise up must first

@@ -43,11 +43,11 @@ def draw(
             have a number of rows between the smallest and the largest.
         per_layer: The number of problems of each layer; a layer gets fewer if too few are within the limit.
         random: The number of random shapes.
-        most_tflop: The most floating-point operations of one problem, in 1e12.
+        most_tflop: The maximum number of floating-point operations of one problem, in 1e12.
         seed: The seed of all random choices.
 
     Raises:
-        ForetuneError: A count or the seed is not valid, or hardly any random shape is within `most_tflop`.
+        ForetuneError: A count or the seed is not valid, or too few random shapes are within `most_tflop`.
 
     >>> from ..workloads import load_dense_models
     >>> len(draw(load_dense_models()[:1], random=3))

@@ -85,7 +85,10 @@ def suite_cases(family: str, models: Sequence[Model]) -> dict[str, Case]:
 
 
 class GroupedGemmComparison:
-    """The contenders of the grouped GEMMs; see `runtime.timing.compare.Comparison`."""
+    """The comparison of the grouped GEMMs with other implementations: problems, contenders and goals.
+
+    The harness that times them is `runtime.timing.compare.Comparison`.
+    """
 
     others = ("torch", "dense", "separate", "unfused")
 
@@ -115,7 +118,7 @@ class GroupedGemmComparison:
         return time_launch_path(GroupedGemmForward(), device)
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
-        """Return the project's goals for these kernels, except those that no row concerns."""
+        """Return those of the project's goals for these kernels that the rows can decide."""
         plain = [row for row in rows if "separate" not in row.others_us]
         judged: list[Goal] = []
         for label, families, aim in (("fwd and dX", (FORWARD, DX), 1.25), ("dW", (DW,), 1.1)):
@@ -166,7 +169,7 @@ def _rows_per_expert(problem: Problem) -> float:
 
 
 def _others(family: str, inputs: Any) -> dict[str, Callable[[], Any]]:
-    """Return torch's grouped product on the same tensors, and a dense one of the same FLOPs."""
+    """Return two contenders on the same tensors: "torch", its grouped GEMM, and "dense", one product of equal FLOPs."""
     import torch
 
     left, right = inputs.left, inputs.right

@@ -31,7 +31,7 @@ _ROUTING_SHARES, _UNIFORM = {"uniform": 0.4, "balanced": 0.2, "zipf": 0.4}, {"un
 
 
 class OverGroups(Family):
-    """A product over rows that are sorted by group, with one weight matrix (n, k) per group."""
+    """Base class of families that multiply rows, sorted by group, with one weight matrix (n, k) per group."""
 
     dims = ("groups", "rows", "n", "k")
     largest: ClassVar[Mapping[str, int]] = {
@@ -51,7 +51,7 @@ class OverGroups(Family):
 
 
 class MeasuredOverGroups(OverGroups, MeasuredFamily):
-    """A product over groups that can be measured: how its cases are drawn and its configs checked."""
+    """Base class of grouped families that can also be measured: it draws cases and makes a check problem."""
 
     #: N and K of the check problem, multiples of no block size.
     off_blocks: ClassVar[tuple[int, int]]
@@ -67,12 +67,15 @@ class MeasuredOverGroups(OverGroups, MeasuredFamily):
         max_tflop: float | None = None,
         seed: int = 0,
     ) -> tuple[Case, ...]:
-        """Return the problems to measure; see `Measurable.cases`."""
+        """Return the problems to measure: layers of real models, random shapes and synthetic layers.
+
+        The arguments are those of `Measurable.cases`.
+        """
         drawn = {"tokens": tokens, "per_layer": per_layer, "random": random, "invented": invented, "seed": seed}
         return self.draw(models, max_tflop, **drawn)
 
     def check_problem(self, config: KernelConfig, problem: Problem) -> Problem:
-        """Return a small problem whose sizes are multiples of no block, to check a config's results on."""
+        """Return a small problem, with no size a multiple of a block size, to check a config's results on."""
         # Groups of 0 and of 1 row, and one with more rows than any BLOCK_M.
         sizes = (37, 0, 1, 300, 0, 16, 129, 5)
         n, k = self.off_blocks
@@ -82,7 +85,7 @@ class MeasuredOverGroups(OverGroups, MeasuredFamily):
 
 
 class GroupedGemmFamily(OverGroups, GemmFamily):
-    """Prediction and pruning of the grouped GEMMs, for all three variants.
+    """Base class of the grouped GEMMs' families: all that prediction and pruning need, for all three variants.
 
     A problem has the dimensions of the layer: w is (groups, n, k) in all three. Flags: "permute_x" (the layer gathers
     the rows of x while loading) or "permute_y" (it scatters the rows of y while storing); `Variant` documents what each
@@ -107,7 +110,7 @@ class GroupedGemmFamily(OverGroups, GemmFamily):
             self.routings = _UNIFORM
 
     def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
-        """Return why no config of the kernel has these knob values, or None."""
+        """Return why these knob values are invalid for every problem, or None if they are valid for some."""
         return values_of(self.variant).wrong(knobs)
 
     def full_space(self) -> tuple[KernelConfig, ...]:
@@ -115,7 +118,7 @@ class GroupedGemmFamily(OverGroups, GemmFamily):
         return full_space(self.variant.first_of_kernel, Ranges.of(self.variant))
 
     def space(self, device: DeviceSpec | None = None, **ranges: Sequence[int]) -> tuple[KernelConfig, ...]:
-        """Return every config worth declaring; with a device, those that some problem on it supports.
+        """Return every config worth declaring; with a device, only those that can run some problem on it.
 
         Args:
             device: The GPU, or None for the whole space.
@@ -142,7 +145,7 @@ class GroupedGemmFamily(OverGroups, GemmFamily):
         return smem_bytes(self.variant, config, elements, device)
 
     def wrong_problem(self, problem: Problem) -> str | None:
-        """Return why no config runs a problem, or None."""
+        """Return why no config can run a problem, or None."""
         if len(problem.flags) > 1:
             return "a problem cannot have both flags permute_x and permute_y: only one side can be permuted"
         if min(problem["groups"], problem["n"], problem["k"]) < 1:
@@ -163,14 +166,14 @@ class GroupedGemmFamily(OverGroups, GemmFamily):
         return _wrong_size(self, config, problem.dtype_name, problem.itemsize, device)
 
     def supports_by(self, problem: Problem) -> Hashable:
-        """Return everything of a problem that `supports` depends on."""
+        """Return the properties of a problem on which `supports` depends; equal ones give equal answers."""
         sizes = problem["groups"], problem["n"], problem["k"]
         return problem.dtype, problem.flags, min(sizes) < 1, problem["n"] % 8, problem["k"] % 8
 
     def grouped_features(
         self, problems: Sequence[Problem], device: DeviceSpec, configs: Configs, binaries: Binaries | None
     ) -> Groups:
-        """Return the features of problems of one dtype and the same flags, by what they depend on."""
+        """Return the features of problems with the same dtype and flags, grouped by what the columns depend on."""
         return feature_groups(self.variant, problems, device, configs)
 
     def flags_of_call(self, arguments: Mapping[str, Any]) -> Sequence[str]:
@@ -183,5 +186,5 @@ class GroupedGemmFamily(OverGroups, GemmFamily):
 def _wrong_size(
     family: GroupedGemmFamily, config: KernelConfig, dtype: str, itemsize: int, device: DeviceSpec
 ) -> str | None:
-    """Return why a config with valid knobs runs no problem of a dtype on a device, or None."""
+    """Return why a config with valid knobs cannot run any problem of a dtype on a device, or None if it can."""
     return wrong_tile(family.variant, config, dtype) or family.limit_of(config, itemsize, device)

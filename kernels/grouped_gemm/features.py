@@ -137,7 +137,8 @@ def feature_groups(
 ) -> tuple[FeatureGroup, ...]:
     """Return the columns of `feature_table` for several problems of one dtype, grouped by what they depend on.
 
-    The groups are those of the call, of the config, of its tile, of its BLOCK_K and stages, and of what dW writes.
+    There is a group of columns for each of: the call, the config, its tile, its (BLOCK_K, num_stages), and, for dW,
+    the matrices that concurrent programs write.
     """
     itemsize = problems[0].itemsize
     space = _space(tuple(configs), variant.first_of_kernel, itemsize, device)
@@ -229,16 +230,17 @@ def feature_groups(
 class _Space(ConfigTable):
     """The figures that depend only on the configs, the dtype and the device.
 
-    A distinct tile is a distinct (block_m, block_n, block_k, group_m, programs), on which most features depend.
+    Most features depend only on (block_m, block_n, block_k, group_m, programs). Each distinct combination of these is
+    called a distinct tile. The last feature depends only on (BLOCK_K, num_stages); each distinct pair is a depth.
 
     Attributes:
-        step_flops: The operations of one step of each distinct tile, (n_tiles,).
-        step_bytes: The bytes that it loads, (n_tiles,).
-        ks: The distinct values of BLOCK_K; `ms` are those of BLOCK_M.
-        k: The index in `ks` of each distinct tile, (n_tiles,); `m` is the one in `ms`.
-        depth: The index in `ks` of each distinct (BLOCK_K, num_stages), on which the last feature depends, (n_depths,).
-        stages: Its num_stages, (n_depths,).
-        depth_kind: The index of each config's distinct (BLOCK_K, num_stages), (n_configs,).
+        step_flops: The floating-point operations of one BLOCK_K step, for each distinct tile, (n_tiles,).
+        step_bytes: The bytes loaded by one BLOCK_K step, for each distinct tile, (n_tiles,).
+        ks: The distinct values of BLOCK_K; `ms` has those of BLOCK_M.
+        k: For each distinct tile, the index of its BLOCK_K in `ks`, (n_tiles,); `m` has that of its BLOCK_M in `ms`.
+        depth: For each depth, the index of its BLOCK_K in `ks`, (n_depths,).
+        stages: For each depth, its num_stages, (n_depths,).
+        depth_kind: For each config, the index of its depth, (n_configs,).
     """
 
     def __init__(self, configs: tuple[KernelConfig, ...], variant: Variant, itemsize: int, device: DeviceSpec) -> None:
@@ -258,10 +260,10 @@ _space = remembered(maxsize=64)(_Space)
 
 
 class Work(NamedTuple):
-    """The tiles of a call, and their steps of BLOCK_K, at least 1.
+    """The tiles of each call and the BLOCK_K steps that they take, as numbers of at least 1 each.
 
-    Shapes are (n_problems, n_tiles), with 1 in place of a dimension that does not matter; `tiles_per_step` is
-    (n_problems, len(space.ks)).
+    Shapes are (n_problems, n_tiles), where n_tiles counts the distinct tiles of the space. An axis on which a value
+    does not depend has length 1. `tiles_per_step` is (n_problems, len(space.ks)).
     """
 
     tiles: Floats
@@ -284,7 +286,7 @@ def _work_of_rows(
     active: Floats,
     space: _Space,
 ) -> Work:
-    """Return the tiles of forward and dX: M tiles are ragged, and all tiles have the same number of steps."""
+    """Return the work of forward and dX: M tiles end where groups end, and all tiles have the same number of steps."""
     block_m, block_n, block_k = space.combinations[:3]
     rows, n, k = dims
     columns, depth = (n, k) if variant.columns == "n" else (k, n)
@@ -313,7 +315,7 @@ def _work_of_dw(
     active: Floats,
     space: _Space,
 ) -> Work:
-    """Return the tiles of dW: N x K, the same for every chunk of rows, with as many steps as the chunk is long."""
+    """Return the work of dW: every chunk of rows has the same N x K tiles, which contract over the chunk's rows."""
     block_m, block_n, block_k = space.combinations[:3]
     rows, n, k = dims
     chunks, longest = np.empty((2, len(all_sizes), 1))
@@ -341,7 +343,10 @@ def _work_of_dw(
 
 
 def _call(variant: Variant, problem: Problem, itemsize: int) -> tuple[float, ...]:
-    """Return the figures of a call: eight whose logarithms are features, its skew, and the bytes it moves."""
+    """Return ten figures of a call: eight whose logarithms are features, the skew of its groups, and the bytes moved.
+
+    The skew is the largest group's size divided by the mean size.
+    """
     rows, n, k, groups = [float(max(problem[dim], 1)) for dim in ("rows", "n", "k", "groups")]
     ragged = problem.ragged or Ragged("rows", tuple(group_sizes_of(problem).tolist()))
     active = float(max(ragged.active, 1))
@@ -354,12 +359,12 @@ def _call(variant: Variant, problem: Problem, itemsize: int) -> tuple[float, ...
 
 
 def of_each(problems: Sequence[Problem], *dims: str) -> Floats:
-    """Return dimensions of each problem, at least 1, (n_dims, n_problems, 1)."""
+    """Return the named dimensions of each problem, (n_dims, n_problems, 1), with 1 in place of 0."""
     return np.array([[[max(problem[dim], 1)] for problem in problems] for dim in dims], np.float64)
 
 
 def padded(all_sizes: Sequence[Sizes]) -> Floats:
-    """Return the group sizes of each problem, (n_problems, most_groups), filled up with zeros."""
+    """Return the group sizes of each problem, (n_problems, groups), padded with zeros to the largest group count."""
     sizes = np.zeros((len(all_sizes), max(map(len, all_sizes))))
     for row, known in zip(sizes, all_sizes, strict=True):
         row[: len(known)] = known
@@ -367,7 +372,7 @@ def padded(all_sizes: Sequence[Sizes]) -> Floats:
 
 
 def tiles_of(sizes: Floats, blocks: Floats) -> Floats:
-    """Return how many tiles of each height hold the groups of each problem, (n_problems, n_blocks).
+    """Return the number of tiles that cover each problem's groups, for each tile height, (n_problems, n_blocks).
 
     Args:
         sizes: The group sizes, from `padded`.

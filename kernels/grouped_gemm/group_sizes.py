@@ -51,7 +51,7 @@ def _normal_quantiles(groups: int) -> NDArray[np.float64]:
 def expected_sizes(rows: int, groups: int, routing: str) -> NDArray[np.int64]:
     """Return the group sizes expected under one of ROUTINGS, (groups,), descending, summing to `rows`.
 
-    "hot" gives the sizes of "zipf".
+    For "hot", these are the sizes of "zipf".
 
     >>> [expected_sizes(16, 4, routing).tolist() for routing in ("uniform", "balanced", "zipf")]
     [[7, 4, 3, 2], [4, 4, 4, 4], [7, 4, 3, 2]]

@@ -42,7 +42,7 @@ class Inputs:
 
 
 class GroupedGemm(GroupedGemmFamily, MeasuredOverGroups):
-    """Measurement of the grouped GEMMs, for all three variants."""
+    """Base class of the grouped GEMMs' families, which adds what measuring needs, for all three variants."""
 
     launch_knobs = BANDS_AND_PROGRAMS
     off_blocks = (648, 328)  # N = 2 x 256 + 136, K = 256 + 72
@@ -57,7 +57,7 @@ class GroupedGemm(GroupedGemmFamily, MeasuredOverGroups):
         return 2.0 * problem["rows"] * problem["n"] * problem["k"]
 
     def bytes(self, problem: Problem) -> float:
-        """Return the bytes that a problem must at least read and write."""
+        """Return the minimum number of bytes that a problem must read and write."""
         # Only the weights of groups with rows are read, but dW writes all of them.
         ragged = problem.ragged
         groups = problem["groups"] if ragged is None or self.variant is DW else ragged.active
@@ -127,15 +127,15 @@ class GroupedGemm(GroupedGemmFamily, MeasuredOverGroups):
     _operands: ClassVar[tuple[str, str, str]]
 
     def _chunk_rows(self, problem: Problem, device: DeviceSpec) -> int | None:
-        """Return the most rows that dW sums at a time, or None if groups are not split."""
+        """Return the maximum number of a group's rows that dW sums in one chunk, or None if groups are not split."""
         return None
 
     @abstractmethod
     def kernel(self) -> tuple[Any, list[str], list[str]]:
-        """Return (the kernel, its parameters that are not specialized, the key of its autotuner)."""
+        """Return (the kernel, names of parameters that Triton must not specialize on, the autotuner's key)."""
 
     def finish(self, inputs: Inputs, arguments: tuple[Any, ...]) -> None:
-        """Complete a launch: run what follows the kernel. Nothing by default."""
+        """Launch the kernels that must follow the main one to complete the output. By default there are none."""
 
     @abstractmethod
     def arguments(self, inputs: Inputs) -> tuple[Any, ...]:
@@ -187,11 +187,18 @@ class GroupedGemm(GroupedGemmFamily, MeasuredOverGroups):
 
     @abstractmethod
     def _warmup_arguments(self, element: Any, indices: Any) -> tuple[Any, ...]:
-        """Return arguments of the same types as `arguments`: dtypes for tensors, any values for numbers."""
+        """Return stand-ins for the kernel's `arguments`, to compile it without tensors.
+
+        A dtype stands for a tensor, and any value for a number.
+
+        Args:
+            element: The dtype of the operands.
+            indices: The dtype of the permutation's indices, or None without a permutation.
+        """
 
 
 class _OverRows(GroupedGemm):
-    """Forward and dX, which share their kernels: the output has one row per input row."""
+    """Base class of forward and dX, which share their kernels: the output has one row per input row."""
 
     def _default_block_m(self, problem: Problem) -> int:
         rows_per_group = problem["rows"] / max(problem["groups"], 1)
@@ -217,7 +224,7 @@ class _OverRows(GroupedGemm):
         return inputs.out
 
     def kernel(self) -> tuple[Any, list[str], list[str]]:
-        """Return (the kernel, its parameters that are not specialized, the key of its autotuner)."""
+        """Return (the kernel, names of parameters that Triton must not specialize on, the autotuner's key)."""
         from .triton_kernels.gemm import KEY, UNSPECIALIZED, grouped_gemm_kernel
 
         return grouped_gemm_kernel, UNSPECIALIZED, KEY
@@ -253,7 +260,9 @@ class _OverRows(GroupedGemm):
 
 
 class GroupedGemmForward(_OverRows):
-    """Compute y[rows of e] = x[rows of e] @ w[e].T, with x (rows, K) sorted by group, w (groups, N, K), y (rows, N).
+    """The family of the forward product, y[rows of e] = x[rows of e] @ w[e].T.
+
+    x is (rows, K), sorted by group, w is (groups, N, K), and y is (rows, N).
 
     >>> from foretune.datasets import DeviceSpec
     >>> family, h200 = GroupedGemmForward(), DeviceSpec.named("h200")
@@ -276,10 +285,10 @@ class GroupedGemmForward(_OverRows):
 
 
 class GroupedGemmDX(_OverRows):
-    """Compute dx[rows of e] = dy[rows of e] @ w[e], with dy (rows, N), w (groups, N, K), dx (rows, K).
+    """The family of x's gradient, dx[rows of e] = dy[rows of e] @ w[e].
 
-    In a layer with permute_x, dx is scattered to (rows, K) in the permuted order; in one with permute_y, dy is
-    gathered.
+    dy is (rows, N), w is (groups, N, K), and dx is (rows, K). In a layer with permute_x, dx is scattered to (rows, K)
+    in the permuted order; in one with permute_y, dy is gathered.
     """
 
     variant = DX
@@ -294,10 +303,11 @@ class GroupedGemmDX(_OverRows):
 
 
 class GroupedGemmDW(GroupedGemm):
-    """Compute dw[e] = dy[rows of e].T @ x[rows of e], with dy (rows, N), x (rows, K), dw (groups, N, K).
+    """The family of w's gradient, dw[e] = dy[rows of e].T @ x[rows of e].
 
-    dw is zero for empty groups. In a layer with permute_x the rows of x are sorted first, with permute_y those of dy: a
-    launch includes the sorting; the kernel itself takes sorted rows only.
+    dy is (rows, N), x is (rows, K), and dw is (groups, N, K). dw is zero for empty groups. In a layer with permute_x
+    the rows of x are sorted first, with permute_y those of dy: a launch includes the sorting; the kernel itself takes
+    sorted rows only.
     """
 
     variant = DW
@@ -328,7 +338,7 @@ class GroupedGemmDW(GroupedGemm):
         return sorted_rows(dy, indices), x
 
     def kernel(self) -> tuple[Any, list[str], list[str]]:
-        """Return (the kernel, its parameters that are not specialized, the key of its autotuner)."""
+        """Return (the kernel, names of parameters that Triton must not specialize on, the autotuner's key)."""
         from .triton_kernels.dw import KEY, UNSPECIALIZED, grouped_gemm_dw_kernel
 
         return grouped_gemm_dw_kernel, UNSPECIALIZED, KEY

@@ -184,10 +184,10 @@ def check_options(topk: Any, permute_x: Any, permute_y: Any) -> tuple[int, bool,
 
 
 def check_indices(gather_indices: torch.Tensor, topk_weights: torch.Tensor) -> None:
-    """Check that indices can permute the weights (rows,) of rows that are themselves not permuted.
+    """Check `gather_indices` where they permute only topk_weights (rows,), not x or y.
 
     Raises:
-        ForetuneError: They cannot.
+        ForetuneError: An argument has the wrong shape, dtype or device, or their lengths differ.
     """
     *_, indices, weights, _ = _OPERANDS
     weights.check(topk_weights, topk_weights, "topk_weights")
@@ -197,12 +197,12 @@ def check_indices(gather_indices: torch.Tensor, topk_weights: torch.Tensor) -> N
 
 
 def _find(place: int, *arguments: Any) -> Step:
-    """Return the step of a call, after checking the call."""
+    """Check a call, and return the `Step` that launches it; `place` is the index of its GPU."""
     return Step(check_call(*arguments[:9]), arguments[0].dtype, place, Options(*arguments[6:]))
 
 
 def _find_backward(place: int, dy: torch.Tensor, *arguments: Any) -> Step:
-    """Return the step of a gradient, without checks: the forward pass was checked."""
+    """Return the `Step` that launches a backward pass, without checks, because the forward pass was checked."""
     return Step(_shape(dy, *arguments[:3]), dy.dtype, place, Options(*arguments[6:-1]))
 
 

@@ -46,7 +46,7 @@ class Options(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """The gradients that are needed."""
+    """Whether each tensor argument of the op needs a gradient."""
 
     x: bool
     w: bool
@@ -55,7 +55,7 @@ class Needs(NamedTuple):
 
     @classmethod
     def of(cls, needs: Sequence[bool]) -> Needs:
-        """Return the needed gradients from autograd's `needs_input_grad`, in the order of the op's arguments."""
+        """Return which gradients are needed, from autograd's `needs_input_grad`, in the order of the op's arguments."""
         x, w, _, _, weights, bias = needs[:6]
         return cls(x, w, weights, bias)
 
@@ -94,7 +94,7 @@ class Step(Call[Shape]):
                 self.launch_of(family)
 
     def elsewhere(self) -> bool:
-        """Return whether the tensors are on another GPU than the current one, where launches would go."""
+        """Return whether the tensors are on a GPU other than the current one, to which launches would go."""
         return self.gpu is not None and self.gpu != torch.cuda.current_device()
 
     def problem(self, family: str) -> Problem:
@@ -138,7 +138,7 @@ class Step(Call[Shape]):
 
 
 def saved_of(tensors: tuple[Any, ...], needs: Needs) -> tuple[torch.Tensor | None, ...]:
-    """Return the tensors of a call that `backward` takes; x and w, which are large, only if a gradient needs them."""
+    """Return the tensors to save for `backward`; x and w, which are large, are None unless a gradient needs them."""
     x, w, *others = tensors
     return x if needs.w or needs.weights else None, w if needs.x or needs.weights else None, *others
 
@@ -314,7 +314,7 @@ def _nothing(
     bias: torch.Tensor | None,
     needs: Needs,
 ) -> Grads:
-    """Return the gradients if no row belongs to a group: zeros."""
+    """Return zeros as the needed gradients of a call whose rows belong to no group."""
     rows, groups, n, k = step.seen
     tokens = rows // step.options.topk if step.options.permute_x else rows
     return Grads(
@@ -329,7 +329,7 @@ def check_aligned(x: torch.Tensor, w: torch.Tensor) -> None:
     """Check that x and w begin at multiples of 16 bytes, which TMA and vector loads require.
 
     Raises:
-        ForetuneError: One does not.
+        ForetuneError: x or w does not.
     """
     if (x.data_ptr() | w.data_ptr()) % 16:
         name = "x" if x.data_ptr() % 16 else "w"

@@ -128,9 +128,9 @@ def values_of(variant: Variant) -> KnobValues:
 
 
 def wrong_tile(variant: Variant, config: KernelConfig, dtype: str) -> str | None:
-    """Return why the knobs of a config, each valid alone, do not go together, or None.
+    """Return why the knobs of a config, each valid alone, cannot be combined, or None if they can.
 
-    The limits are what registers hold, and tiles that take the compiler minutes.
+    The limits exclude accumulators that do not fit in registers, and tiles that take the compiler minutes.
 
     >>> from foretune.kernels.grouped_gemm.variants import DW
     >>> knobs = {"BLOCK_M": 256, "BLOCK_N": 128, "BLOCK_K": 64, "CONSUMERS": 0, "PINGPONG": 0, "num_warps": 4}
@@ -162,7 +162,7 @@ def wrong_tile(variant: Variant, config: KernelConfig, dtype: str) -> str | None
 
 
 def _wrong_consumers(variant: Variant, knobs: Mapping[str, Any], dtype: str) -> str | None:
-    """Return why CONSUMERS > 0 does not go with the other knobs or with a dtype, or None."""
+    """Return why CONSUMERS > 0 cannot be combined with the other knobs or with a dtype, or None if it can."""
     if dtype == "fp32":
         consumers = knobs["CONSUMERS"]
         return f"CONSUMERS must be 0 in {dtype} but is {consumers}: the warp-specialized kernel takes 16-bit dtypes"
@@ -181,7 +181,8 @@ def _tiles_of(variant: Variant) -> Mapping[tuple[int, int, int], tuple[int, ...]
 def full_space(variant: Variant, r: Ranges) -> tuple[KernelConfig, ...]:
     """Return every config worth declaring: the grid without configs that cannot be fast, and warp-specialized ones.
 
-    Left out are spilling accumulators, idle warps, too few bytes in flight, and what no SM has room for.
+    Configs are left out if their accumulators spill, warps idle, too few bytes are in flight, or they need more shared
+    memory than any SM has.
     """
     names = knobs_of(variant)
     knobs = [*(_plain(variant, r) if 0 in r.consumers else ()), *(_specialized(variant, r) if 2 in r.consumers else ())]
@@ -197,7 +198,7 @@ def _plain(variant: Variant, r: Ranges) -> Iterator[tuple[int, ...]]:
             or (stages - 1) * (m + n) * k * 2 < _LEAST_BYTES_IN_FLIGHT
         ):
             continue
-        for tma in _tma_ways(variant, m, n, k, r.tma):
+        for tma in _tma_choices(variant, m, n, k, r.tma):
             smem = tile_smem_bytes(m, n, k, stages, warps, tma, 2, arch="sm_90")
             fits = programs_that_fit(smem, accumulator_registers(m, n, warps), warps, _SM_SMEM_BYTES, _SM_REGISTERS)
             # More than two programs per SM never won by more than the noise. GROUP_M matters only if a group has
@@ -216,7 +217,7 @@ def _specialized(variant: Variant, r: Ranges) -> Iterator[tuple[int, ...]]:
                     yield m, n, k, band, 1, 1, 1, 1, 2, pingpong, warps, stages
 
 
-def _tma_ways(variant: Variant, m: int, n: int, k: int, tma: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
+def _tma_choices(variant: Variant, m: int, n: int, k: int, tma: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
     """Yield the TMA knobs (left, right, out) to try for a tile."""
     if 0 in tma:
         yield 0, 0, 0

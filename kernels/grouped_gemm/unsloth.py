@@ -16,7 +16,7 @@ from .op import grouped_gemm
 
 @dataclass
 class _Config:
-    """Fields that Unsloth's three configs share; in each, M are the rows, and N and K those of w.
+    """Base class of Unsloth's three configs; in each, M is the number of rows, and N and K are those of w.
 
     `flatten` has no effect: Foretune's kernels are always flattened. `fuse_mul_post` has none either, because the call
     decides.
@@ -53,7 +53,10 @@ class _Config:
                 )
 
     def _tma_against(self, permute_x: bool, permute_y: bool) -> dict[str, bool]:
-        """Return, for each TMA field of an operand that can be permuted, whether it is."""
+        """Return the TMA fields that a permutation can rule out, and whether it does.
+
+        A permuted operand cannot be loaded or stored with TMA.
+        """
         raise NotImplementedError
 
     def _knobs(self, output_rows: int, output_columns: int, contraction: int, **tma: bool) -> KernelConfig:
@@ -70,7 +73,7 @@ class _Config:
 
 @dataclass
 class KernelConfigForward(_Config):
-    """A config of y = x @ w.T.
+    """Unsloth's config of the forward kernel, which computes y = x @ w.T.
 
     >>> KernelConfigForward(BLOCK_SIZE_M=64, BLOCK_SIZE_N=128, BLOCK_SIZE_K=64, use_tma_load_w=True).ours()["TMA_W"]
     1
@@ -93,7 +96,7 @@ class KernelConfigForward(_Config):
 
 @dataclass
 class KernelConfigBackward_dX(_Config):  # noqa: N801 - Unsloth's name
-    """A config of dx = dy @ w: its columns run along K, and it contracts over N."""
+    """Unsloth's config of the kernel of dx = dy @ w: its columns run along K, and it contracts over N."""
 
     use_tma_load_dy: bool = False
     use_tma_load_w: bool = False
@@ -109,7 +112,7 @@ class KernelConfigBackward_dX(_Config):  # noqa: N801 - Unsloth's name
 
 @dataclass
 class KernelConfigBackward_dW(_Config):  # noqa: N801 - Unsloth's name
-    """A config of dw = dy.T @ x: its rows run along N, its columns along K, and it contracts over M."""
+    """Unsloth's config of the kernel of dw = dy.T @ x: rows run along N, columns along K, and it contracts over M."""
 
     use_tma_load_dy: bool = False
     use_tma_load_x: bool = False
@@ -153,8 +156,8 @@ def unsloth_grouped_gemm(
         gather_indices: (tokens * topk,), the stable argsort of the flattened top-k expert ids.
         permute_x: Gather the rows of X.
         permute_y: Scatter the rows of Y.
-        topk_weights: The weights of the rows of Y; used only with `fuse_mul_post`. They receive a gradient, other than
-            in Unsloth's op.
+        topk_weights: The weights of the rows of Y; used only with `fuse_mul_post`. They receive a gradient, unlike in
+            Unsloth's op.
         fuse_mul_post: Multiply Y by `topk_weights`.
         kernel_config_fwd: The config of the forward pass; predicted if omitted.
         kernel_config_bwd_dX: The same for the gradient of X.

@@ -11,7 +11,9 @@ PERMUTATIONS = ("permute_x", "permute_y")
 
 @dataclass(frozen=True)
 class Variant:
-    """One of the three products of a layer with w (groups, N, K): left @ right = out, each of them with a TMA knob.
+    """One of a layer's three matrix products (forward, dX, dW), written left @ right = out, with w (groups, N, K).
+
+    Each of the operands and the output has a knob that turns on TMA.
 
     `columns` and `depth` name the layer's dimensions along which the output's columns and the contraction run.
     """
@@ -29,14 +31,14 @@ class Variant:
 
     @property
     def tma(self) -> tuple[str, str, str]:
-        """The TMA knobs: left, right, out."""
+        """The names of the knobs that turn on TMA for the left operand, the right operand and the output."""
         return self.tma_left, self.tma_right, self.tma_out
 
     @property
     def first_of_kernel(self) -> Variant:
-        """The first variant that runs the same kernel.
+        """The first variant that runs the same kernel as this one: forward for dX, else the variant itself.
 
-        What depends on the kernel alone is computed once for both.
+        Values that depend on the kernel alone are cached under it.
         """
         return next(variant for variant in VARIANTS.values() if variant.tma == self.tma)
 
@@ -88,11 +90,11 @@ _MULTIPLE = 128
 
 
 def chunk_rows(rows: int, n: int, k: int, sm_count: int) -> int:
-    """Return the most rows of one group that dW sums at a time: a sixth of the average work of an SM.
+    """Return the maximum number of a group's rows that dW sums in one chunk: a sixth of the average work of an SM.
 
-    Without chunks, one huge group among small ones would be N x K / (tile area) long jobs, too few to keep all SMs
-    busy. The result depends only on what the host knows. If N x K is large no group is split, because its tiles alone
-    balance the SMs.
+    Without chunks, one huge group among small ones would consist of N x K / (tile area) long jobs, too few to keep all
+    SMs busy. The result depends only on values that the host knows. If N x K is large no group is split, because its
+    tiles alone balance the SMs.
 
     >>> chunk_rows(65536, 1536, 2048, 132), chunk_rows(65536, 14336, 4096, 132)
     (8064, 65536)

@@ -50,8 +50,8 @@ def draw(
     """Draw problems of one grouped GEMM family.
 
     Both projections of each model are crossed with row counts, expert-parallel and tensor-parallel degrees, and
-    routings by stratified sampling, so that every count appears equally often. A share is in fp16, and a share has the
-    layer's permutation fused. The order is random, so that a run cut short by its budget has a representative sample.
+    routings by stratified sampling, so that every count appears equally often. Some problems are in fp16, and some have
+    the layer's permutation fused. The order is random, so that a run cut short by its budget has a fair sample.
     The same arguments give the same cases.
 
     Args:
@@ -61,14 +61,14 @@ def draw(
         per_layer: The number of problems per distinct layer shape.
         random: The number of random shapes.
         invented: The number of layers of synthetic models, whose widths and experts resemble those of real models.
-        most_tflop: The most floating-point operations of a problem, in 1e12.
+        most_tflop: The maximum number of floating-point operations of a problem, in 1e12.
         seed: The random seed.
 
     Returns:
         The cases.
 
     Raises:
-        ForetuneError: An argument is invalid, or hardly any random shape is within the limits.
+        ForetuneError: An argument is invalid, or too few random shapes are within the limits.
 
     >>> from ..workloads import load_models
     >>> len(draw("grouped_gemm_fwd", load_models()[:2], random=3))
@@ -108,7 +108,7 @@ def draw(
 
 @dataclass
 class _Layer:
-    """The models with a layer of one shape: "MODEL/PROJECTION" strings, their top_k, and the intermediate size."""
+    """What the models that share one layer shape have: "MODEL/PROJECTION" names, top_k values and intermediate size."""
 
     inter: int
     sources: tuple[str, ...] = ()
@@ -155,12 +155,12 @@ def _invented_shape(rng: np.random.Generator) -> tuple[int, int, int, str]:
 
 
 def _affordable(groups: int, rows: int, n: int, k: int, most_tflop: float) -> bool:
-    """Return whether a problem is within the limits."""
+    """Return whether a problem is small enough to measure: its operations and the bytes of its weights are limited."""
     return _tflop(rows, n, k) <= most_tflop and 2.0 * groups * n * k <= MOST_WEIGHT_BYTES
 
 
 def _tflop(rows: int, n: int, k: int) -> float:
-    """Return the floating-point operations of a product, in 1e12."""
+    """Return the number of floating-point operations of a product, in 1e12."""
     return 2e-12 * rows * n * k
 
 

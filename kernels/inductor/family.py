@@ -27,6 +27,7 @@ import numpy as np
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, wrong_knobs
 from ...model.configs_memo import remembered
 from ..config_limits import MOST_PROGRAMS, MOST_REGISTERS, MOST_THREADS, RESERVED_SMEM_BYTES, too_much_smem
+from ..feature_texts import FEATURE_TEXTS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,7 +60,7 @@ _SPILL = 0.02
 
 @dataclass(frozen=True)
 class TiledLoop:
-    """The work of each config, arrays of (n_configs,): `tiles` output tiles, each of `steps` inner-loop steps."""
+    """The work of each config in one call, as arrays (n_configs,): `tiles` output tiles of `steps` inner-loop steps."""
 
     tiles: Column
     steps: Column
@@ -77,7 +78,7 @@ class TiledLoop:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The analytic model's estimates for a loop, each (n_configs,)."""
+    """The analytic model's estimates for the configs of a `TiledLoop`, each (n_configs,)."""
 
     time_us: Column
     resident: Column  # programs that an SM holds
@@ -93,7 +94,7 @@ def predict(loop: TiledLoop, device: DeviceSpec, *, dtype: str, least_bytes: flo
         loop: The work of the configs.
         device: The device.
         dtype: The dtype that the matrix units multiply.
-        least_bytes: Bytes that a call moves through the device's memory at least.
+        least_bytes: The minimum number of bytes that a call moves through the device's memory.
     """
     sms, threads = device.sm_count, loop.warps * device.warp_size
     registers = loop.accumulators / threads + _OTHER_REGISTERS
@@ -149,12 +150,13 @@ _NO_CALL = "generated kernels have their sizes in their source, not in their arg
 
 
 class InductorTemplate(Family):
-    """One op that Inductor has Triton templates for."""
+    """Base class of families, each of which is one op that Inductor has Triton templates for."""
 
     values: ClassVar[Mapping[str, tuple[int, ...]]]  # of each knob
     tiles: ClassVar[Mapping[str, str]]  # the dimension that each knob tiles
     dtypes: ClassVar[tuple[str, ...]] = ("bf16", "fp16", "fp32", "fp8e4m3")
     ragged: ClassVar[Mapping[str, str]] = {}
+    feature_texts = FEATURE_TEXTS
     _blocks: ClassVar[str]  # the knobs that shared memory grows with
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -165,7 +167,7 @@ class InductorTemplate(Family):
 
     @abstractmethod
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
-        """Return the work of each config from its knobs, each (n_configs,)."""
+        """Return the tiles and inner-loop steps of each config; `knobs` has the values of each knob, (n_configs,)."""
 
     @abstractmethod
     def flops(self, problem: Problem) -> float:
@@ -173,7 +175,7 @@ class InductorTemplate(Family):
 
     @abstractmethod
     def bytes(self, problem: Problem) -> float:
-        """Return the least bytes that one call reads and writes, each operand once."""
+        """Return the minimum number of bytes that one call reads and writes: each operand once."""
 
     @abstractmethod
     def smem_bytes(self, config: KernelConfig, problem: Problem) -> int:
@@ -188,7 +190,7 @@ class InductorTemplate(Family):
         return True
 
     def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:
-        """Return the choices that Inductor lists; with a device, those that it can run for some problem."""
+        """Return the choices that Inductor lists; with a device, only those that it can run for some problem."""
         space = _space(type(self))
         if device is None:
             return space
@@ -213,7 +215,7 @@ class InductorTemplate(Family):
         return too_much_smem(self.smem_bytes(config, problem), device, self._blocks)
 
     def loop_of(self, problem: Problem, configs: Sequence[KernelConfig]) -> TiledLoop:
-        """Return the work of configs."""
+        """Return the work of each of these configs, as `loop` computes it from their knobs."""
         return self.loop(problem, columns_of(tuple(configs), self.knobs))
 
     def _predicted(self, problem: Problem, device: DeviceSpec, loop: TiledLoop) -> Prediction:

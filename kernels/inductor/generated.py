@@ -65,11 +65,11 @@ class GeneratedKernel:
 
 
 def operands_of(problem: Problem) -> dict[str, Operand]:
-    """Return the operands of a product by name, in the order of Inductor's op, and "y"."""
+    """Return (shape, strides, dtype) of each operand by name, in the order of Inductor's op, and of the output "y"."""
     import torch
 
     batch, m, n, k = (problem[dim] for dim in ("batch", "m", "n", "k"))
-    dtype = torch_dtype(str(problem.dtype))
+    dtype = torch_dtype(problem.dtype_name)
     scaled = problem.dtype == "fp8e4m3"
     out = torch.bfloat16 if scaled else dtype
 
@@ -92,7 +92,7 @@ def operands_of(problem: Problem) -> dict[str, Operand]:
 
 
 class _Graphs:
-    """The last few problems' graphs, and the kernels generated in them."""
+    """A cache of the last few problems' Inductor graphs, and of the kernels generated in them."""
 
     def __init__(self) -> None:
         self._graphs: OrderedDict[Problem, tuple[Any, Any]] = OrderedDict()
@@ -113,7 +113,7 @@ class _Graphs:
 
 
 def _graph_of(problem: Problem) -> tuple[Any, Any]:
-    """Return a graph of the operands alone, and the operands as the op's lowering takes them."""
+    """Return an Inductor graph that contains only the problem's operands, and the input of the op's lowering."""
     import torch
     from torch._inductor import ir
     from torch._inductor.graph import GraphLowering
@@ -187,13 +187,13 @@ def _generate(problem: Problem, config: KernelConfig, graph: Any, inputs: Any) -
 
 
 def _filled(problem: Problem, config: KernelConfig) -> dict[str, Any]:
-    """Return the template parameters that a config sets."""
+    """Return the template's parameters that follow from a config (and EVEN_K, which also depends on the problem)."""
     knobs = {knob: value for knob, value in config.to_json().items() if knob not in ("PERSISTENT_TMA", "num_ctas")}
     return {**knobs, "EVEN_K": problem["k"] % config["BLOCK_K"] == 0}
 
 
 def _template(problem: Problem, config: KernelConfig) -> tuple[Any, str, dict[str, Any]]:
-    """Return the template, the op, and the parameters that the op's lowering overrides."""
+    """Return (the template of a config, the name of the op, template parameters that the op's lowering overrides)."""
     from torch._inductor.kernel import bmm, mm
 
     persistent = bool(config["PERSISTENT_TMA"])
@@ -213,7 +213,7 @@ def _template(problem: Problem, config: KernelConfig) -> tuple[Any, str, dict[st
 
 @contextmanager
 def properties_of(device: DeviceSpec) -> Iterator[SimpleNamespace]:
-    """Make torch report the properties of a device that is absent, while code is generated."""
+    """Make torch report the properties of `device`, which may be absent, while the context manager is active."""
     import torch
     from torch._inductor.runtime.hints import DeviceProperties
 

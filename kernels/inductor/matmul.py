@@ -41,7 +41,9 @@ _LEAST_DEPTH_FP8 = 32
 
 
 class InductorMMFamily(GroupedFeatures, InductorTemplate):
-    """y = a @ b, with a (batch, m, k) and b (batch, k, n); float8 operands have a scale per row and per column.
+    """The family of y = a @ b, with a (batch, m, k) and b (batch, k, n).
+
+    float8 operands have a scale per row and per column.
 
     Flags: "bias" (addmm and baddbmm: a row is added to each row of y); "a_transposed" and "b_transposed" (the operand
     is stored with its columns contiguous); "tf32" (float32 is rounded to TF32 and multiplied by matrix units, as torch
@@ -114,7 +116,7 @@ class InductorMMFamily(GroupedFeatures, InductorTemplate):
         return _no_tma(problem) if config["PERSISTENT_TMA"] else None
 
     def supports_by(self, problem: Problem) -> Hashable:
-        """Return what the answers of `supports` depend on in a problem."""
+        """Return the properties of a problem on which `supports` depends; equal ones give equal answers."""
         sizes = [problem[dim] for dim in self.dims]
         blocks = [min(_largest_block(problem[dim]), 256) for dim in self.tiles.values()]
         below = min(sizes) < 1, problem["k"] < _LEAST_DEPTH_FP8
@@ -141,7 +143,7 @@ class InductorMMFamily(GroupedFeatures, InductorTemplate):
         return int(_smem_bytes(problem, config.to_json()))
 
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
-        """Return the work of each config from its knobs, each (n_configs,)."""
+        """Return the tiles and inner-loop steps of each config; `knobs` has the values of each knob, (n_configs,)."""
         import numpy as np
 
         from .family import TiledLoop
@@ -171,7 +173,7 @@ class InductorMMFamily(GroupedFeatures, InductorTemplate):
         return 2.0 * problem["batch"] * problem["m"] * problem["n"] * problem["k"]
 
     def bytes(self, problem: Problem) -> float:
-        """Return the least bytes that one call reads and writes."""
+        """Return the minimum number of bytes that one call reads and writes."""
         m, n, k = problem["m"], problem["n"], problem["k"]
         elements = problem.itemsize * (m + n) * k + max(problem.itemsize, 2) * m * n
         return float(problem["batch"] * elements)
@@ -190,7 +192,10 @@ def _no_tma(problem: Problem) -> str | None:
 
 
 def _largest_block(size: int) -> int:
-    """Return the largest block that Inductor uses for a dimension of this size."""
+    """Return the largest block that Inductor uses for a dimension of this size.
+
+    It is the size rounded up to a power of two, and at least 16.
+    """
     return max(16, 1 << (size - 1).bit_length())
 
 
@@ -209,7 +214,7 @@ def _as_ours(problem: Problem) -> Problem:
 
 @remembered(maxsize=64)
 def _by_our_knobs(configs: tuple[KernelConfig, ...]) -> tuple[KernelConfig, ...]:
-    """Return the same tiles with the knobs of Foretune's own GEMM."""
+    """Return configs of Foretune's own GEMM with the same tiles."""
     kept = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M")
     return tuple(
         KernelConfig.of(
@@ -230,10 +235,10 @@ def is_exact(problem: Problem) -> bool:
 
 
 def _held_rows(problem: Problem, knobs: Mapping[str, Column]) -> Column:
-    """Return the operand elements that a program holds in registers before it stores them to shared memory.
+    """Return the number of operand elements that a program holds in registers before storing them to shared memory.
 
-    Each takes a register. They are elements of rows that do not start at multiples of 4 bytes, the least that cp.async
-    copies directly (PTX ISA).
+    Each takes a register. These elements are in rows that do not start at multiples of 4 bytes, the minimum that
+    cp.async copies directly (PTX ISA).
     """
     import numpy as np
 
@@ -245,7 +250,7 @@ def _held_rows(problem: Problem, knobs: Mapping[str, Column]) -> Column:
 
 
 def _held_square(knobs: Mapping[str, Column]) -> Column:
-    """Return the operand elements that a program holds in registers for products without matrix units.
+    """Return the number of operand elements that a program holds in registers for products without matrix units.
 
     In exact float32 products, each thread computes a square of the tile.
     """

@@ -69,8 +69,8 @@ def draw(
         tokens: The token counts to draw from; `TOKENS` if None.
         per_layer: Problems per layer.
         random: The number of random shapes.
-        most_tflop: The largest problem, in 1e12 floating-point operations (a sixteenth of it in float32, which is so
-            much slower); `MOST_TFLOP` if None.
+        most_tflop: The maximum size of a problem, in 1e12 floating-point operations; `MOST_TFLOP` if None. In exact
+            float32, which is 16 times as slow, it is a sixteenth of this.
         seed: The random seed.
 
     Raises:
@@ -97,7 +97,10 @@ def draw(
 
 
 def _add(sources: dict[Problem, list[str]], source: str, limit: float, drawn: Callable[[], Problem]) -> bool:
-    """One more problem within the limits, if one is drawn in time."""
+    """Draw problems until a new one is within the limits, add it to `sources` and return True.
+
+    Return False if many draws in a row give none. `limit` is the maximum number of floating-point operations.
+    """
     for _ in range(_MOST_DRAWS if source == RANDOM else 50):
         problem = drawn()
         batch, m, n, k = (problem[dim] for dim in ("batch", "m", "n", "k"))
@@ -151,7 +154,7 @@ class Inputs:
 
 
 class InductorMM(InductorMMFamily, MeasuredFamily):
-    """Inductor's mm, addmm, bmm, baddbmm and scaled_mm, as `foretune collect inductor:mm` measures them.
+    """The family of Inductor's mm, addmm, bmm, baddbmm and scaled_mm, with all that `foretune collect` needs.
 
     >>> from foretune.kernels import find_family
     >>> family, h200 = find_family("inductor:mm"), DeviceSpec.named("h200")
@@ -166,7 +169,7 @@ class InductorMM(InductorMMFamily, MeasuredFamily):
 
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
         # Inductor's first config, then smaller ones.
-        """Return the config that Inductor lists first and that is not too large for the problem."""
+        """Return the first config of Inductor's list, or the next smaller one that can run the problem."""
         for m, n, k in (
             (64, 64, 32),
             (64, 32, 32),
@@ -237,7 +240,7 @@ class InductorMM(InductorMMFamily, MeasuredFamily):
         # float32 differs by the order of the sum; operands in TF32 are rounded to 2^-11 each, or cut off, which is
         # twice as far. The tensor cores also cut their sum off, by half a bit of 24 a step on average: after 151,936
         # products an H200 was off by 1.1e-3 (torch 2.11). Of float8 they keep about 14 bits of partial sums.
-        """Return the largest relative error of a correct result."""
+        """Return the maximum relative error that a correct result may have."""
         cut_off = problem["k"] / _TF32_STEP * 2.0**-25
         known = {"bf16": 4e-3, "fp16": 5e-4, "fp32": 1e-5, TF32: 1e-3 + cut_off, "fp8e4m3": 8e-3}
         return known[self.multiplied_as(problem)]

@@ -16,7 +16,7 @@ _RAGGED = {"a_ragged": "m", "b_ragged": "n", "both_ragged": "k"}
 
 
 class _Product(InductorTemplate):
-    """Products of BLOCK_M x BLOCK_N tiles in steps of BLOCK_K."""
+    """Base class of families whose templates compute BLOCK_M x BLOCK_N output tiles in steps of BLOCK_K."""
 
     tiles: ClassVar[Mapping[str, str]] = {"BLOCK_M": "m", "BLOCK_N": "n", "BLOCK_K": "k"}
 
@@ -49,7 +49,7 @@ class _Product(InductorTemplate):
 
 
 class InductorGroupedMM(_Product):
-    """grouped_mm and scaled_grouped_mm over `groups` products.
+    """The family of grouped_mm and scaled_grouped_mm, which compute `groups` products.
 
     A dimension that is split among the groups ("a_ragged": m, "b_ragged": n, "both_ragged": k) has the size of all
     groups together; others have the size of each group. The split is only known on the device. It is assumed to be
@@ -68,7 +68,7 @@ class InductorGroupedMM(_Product):
     }
 
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
-        """Return the work of each config from its knobs, each (n_configs,)."""
+        """Return the tiles and inner-loop steps of each config; `knobs` has the values of each knob, (n_configs,)."""
         import numpy as np
 
         groups = max(problem["groups"], 1)
@@ -84,7 +84,7 @@ class InductorGroupedMM(_Product):
         return 2.0 * groups * problem["m"] * problem["n"] * problem["k"]
 
     def bytes(self, problem: Problem) -> float:
-        """Return the least bytes that one call reads and writes."""
+        """Return the minimum number of bytes that one call reads and writes."""
         groups, m, n, k = (problem[dim] for dim in self.dims)
         shared = {_RAGGED[flag] for flag in problem.flags}
         operands = [(m, k), (k, n), (m, n)]
@@ -94,10 +94,10 @@ class InductorGroupedMM(_Product):
 
 
 class InductorConvolution(_Product):
-    """Convolution as the product that its template computes.
+    """The family of convolution, described as the matrix product that its template computes.
 
-    m is the number of output pixels of all images, n the output channels and k the input channels of one of `groups`;
-    each of the `window` positions of the filter is a step.
+    m is the number of output pixels of all images. n and k are the output and input channels of one of `groups` groups.
+    Each of the `window` positions of the filter is a step.
     """
 
     name = "inductor_convolution"
@@ -112,7 +112,7 @@ class InductorConvolution(_Product):
     }
 
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
-        """Return the work of each config from its knobs, each (n_configs,)."""
+        """Return the tiles and inner-loop steps of each config; `knobs` has the values of each knob, (n_configs,)."""
         import numpy as np
 
         tiles = problem["groups"] * np.ceil(problem["m"] / knobs["BLOCK_M"]) * np.ceil(problem["n"] / knobs["BLOCK_N"])
@@ -124,7 +124,7 @@ class InductorConvolution(_Product):
         return 2.0 * problem["groups"] * problem["m"] * problem["n"] * problem["k"] * problem["window"]
 
     def bytes(self, problem: Problem) -> float:
-        """Return the least bytes that one call reads and writes."""
+        """Return the minimum number of bytes that one call reads and writes."""
         m, n, k = problem["m"], problem["n"], problem["k"]
         return float(problem["groups"] * problem.itemsize * (m * k + m * n + n * k * problem["window"]))
 
@@ -133,9 +133,9 @@ _WARPS = (2, 4, 8)
 
 
 class _Flex(InductorTemplate):
-    """Flex attention; all blocks count, because the mask is unknown.
+    """Base class of the flex attention families; all blocks count as work, because the mask is unknown.
 
-    `batch` is batches times query heads; `groups` query heads share a head of keys and values.
+    `batch` is the batch size times the number of query heads. `groups` query heads share a head of keys and values.
     """
 
     dims: ClassVar[tuple[str, ...]] = ("batch", "groups", "queries", "keys", "head_qk", "head_v")
@@ -147,14 +147,17 @@ class _Flex(InductorTemplate):
         return 2.0 * problem["batch"] * problem["queries"] * problem["keys"] * heads
 
     def bytes(self, problem: Problem) -> float:
-        """Return the least bytes that one call reads and writes."""
+        """Return the minimum number of bytes that one call reads and writes."""
         heads = problem["head_qk"] + problem["head_v"]
         shared = problem["batch"] / max(problem["groups"], 1)
         return float(problem.itemsize * heads * (problem["batch"] * problem["queries"] + shared * problem["keys"]))
 
 
 class InductorFlexAttention(_Flex):
-    """The forward pass: a program has BLOCK_M queries of a head and loops over keys in steps of BLOCK_N."""
+    """The family of flex attention's forward pass.
+
+    A program has BLOCK_M queries of a head, and loops over the keys in steps of BLOCK_N.
+    """
 
     name = "inductor_flex_attention"
     tiles: ClassVar[Mapping[str, str]] = {"BLOCK_M": "queries", "BLOCK_N": "keys"}
@@ -172,7 +175,7 @@ class InductorFlexAttention(_Flex):
         return int(problem.itemsize * (config["BLOCK_M"] * problem["head_qk"] + config.num_stages * per_step))
 
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
-        """Return the work of each config from its knobs, each (n_configs,)."""
+        """Return the tiles and inner-loop steps of each config; `knobs` has the values of each knob, (n_configs,)."""
         import numpy as np
 
         block_m, block_n, itemsize = knobs["BLOCK_M"], knobs["BLOCK_N"], problem.itemsize
@@ -192,9 +195,10 @@ class InductorFlexAttention(_Flex):
 
 
 class InductorFlexDecoding(InductorFlexAttention):
-    """Decode: a program has all queries of a group of heads and one of `splits` parts of the keys.
+    """The family of flex attention for decoding.
 
-    It loops over its keys in steps of BLOCK_N. BLOCK_M is the number of these queries, rounded up, and not a choice.
+    A program has all queries of a group of heads and one of `splits` parts of the keys, over which it loops in steps of
+    BLOCK_N. BLOCK_M is not a choice: it is the number of these queries, rounded up.
     """
 
     name = "inductor_flex_decoding"
@@ -207,7 +211,7 @@ class InductorFlexDecoding(InductorFlexAttention):
     }
 
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
-        """Return the work of each config from its knobs, each (n_configs,)."""
+        """Return the tiles and inner-loop steps of each config; `knobs` has the values of each knob, (n_configs,)."""
         import numpy as np
 
         block_m, block_n, itemsize = knobs["BLOCK_M"], knobs["BLOCK_N"], problem.itemsize
@@ -228,7 +232,7 @@ class InductorFlexDecoding(InductorFlexAttention):
 
 
 class InductorFlexBackward(_Flex):
-    """The backward pass, one launch with two kinds of programs.
+    """The family of flex attention's backward pass, one launch with two kinds of programs.
 
     The first programs have BLOCK_N1 keys each and loop over the queries in steps of BLOCK_M1 (dK and dV). The others
     have BLOCK_M2 queries and loop over the keys in steps of BLOCK_N2 (dQ).
@@ -270,7 +274,7 @@ class InductorFlexBackward(_Flex):
         return 3.5 * super().flops(problem)  # seven products instead of two, because both parts recompute one
 
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
-        """Return the work of each config from its knobs, each (n_configs,)."""
+        """Return the tiles and inner-loop steps of each config; `knobs` has the values of each knob, (n_configs,)."""
         import numpy as np
 
         m1, n1, m2, n2 = (knobs[knob] for knob in self.tiles)
@@ -302,7 +306,10 @@ class InductorFlexBackward(_Flex):
 
 
 def _loop(knobs: Mapping[str, Column], *, kept_bytes: Column, **of_tiles: Column) -> TiledLoop:
-    """Return a loop whose programs keep `kept_bytes` in shared memory during all steps."""
+    """Return the work of configs whose programs keep `kept_bytes` in shared memory during all steps.
+
+    `of_tiles` has the fields of `TiledLoop` that do not follow from the knobs.
+    """
     from .family import TiledLoop
 
     smem = kept_bytes + knobs["num_stages"] * of_tiles["step_bytes"]

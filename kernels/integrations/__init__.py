@@ -80,7 +80,7 @@ def use(project: str, **options: Any) -> Use:
 
 
 class Use:
-    """One use of Foretune in a project; a context manager that ends it. Made by `use`."""
+    """One use of Foretune in a project, returned by `use`; as a context manager it ends with the block."""
 
     def __init__(self, project: str) -> None:
         self.project, self.undone = project, False

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ...datasets import ForetuneError
-from ...runtime.arguments import warn_once
+from ...runtime.arguments import Mode, resolve_mode, warn_once
 from ..grouped_gemm import grouped_gemm
 
 #: The name of the implementation in transformers' registry.
@@ -25,7 +25,7 @@ NAME = "foretune"
 
 
 def install_transformers() -> Callable[[], None]:
-    """Register the implementation, and return a function that removes it.
+    """Register the experts implementation "foretune", and return a function that removes it.
 
     Raises:
         ForetuneError: transformers is not installed, or has no registry of experts implementations.
@@ -113,7 +113,7 @@ def _weights(experts: Any, name: str) -> tuple[torch.Tensor, torch.Tensor | None
 
 
 def install_torchtitan() -> Callable[[], None]:
-    """Replace the method, and return a function that restores it.
+    """Replace `GroupedExperts._grouped_mm`, and return a function that restores it.
 
     Raises:
         ForetuneError: torchtitan is not installed, or has no such method.
@@ -126,6 +126,8 @@ def install_torchtitan() -> Callable[[], None]:
         raise ForetuneError(
             f"foretune.use('torchtitan') needs torchtitan >= 0.3, which has GroupedExperts._grouped_mm: {error}"
         ) from error
+    if resolve_mode() is Mode.OFF:  # the method stays
+        return lambda: None
     GroupedExperts._grouped_mm = multiply
 
     def restore() -> None:

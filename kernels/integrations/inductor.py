@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import check_integer, reason_of
-from ...runtime.arguments import warn_once
+from ...runtime.arguments import Mode, resolve_mode, warn_once
 from ...runtime.launching.source_hash import digest_of
 from ...runtime.launching.stub_driver import device_here
 from ...runtime.shortlist import bundle_in_force, bundle_of
@@ -41,7 +41,7 @@ _KNOWN = {"warmup", "rep", "is_vetted_benchmarking", "device_type"}
 def install(k: int = DEFAULT_K, bundle: Bundle | Path | str | None = None) -> Callable[[], None]:
     """Limit Inductor's choices, and return a function that removes the limits.
 
-    If this torch has no such hooks, nothing is limited, with one warning.
+    If this torch has no such hooks, nothing is limited, with one warning; nor with FORETUNE_MODE=off.
 
     Args:
         k: How many choices of each op are kept.
@@ -51,6 +51,8 @@ def install(k: int = DEFAULT_K, bundle: Bundle | Path | str | None = None) -> Ca
         ForetuneError: `k` < 1, the bundle cannot be read, or torch is not installed.
     """
     limits = Limits(check_integer("k", k, 1), bundle_of(bundle))
+    if resolve_mode() is Mode.OFF:
+        return lambda: None
     try:
         import torch  # noqa: F401
     except ImportError as error:
@@ -67,7 +69,7 @@ def install(k: int = DEFAULT_K, bundle: Bundle | Path | str | None = None) -> Ca
 
 @dataclass(frozen=True)
 class Limits:
-    """The number of choices kept per op, and the bundle that ranks them."""
+    """Reduces Inductor's choices for each op to those that the bundle predicts to be fastest, `k` in most cases."""
 
     k: int
     bundle: Bundle | None = None
@@ -75,7 +77,7 @@ class Limits:
 
     @cached_property
     def uuid(self) -> str:
-        """A text for the keys of Inductor's caches that changes with everything that decides on the choices."""
+        """A text for the keys of Inductor's caches, which changes with everything that affects which choice wins."""
         from ..inductor import choices, family, matmul, templates
 
         # The code that ranks unlearned ops, and the code that takes times.
@@ -135,7 +137,7 @@ class Limits:
 
 
 class _Seams:
-    """The places in Inductor where the limits are installed, and their original contents."""
+    """The functions and settings of Inductor that `install` replaces to apply the limits, and their original values."""
 
     def __init__(self, limits: Limits) -> None:
         from torch._inductor import config, select_algorithm
@@ -166,7 +168,7 @@ class _Seams:
         return self.restore
 
     def restore(self) -> None:
-        """Restore the original contents, except where other code has replaced ours since."""
+        """Restore the original values, except where other code has replaced Foretune's since."""
         if self.choices._finalize_template_configs is self.finalized:
             self.choices._finalize_template_configs = self.finalize
         if self.is_on:
@@ -201,14 +203,17 @@ class _Seams:
         return self.limits.of_templates(listed, kernel_inputs, op_name) if is_product else listed
 
     def limited_callers(self, choices: list[Any]) -> list[Any]:
-        """Return the choices that are kept among generated ones; all of them while `use` is not active."""
+        """Return those of Inductor's generated choices that are kept; all of them while `use` is not active."""
         return _or_all(choices, lambda: self.limits.of_callers(choices)) if self.is_on else choices
 
 
 def _context_of(
     handler: Any, template_choices: Any, kernel_inputs: Any, templates: Any, op_name: str, *more: Any, **named: Any
 ) -> tuple[Any, str]:
-    """Return the arguments of `_finalize_template_configs` that matter; a changed signature raises TypeError."""
+    """Return (kernel_inputs, op_name) from the arguments of a call of `_finalize_template_configs`.
+
+    If torch has changed the function's signature, the call of this one raises TypeError.
+    """
     return kernel_inputs, op_name
 
 
@@ -222,7 +227,7 @@ def _or_all(choices: list[Any], limited: Callable[[], list[Any]]) -> list[Any]:
 
 
 def choices_with_uuid(uuid: str, theirs: Callable[[], Any] | None) -> Any:
-    """Return the handler of choices with a `uuid()` that includes the limits.
+    """Return Inductor's handler of choices, with a `uuid()` that includes the limits.
 
     torch 2.13 puts `uuid()` into the keys of its caches; 2.11 puts the arguments of this call there.
 

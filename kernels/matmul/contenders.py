@@ -86,7 +86,10 @@ def _case(
 
 
 class MatmulComparison:
-    """The contenders of the dense GEMM; see `runtime.timing.compare.Comparison`."""
+    """The comparison of the dense GEMM with other implementations: problems, contenders and goals.
+
+    The harness that times them is `runtime.timing.compare.Comparison`.
+    """
 
     others = ("cublas", "inductor")
 
@@ -117,7 +120,7 @@ class MatmulComparison:
         return time_launch_path(device)
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
-        """Return the goals for the predicted config over both contenders, except those that no row concerns."""
+        """Return the goals for the predicted config over both contenders, if the rows can decide them."""
         what = "dense GEMM, predicted config, over"
         return [
             *judge_predicted(rows, {"cublas": (0.85, 0.95)}, f"{what} cuBLAS"),
@@ -139,7 +142,7 @@ def no_torch_product(problem: Problem) -> str | None:
 
 
 def torch_operands(inputs: Inputs) -> tuple[torch.Tensor, ...]:
-    """Return a (M, K), b (K, N) and the bias, if any, of a problem's inputs as torch takes them.
+    """Return a problem's inputs in the shapes that torch expects: a (M, K), b (K, N) and the bias, if any.
 
     In a batch, a and b have three dimensions.
     """
@@ -176,7 +179,7 @@ def torch_product(problem: Problem) -> Callable[..., torch.Tensor]:
 
 
 def in_tf32(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function with torch multiplying float32 as tf32, as our kernel does, and return its result."""
+    """Call a function while torch multiplies float32 as tf32, as Foretune's kernel does, and return its result."""
     import torch
 
     before = torch.get_float32_matmul_precision()
@@ -190,7 +193,7 @@ def in_tf32(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def max_autotuned(product: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return the product as Inductor's max-autotune compiles it on the first call."""
+    """Return a version of `product` that Inductor compiles with max-autotune on the first call."""
     import torch
 
     torch.compiler.reset()  # else the ninth shape exceeds Dynamo's limit and runs uncompiled

@@ -58,7 +58,7 @@ class Inputs:
 
 
 class Matmul(GemmFamily, MeasuredFamily):
-    """Compute y[i] = activation(a[i] @ b[i] + bias) for i < batch: a (M, K), b (K, N), y (M, N).
+    """The family of dense products, y[i] = activation(a[i] @ b[i] + bias) for i < batch: a (M, K), b (K, N), y (M, N).
 
     A problem without flags is a linear layer's product, x (M, K) @ w.T: a is stored as (M, K) and b as (N, K), with
     rows along K. Flags are "a_km" (a is stored as (K, M)), "b_kn" (b is stored as (K, N)), "bias" (N,), and one of
@@ -104,11 +104,11 @@ class Matmul(GemmFamily, MeasuredFamily):
         return smem_bytes(config, elements, device)
 
     def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
-        """Return why no config of the kernel has these knob values, or None."""
+        """Return why these knob values are invalid for every problem, or None if they are valid for some."""
         return wrong_knob(knobs)
 
     def wrong_problem(self, problem: Problem) -> str | None:
-        """Return why no config runs a problem, or None."""
+        """Return why no config can run a problem, or None."""
         after = [flag for flag in problem.flags if flag in (BIAS, *ACTIVATIONS)]
         if problem.dtype == "int8" and after:
             return f"{after[0]} is not available for int8, which is summed in int32"
@@ -142,7 +142,7 @@ class Matmul(GemmFamily, MeasuredFamily):
         return None
 
     def supports_by(self, problem: Problem) -> Hashable:
-        """Return everything of a problem that `supports` depends on."""
+        """Return the properties of a problem on which `supports` depends; equal ones give equal answers."""
         batch, m, n = problem["batch"], problem["m"], problem["n"]
         # Whether too many tiles are possible: the smallest are 16 x 16, times 64 parts of K.
         if self.refused(problem) or batch * (m // 16 + 1) * (n // 16 + 1) > MOST_TILES // 64:
@@ -150,11 +150,11 @@ class Matmul(GemmFamily, MeasuredFamily):
         return problem.dtype, problem.flags, is_aligned(problem), min(MOST_PARTIALS // (batch * m * n), 64)
 
     def at_call_time(self, problem: Problem) -> Problem:
-        """Return the problem as it is known at call time, with the varying dimension rounded."""
+        """Return what is known of the problem at call time, with the dimension that varies between calls rounded."""
         return problem.without_sizes().rounded(*call_dims(problem))
 
     def call_features(self, problem: Problem, device: DeviceSpec, configs: Configs) -> Groups:
-        """Return the features of one problem, by what they depend on."""
+        """Return the features of one problem, grouped by what the columns depend on."""
         return feature_groups(problem, device, configs)
 
     def flags_of_call(self, arguments: Mapping[str, Any]) -> Sequence[str]:
@@ -173,7 +173,7 @@ class Matmul(GemmFamily, MeasuredFamily):
         return 2.0 * problem["batch"] * problem["m"] * problem["n"] * problem["k"]
 
     def bytes(self, problem: Problem) -> float:
-        """Return the bytes that a problem must at least read and write."""
+        """Return the minimum number of bytes that a problem must read and write."""
         batch, m, n, k = (problem[dim] for dim in ("batch", "m", "n", "k"))
         out_itemsize = 4 if output_dtype(problem) == "int32" else problem.itemsize
         return float(batch) * (problem.itemsize * (m + n) * k + out_itemsize * m * n)
@@ -258,7 +258,7 @@ class Matmul(GemmFamily, MeasuredFamily):
         return (y if activation == "none" else getattr(functional, activation)(y)).float()
 
     def check_problem(self, config: KernelConfig, problem: Problem) -> Problem:
-        """Return a small problem whose sizes are multiples of no block, to check a config's results on."""
+        """Return a small problem, with no size a multiple of a block size, to check a config's results on."""
         # Two matrices, with sizes that are multiples of no block: more than one block of 256, less than two.
         m, n, k = 331, 301, 461
         if is_aligned(problem):
@@ -283,7 +283,7 @@ class Matmul(GemmFamily, MeasuredFamily):
         )
 
     def binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:
-        """Return what decides the binary of a config."""
+        """Return a key that is equal for two configs and problems if they run the same compiled binary."""
         return super().binary_key(config, problem), is_aligned(problem)
 
     def source_hash(self) -> str:

@@ -77,7 +77,10 @@ FEATURE_NAMES = _PROBLEM_FEATURES + CONFIG_FEATURES + _MIXED_FEATURES
 
 
 def feature_groups(problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> tuple[FeatureGroup, ...]:
-    """Return the features, finite even without rows, by what they depend on: the call, the config, its tile."""
+    """Return the features, in a group of columns for each of the call, the config and its tile.
+
+    They are finite even if the problem has no rows.
+    """
     space = _space(tuple(configs), problem.itemsize, device)
     batch, m, n, k = (max(problem[dim], 1) for dim in ("batch", "m", "n", "k"))
     out_itemsize = 4 if output_dtype(problem) == "int32" else problem.itemsize
@@ -145,7 +148,7 @@ def feature_groups(problem: Problem, device: DeviceSpec, configs: Sequence[Kerne
 
 @remembered(maxsize=64)
 def _space(configs: tuple[KernelConfig, ...], itemsize: int, device: DeviceSpec) -> ConfigTable:
-    """Return what depends only on the configs, the dtype and the device."""
+    """Return the table of the feature columns that depend only on the configs, the dtype and the device."""
     smem = [smem_bytes(config.to_json(), itemsize, device) for config in configs]
     columns = config_columns(configs, smem, device, itemsize=itemsize)
     return ConfigTable.of(len(_PROBLEM_FEATURES), CONFIG_FEATURES, columns, _DECIDING)

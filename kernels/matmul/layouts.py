@@ -35,7 +35,7 @@ def activation_of(problem: Problem) -> str:
 
 
 def row_lengths(problem: Problem) -> tuple[str, str, str]:
-    """Return the dimensions along which rows of a, b and y are contiguous.
+    """Return for each of a, b and y the dimension along which it is contiguous in memory.
 
     >>> row_lengths(Problem.of("matmul", batch=1, m=16, n=64, k=64, flags=("b_kn",)))
     ('k', 'n', 'n')

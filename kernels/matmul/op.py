@@ -82,7 +82,7 @@ def matmul(
 
 
 class Operands(NamedTuple):
-    """A call as the kernel sees it; layouts follow from the tensors' strides."""
+    """The problem of a call, and how its tensors are stored, as their strides say."""
 
     problem: Problem
     out_shape: tuple[int, ...]  # of the result that the caller gets
@@ -113,7 +113,7 @@ class Operands(NamedTuple):
         return _stored(a, batch, self.a_is_transposed), _stored(b, batch, self.b_is_transposed)
 
     def copies(self, a: torch.Tensor, b: torch.Tensor) -> bool:
-        """Return whether a or b must be copied because the kernel cannot read it, or should be because that is faster.
+        """Return whether to copy a or b, because the kernel cannot read it in place or because a copy is faster.
 
         The addresses at which they begin are not considered.
         """
@@ -122,9 +122,9 @@ class Operands(NamedTuple):
         return any(self.turned) or not lie_well
 
     def readable(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a and b, or copies with the same layout of those that the kernel cannot read.
+        """Return a and b for the kernel, after copying those that it cannot read in place or reads more slowly.
 
-        Aligned rows must begin at multiples of 16 bytes.
+        If rows are aligned, both must also begin at multiples of 16 bytes.
         """
         (stored_a, stored_b), (turns_a, turns_b), aligned = self.stored(a, b), self.turned, self.is_aligned
         good_a = _lies_well(a, stored_a, aligned) and (not aligned or are_placed([a]))
@@ -167,7 +167,7 @@ def check_call(a: Any, b: Any, bias: Any, activation: str | None) -> None:
 
 
 def _check_activation(activation: str) -> None:
-    """Raise `ForetuneError` if there is no such activation."""
+    """Raise `ForetuneError` unless the activation is a known one."""
     if activation not in ACTIVATIONS:
         raise ForetuneError(f"activation must be one of {', '.join(ACTIVATIONS)} but is {activation!r}")
 
@@ -181,7 +181,10 @@ def _find(
     config: KernelConfig | None,
     mode: str | None,
 ) -> Call[Operands]:
-    """Return the call, with a launch if there is anything to compute, after checking the arguments."""
+    """Check the arguments of a call, and return it with a launch; without one if there is nothing to compute.
+
+    `place` is the index of the GPU.
+    """
     check_call(a, b, bias, activation)
     operands, device = Operands.of(a, b, bias, activation), device_at(place, "a")
     problem = operands.problem
@@ -231,7 +234,7 @@ def _run(
 
 
 def _activated(y: torch.Tensor, activation: str) -> torch.Tensor:
-    """Apply PyTorch's own activation of that name."""
+    """Apply the activation of this name with PyTorch."""
     _check_activation(activation)
     y = getattr(functional, activation)(y)
     return y
@@ -271,7 +274,10 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
 
 
 def _is_transposed(matrix: torch.Tensor) -> bool:
-    """Return whether a matrix is read along its columns; a vector, which can be read either way, along its length."""
+    """Return whether the kernel reads a matrix along its columns.
+
+    A matrix that could be read either way, such as a vector, is read along its longer side.
+    """
     rows, columns = matrix.shape[-2:]
     return _has_rows(matrix.mT) and (rows > columns or not _has_rows(matrix))
 
@@ -284,7 +290,10 @@ def _has_rows(matrix: torch.Tensor) -> bool:
 
 
 def _stored(matrix: torch.Tensor, batch: int, is_transposed: bool) -> torch.Tensor:
-    """Return a matrix as the kernel takes it: (batch, rows, columns), transposed if it is read along its columns."""
+    """Return a view as the kernel expects it: (batch, rows, columns), transposed if it is read along its columns.
+
+    It is a copy if no view has that shape.
+    """
     if matrix.dim() == 3 and batch == 1:
         matrix = matrix.reshape(-1, matrix.shape[-1])
     if is_transposed:
@@ -293,7 +302,10 @@ def _stored(matrix: torch.Tensor, batch: int, is_transposed: bool) -> torch.Tens
 
 
 def _lies_well(matrix: torch.Tensor, stored: torch.Tensor, aligned: bool) -> bool:
-    """Return whether the kernel can read a matrix in place."""
+    """Return whether the kernel can read a matrix in place, given its `_stored` form.
+
+    With `aligned`, rows must also be multiples of 16 bytes apart.
+    """
     if stored.data_ptr() != matrix.data_ptr() or not _has_rows(stored):  # no view has its rows in order
         return False
     return not aligned or stored.stride(-2) * stored.element_size() % ALIGNMENT_BYTES == 0

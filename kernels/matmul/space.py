@@ -60,7 +60,10 @@ def tile_smem_bytes(
     split: bool = False,
     arch: str,
 ) -> int:
-    """Return the shared memory of a program with CONSUMERS = 0, in bytes; see `smem_bytes`."""
+    """Return the shared memory of a program with CONSUMERS = 0 and these knobs, in bytes.
+
+    `smem_bytes` explains what it consists of.
+    """
     is_async = m >= 64 and arch in ASYNC_PRODUCT_ARCHS
     buffers = stages if is_async or arch.startswith("gfx") else max(stages - 1, 1)
     staged = buffers * (m + n) * k * itemsize
@@ -144,7 +147,7 @@ _SPECIALIZED = {
 
 
 def wrong_knob(knobs: Mapping[str, Any]) -> str | None:
-    """Return why the kernel takes no config with these knobs, whatever the problem, or None.
+    """Return why these knobs are not a valid config of the kernel for any problem, or None if they are.
 
     >>> wrong_knob(KernelConfig.of(**dict.fromkeys(KNOBS, 1) | {"BLOCK_M": 24}).to_json())
     'BLOCK_M cannot be 24: a power of two between 16 and 256, or 192'
@@ -165,7 +168,7 @@ def wrong_knob(knobs: Mapping[str, Any]) -> str | None:
 
 
 def _wrong_tile(m: int, n: int, k: int, warps: int) -> str | None:
-    """Return why a tile is too large to be compiled well, or None."""
+    """Return why a tile is too large, because registers spill or compilation takes minutes, or None if it is not."""
     threads = 32 * warps
     if accumulator_registers(m, n, warps) > _MOST_ACCUMULATOR_REGISTERS:
         return (
@@ -181,7 +184,7 @@ def _wrong_tile(m: int, n: int, k: int, warps: int) -> str | None:
 
 
 def _wrong_consumers(knobs: Mapping[str, Any]) -> str | None:
-    """Return why CONSUMERS > 0 does not go with the other knobs, or None."""
+    """Return why CONSUMERS > 0 cannot be combined with the other knobs, or None if it can."""
     consumers, pingpong = knobs["CONSUMERS"], knobs["PINGPONG"]
     decided = {"BLOCK_K": 64, "SPLIT_K": 1, "PROGRAMS_PER_SM": 1, "TMA": 2, "num_warps": 4}
     if (wrong := undecided(knobs, decided)) is not None:
@@ -194,7 +197,7 @@ def _wrong_consumers(knobs: Mapping[str, Any]) -> str | None:
 
 @lru_cache(maxsize=1)
 def full_space() -> tuple[KernelConfig, ...]:
-    """Return every config worth declaring, of any dtype: the grid of blocks without those that cannot be fast."""
+    """Return every config worth declaring, for all dtypes: the grid of blocks without those that cannot be fast."""
     return tuple(KernelConfig.of(**dict(zip(KNOBS, knobs, strict=True))) for knobs in _grid())
 
 
@@ -206,7 +209,7 @@ def _grid() -> Iterator[tuple[int, ...]]:
         least, most = _BYTES_IN_FLIGHT
         if not least <= (stages - 1) * (m + n) * k * 2 <= most or (m <= 32 and stages % 2 == 0):
             continue
-        for tma, programs, band, splits in _ways(m, n, k, warps, stages):
+        for tma, programs, band, splits in _launch_choices(m, n, k, warps, stages):
             yield m, n, k, band, splits, programs, tma, 0, 0, warps, stages
     for (consumers, pingpong, m, n), stages in _SPECIALIZED.items():
         for band in (1, 8, 16):
@@ -224,7 +227,7 @@ def _blocks() -> Iterator[tuple[int, int, int]]:
     yield from ((64, 256, 32), (256, 64, 32))
 
 
-def _ways(m: int, n: int, k: int, warps: int, stages: int) -> Iterator[tuple[int, int, int, int]]:
+def _launch_choices(m: int, n: int, k: int, warps: int, stages: int) -> Iterator[tuple[int, int, int, int]]:
     """Yield (TMA, PROGRAMS_PER_SM, GROUP_M, SPLIT_K) to try for one tile."""
     if m <= 32:
         yield from ((tma, 0, 1, splits) for tma in (0, 1) for splits in (1, 2, 4, 8))

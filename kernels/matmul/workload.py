@@ -44,7 +44,10 @@ MOST_DRAWS = 10_000
 
 @dataclass(frozen=True)
 class Layer:
-    """One product of a model on one rank: (N, K) of a linear layer, or the number and size of attention heads."""
+    """One layer of a model on one rank: its name, and its sizes.
+
+    The sizes of a linear layer are (N, K), and those of "attention" are the number of heads and their dimension.
+    """
 
     name: str
     sizes: tuple[int, int]
@@ -71,14 +74,14 @@ def draw(
         tokens: Token counts; TOKENS and values in between if omitted.
         per_layer: The number of problems per layer of each model.
         random: The number of random shapes.
-        most_tflop: The most floating-point operations of a problem, in 1e12.
+        most_tflop: The maximum number of floating-point operations of a problem, in 1e12.
         seed: The random seed.
 
     Returns:
         The cases.
 
     Raises:
-        ForetuneError: An argument is invalid, or hardly any random shape is within the limits.
+        ForetuneError: An argument is invalid, or too few random shapes are within the limits.
 
     >>> from ..workloads import load_dense_models
     >>> len(draw(load_dense_models()[:2], random=3))
@@ -112,9 +115,9 @@ def draw(
 
 
 class _Counts:
-    """Token counts, each as often as the others.
+    """Draws token counts, each of the given ones equally often.
 
-    If no counts are given, half of those drawn are shifted to values in between.
+    If none are given, TOKENS are used, and half of the draws are shifted to values between them.
     """
 
     def __init__(self, tokens: Sequence[int] | None, rng: np.random.Generator) -> None:
@@ -129,7 +132,7 @@ class _Counts:
 
 
 def _owners(models: Sequence[DenseModel]) -> dict[Layer, set[tuple[str, ...]]]:
-    """Return the model families that have a layer of this shape on some rank, under any name."""
+    """Return for each layer the model families with a layer of the same shape, under any name and on any rank."""
     by_sizes: dict[tuple[bool, tuple[int, int]], set[tuple[str, ...]]] = {}
     layers = {}
     for model in models:
@@ -157,7 +160,10 @@ def _on_rank(model: DenseModel, name: str, degree: int) -> Layer:
 
 
 def _problem_of(layer: Layer, tokens: int, rng: np.random.Generator) -> Problem:
-    """Draw a layer in one of its passes; attention is its scores (queries by keys) or its values (scores by values)."""
+    """Draw a problem of a layer: one of its passes, its dtype and its epilogue.
+
+    For attention it is one of two batched products: queries by keys (the scores), or scores by values.
+    """
     if layer.name == "attention":
         heads, head_dim = layer.sizes
         dtype = chosen({"bf16": 0.8, "fp16": 0.2}, rng)
@@ -193,19 +199,19 @@ def _random_problem(counts: _Counts | None, rng: np.random.Generator) -> Problem
 
 
 def _epilogue(dtype: str, rng: np.random.Generator) -> tuple[str, ...]:
-    """Draw the flags of what follows a forward product."""
+    """Draw the flags of a forward product's epilogue (bias, activation); none unless the dtype is bf16."""
     return chosen(EPILOGUES, rng) if dtype == "bf16" else ()
 
 
 def _affordable(problem: Problem, most_tflop: float) -> bool:
-    """Return whether a problem is within the limits."""
+    """Return whether a problem is small enough to measure, by its operations and the bytes of its tensors."""
     batch, m, n, k = (problem[dim] for dim in ("batch", "m", "n", "k"))
     touched = 4.0 * batch * (m * k + n * k + m * n)
     return 2e-12 * batch * m * n * k <= most_tflop and touched <= MOST_BYTES
 
 
 def _pass_of(problem: Problem) -> str:
-    """Return the scenario of a case: the pass of the product."""
+    """Return the pass that a product belongs to, which is its case's scenario: "forward", "dx", "dw" or "batched"."""
     if problem["batch"] > 1:
         return "batched"
     return {(): "forward", (B_KN,): "dx"}.get(tuple(f for f in problem.flags if f in (A_KM, B_KN)), "dw")

@@ -24,7 +24,10 @@ PHASES = {"decode": 64, "mid": 1024, "training": 16384}
 
 
 class RmsNormRopeComparison:
-    """The contenders, forward and backward; see `runtime.timing.compare.Comparison`."""
+    """The comparison of both families with other implementations: problems, contenders and goals.
+
+    The harness that times them is `runtime.timing.compare.Comparison`.
+    """
 
     others = ("eager", "liger", "compile")
 
@@ -52,8 +55,9 @@ class RmsNormRopeComparison:
     ) -> dict[str, Callable[[], Any]]:
         """Return the contenders by name.
 
-        Each has tensors of its own, with q and k contiguous, as from separate projections. Backward, each
-        differentiates the graph of one forward pass. "liger" is included if it is installed and supports the layout.
+        Each has tensors of its own, with q and k contiguous, as from separate projections. For the backward family,
+        each repeats the backward pass of one forward pass. "liger" is included if it is installed and supports the
+        layout.
         """
         functions = {"eager": _plain, "compile": _compiled(), "liger": _liger(problem, inputs)}
         ways = {name: function for name, function in functions.items() if function is not None}
@@ -86,24 +90,27 @@ COMPARISON = RmsNormRopeComparison()
 
 if TYPE_CHECKING:
     #: A function of q, k and the rotation that returns q and k.
-    Way = Callable[[torch.Tensor, torch.Tensor, Rotation], tuple[torch.Tensor, torch.Tensor]]
+    Implementation = Callable[[torch.Tensor, torch.Tensor, Rotation], tuple[torch.Tensor, torch.Tensor]]
 
 
-def _forward_of(way: Way, inputs: Inputs) -> Callable[[], Any]:
-    """Return a call of a contender's forward pass."""
+def _forward_of(implementation: Implementation, inputs: Inputs) -> Callable[[], Any]:
+    """Return a function that runs the forward pass of a contender's `implementation` once."""
     import torch
 
     q, k = inputs.q.contiguous(), inputs.k.contiguous()
 
     def call() -> None:
         with torch.no_grad():
-            way(q, k, inputs.rotation)
+            implementation(q, k, inputs.rotation)
 
     return call
 
 
-def _backward_of(way: Way, inputs: Inputs) -> Callable[[], Any]:
-    """Return a call of a contender's backward pass, with the forward pass done once, on first use."""
+def _backward_of(implementation: Implementation, inputs: Inputs) -> Callable[[], Any]:
+    """Return a function that runs the backward pass of a contender's `implementation` once.
+
+    The forward pass runs only in the first call.
+    """
     import torch
 
     rotation = inputs.rotation
@@ -115,7 +122,7 @@ def _backward_of(way: Way, inputs: Inputs) -> Callable[[], Any]:
 
     @cache
     def graph() -> tuple[torch.Tensor, torch.Tensor]:
-        return way(leaves[0], leaves[1], rotation._replace(q_weight=leaves[2], k_weight=leaves[3]))
+        return implementation(leaves[0], leaves[1], rotation._replace(q_weight=leaves[2], k_weight=leaves[3]))
 
     def call() -> None:
         torch.autograd.grad(graph(), leaves, seeds, retain_graph=True)
@@ -128,7 +135,7 @@ def _plain(q: torch.Tensor, k: torch.Tensor, rotation: Rotation) -> tuple[torch.
     return rotated(q, k, rotation)
 
 
-def _compiled() -> Way:
+def _compiled() -> Implementation:
     """Return the layer under `torch.compile`, compiled again for each problem.
 
     After many shapes, Dynamo would otherwise use one dynamic compilation for all of them.
@@ -137,16 +144,16 @@ def _compiled() -> Way:
     import torch._functorch.config as functorch
 
     torch._dynamo.reset()
-    compiled: Way = torch.compile(_plain, dynamic=False)
+    compiled: Implementation = torch.compile(_plain, dynamic=False)
 
-    def way(q: torch.Tensor, k: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
+    def implementation(q: torch.Tensor, k: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
         with functorch.patch(donated_buffer=False):  # the graph is differentiated more than once
             return compiled(q, k, rotation)
 
-    return way
+    return implementation
 
 
-def _liger(problem: Problem, inputs: Inputs) -> Way | None:
+def _liger(problem: Problem, inputs: Inputs) -> Implementation | None:
     """Return Liger's RMSNorm of q and of k, followed by its in-place rotation of both.
 
     None if Liger is not installed, or for interleaved pairs, which it does not support.
@@ -162,11 +169,11 @@ def _liger(problem: Problem, inputs: Inputs) -> Way | None:
     # As its users pass them: repeated for both halves, with a batch of one.
     cos, sin = (torch.cat([table, table], -1)[None] for table in inputs.rotation[:2])
 
-    def way(q: torch.Tensor, k: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
+    def implementation(q: torch.Tensor, k: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
         if rotation.q_weight is not None:
             q = LigerRMSNormFunction.apply(q, rotation.q_weight, rotation.eps, 0.0, "llama", False)
             k = LigerRMSNormFunction.apply(k, rotation.k_weight, rotation.eps, 0.0, "llama", False)
         q, k = LigerRopeFunction.apply(q[None].transpose(1, 2), k[None].transpose(1, 2), cos, sin)
         return q.transpose(1, 2)[0], k.transpose(1, 2)[0]
 
-    return way
+    return implementation

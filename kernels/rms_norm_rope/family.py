@@ -72,7 +72,7 @@ class Inputs:
 
 
 class RmsNormRope(DeclaredFamily, MeasuredFamily):
-    """Members that the forward and the backward family share.
+    """Base class of the forward and the backward family.
 
     A problem is a call with q (tokens, q_heads, head_dim) and k (tokens, kv_heads, head_dim). Flags: "interleaved", if
     adjacent elements rotate as a pair (GPT-J's layout) instead of the halves of a head (NeoX's); and, forward only,
@@ -117,11 +117,11 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
         return full_space(self.name)
 
     def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
-        """Return why no config of the kernel has these knob values, or None."""
+        """Return why these knob values are invalid for every problem, or None if they are valid for some."""
         return VALUES[self.name].wrong(knobs)
 
     def wrong_problem(self, problem: Problem) -> str | None:
-        """Return why no config runs a problem, or None."""
+        """Return why no config can run a problem, or None."""
         return wrong_heads(problem["q_heads"], problem["kv_heads"], problem["head_dim"])
 
     def wrong_pair(self, config: KernelConfig, problem: Problem) -> str | None:
@@ -135,7 +135,7 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
         return operations * self.moved / 2 * _elements(problem)
 
     def bytes(self, problem: Problem) -> float:
-        """Return the bytes that a problem must at least read and write."""
+        """Return the minimum number of bytes that a problem must read and write."""
         angles = problem["tokens"] * problem["head_dim"]  # of cos and sin, half a head each
         return float(problem.itemsize) * (self.moved * _elements(problem) + angles)
 
@@ -147,7 +147,7 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
     def grouped_features(
         self, problems: Sequence[Problem], device: DeviceSpec, configs: Configs, binaries: Binaries | None
     ) -> Groups:
-        """Return the features of problems of one dtype and the same flags, by what they depend on."""
+        """Return the features of problems with the same dtype and flags, grouped by what the columns depend on."""
         return stacked([self._groups(problem, device, configs, binaries) for problem in problems])
 
     def _groups(
@@ -165,7 +165,7 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
         return (*generic, FeatureGroup(tuple(range(first, len(self.feature_names))), of_tiles[None], each))
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
-        """Return the time to move the bytes, times the idle share of a head's padding and of the last wave."""
+        """Return the time to move the problem's bytes, increased for a head's padding and an unfilled last wave."""
         if not len(configs):
             return np.empty(0)
         programs = np.maximum(self._programs(problem, configs), 1.0)
@@ -237,20 +237,20 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
         return "STEPS" in self.knobs
 
     def check_problem(self, config: KernelConfig, problem: Problem) -> Problem:
-        """Return a small problem whose sizes are multiples of no block, to check a config's results on."""
+        """Return a small problem, with no size a multiple of a block size, to check a config's results on."""
         # Multiples of no block: 37 tokens, 5 and 3 heads.
         dims = {"tokens": 37, "q_heads": 5, "kv_heads": 3, "head_dim": problem["head_dim"]}
         return replace(problem, dims=tuple(dims.items()))
 
     def binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:
-        """Return what decides the binary of a config."""
+        """Return a key that is equal for two configs and problems if they run the same compiled binary."""
         # No runtime number is specialized, and STEPS is one of them.
         knobs = {knob: value for knob, value in config.to_json().items() if knob != "STEPS"}
         return tuple(knobs.items()), problem.signature, problem["head_dim"]
 
     @abstractmethod
     def kernel(self) -> Any:
-        """Return the kernel."""
+        """Return the `triton.jit` function that a launch runs."""
 
     def source_hash(self) -> str:
         """Return a hash of the source of all kernels that a launch runs."""
@@ -266,7 +266,7 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
 
     @abstractmethod
     def arguments(self, problem: Problem) -> tuple[Any, ...]:
-        """Return the kernel's positional arguments for compilation: dtypes for tensors, and numbers."""
+        """Return stand-ins for the kernel's positional arguments, to compile it: dtypes for tensors, and numbers."""
 
     def constants(self, problem: Problem) -> dict[str, bool]:
         """Return the kernel's constexpr parameters, except the knobs and those of the head's size."""
@@ -274,7 +274,7 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
 
 
 class RmsNormRopeForward(RmsNormRope):
-    """q and k, normalized per head (unless "unnormed") and rotated, in one launch.
+    """The family of the forward pass, which normalizes q and k per head (unless "unnormed") and rotates them.
 
     >>> from foretune.datasets import DeviceSpec
     >>> family, h200 = RmsNormRopeForward(), DeviceSpec.named("h200")
@@ -308,13 +308,13 @@ class RmsNormRopeForward(RmsNormRope):
         return torch.cat([part.flatten() for part in both])
 
     def kernel(self) -> Any:
-        """Return (the kernel, its parameters that are not specialized, the key of its autotuner)."""
+        """Return the `triton.jit` function that a launch runs."""
         from .triton_kernels import rms_norm_rope_kernel
 
         return rms_norm_rope_kernel
 
     def arguments(self, problem: Problem) -> tuple[Any, ...]:
-        """Return the kernel's positional arguments."""
+        """Return stand-ins for the kernel's positional arguments, to compile it: dtypes for tensors, and numbers."""
         element = torch_dtype(problem.dtype_name)
         weight = None if "unnormed" in problem.flags else element
         return *[element] * 6, weight, weight, 37, 8, 8, 1024, 1024, 37, 8, EPS, 0.0
@@ -325,7 +325,7 @@ class RmsNormRopeForward(RmsNormRope):
 
 
 class RmsNormRopeBackward(RmsNormRope):
-    """The gradients of q, k and both weights, from those of the outputs of `RmsNormRopeForward`.
+    """The family of the backward pass: the gradients of q, k and both weights, from those of the rotated q and k.
 
     >>> from foretune.datasets import DeviceSpec
     >>> family, h200 = RmsNormRopeBackward(), DeviceSpec.named("h200")
@@ -366,13 +366,13 @@ class RmsNormRopeBackward(RmsNormRope):
         return torch.cat([grad.flatten() for grad in grads])
 
     def kernel(self) -> Any:
-        """Return (the kernel, its parameters that are not specialized, the key of its autotuner)."""
+        """Return the `triton.jit` function that a launch runs."""
         from .triton_kernels import rms_norm_rope_backward_kernel
 
         return rms_norm_rope_backward_kernel
 
     def arguments(self, problem: Problem) -> tuple[Any, ...]:
-        """Return the kernel's positional arguments."""
+        """Return stand-ins for the kernel's positional arguments, to compile it: dtypes for tensors, and numbers."""
         import torch
 
         element = torch_dtype(problem.dtype_name)
@@ -382,7 +382,7 @@ class RmsNormRopeBackward(RmsNormRope):
 
 @remembered(maxsize=64)
 def _tiles(configs: tuple[KernelConfig, ...], knobs: tuple[str, ...]) -> Mapping[str, NDArray[np.int64]]:
-    """Return each knob of all configs, (n_configs,)."""
+    """Return the values that all configs have for each knob, (n_configs,)."""
     return {knob: np.array([config[knob] for config in configs], np.int64) for knob in knobs}
 
 

@@ -53,7 +53,7 @@ def launch_forward(
         k_out: The output, of k's shape, contiguous.
         rotation: The other arguments.
         config: The config.
-        inverse: Rotate back.
+        inverse: Rotate in the opposite direction, which undoes a rotation.
     """
     prepare_forward(q, k, rotation, config, inverse=inverse)((q, k, q_out, k_out, *rotation[:4]))
 
@@ -127,7 +127,10 @@ def prepare_backward(
 
 
 def _numbers(heads: Sequence[torch.Tensor], rotation: Rotation) -> tuple[Any, ...]:
-    """Return the kernels' arguments that follow the tensors; `heads` are the heads that are read, q and k last."""
+    """Return the kernels' numeric arguments, which follow the tensors.
+
+    `heads` are the tensors of heads that the kernel reads, (tokens, heads, head_dim), of which q and k are the last.
+    """
     cos, _, _, _, eps, offset, _ = rotation
     (tokens, q_heads, _), k_heads = heads[-2].shape, heads[-1].shape[1]
     strides = tuple(tensor.stride(0) // 8 for tensor in heads)

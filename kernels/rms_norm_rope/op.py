@@ -150,7 +150,7 @@ def check_options(eps: Any, weight_offset: Any, interleaved: Any) -> None:
     """Check the options.
 
     Raises:
-        ForetuneError: One is invalid; the message names it.
+        ForetuneError: An option is invalid; the message names it.
     """
     check_flag("interleaved", interleaved)
     for name, number in (("eps", eps), ("weight_offset", weight_offset)):
@@ -189,13 +189,16 @@ def _check_angles(cos: torch.Tensor, sin: torch.Tensor, tokens: int, head_dim: i
 
 
 def _find(place: int, *arguments: Any) -> Call[None]:
-    """Return the call, with a launch if there is anything to compute, after checking the arguments."""
+    """Check the arguments of a call, and return it with a launch; without one if there is nothing to compute.
+
+    `place` is the index of the GPU.
+    """
     check_call(*arguments[:9])
     return _call(place, arguments[:6], *arguments[6:])
 
 
 def _find_backward(place: int, *arguments: Any) -> Call[None]:
-    """Return the call of a gradient, without checks: the forward pass was checked."""
+    """Return the call of a backward pass, without checks, because the forward pass was checked."""
     return _call(place, _read_backward(arguments[:8]), *arguments[8:], is_backward=True)
 
 
@@ -211,10 +214,10 @@ def _call(
     *,
     is_backward: bool = False,
 ) -> Call[None]:
-    """Return the call of a pass in one direction.
+    """Return the call of a forward or backward pass, with a launch unless it needs copies or has nothing to compute.
 
-    `tensors` are pairs of heads (the last pair is q and k), then cos, sin, and both weights or None. The gradient of a
-    rotation without norm is the rotation back, which the forward kernel computes.
+    `tensors` are the heads, (q, k) or (dq, dk, q, k), then cos, sin, and both weights or None. The gradient of a
+    rotation without norm is the opposite rotation, which the forward kernel computes.
     """
     q, k = (_tokens(x) for x in tensors[-6:-4])
     copies = not all(_lie_well(tensors))
@@ -311,10 +314,10 @@ def _readable(tensors: Sequence[Any]) -> list[Any]:
 
 
 def _lie_well(tensors: Sequence[Any]) -> list[bool]:
-    """Return which tensors of a call the kernels can read in place, regardless of where they begin.
+    """Return for each tensor of a call whether the kernels can read it in place, regardless of where it begins.
 
-    Heads must be adjacent, tokens at multiples of 8 elements, and so must rows of cos and sin, with the same stride in
-    both.
+    The heads of a token must be adjacent. Tokens, and rows of cos and sin, must be multiples of 8 elements apart, and
+    cos and sin must have the same stride.
     """
     *heads, cos, sin, q_weight, k_weight = tensors
     alike = _rows(cos).stride(0) == _rows(sin).stride(0)

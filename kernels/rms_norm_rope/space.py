@@ -50,7 +50,7 @@ def full_space(family: str) -> tuple[KernelConfig, ...]:
 
 
 def _is_of_use(family: str, knobs: Mapping[str, int]) -> bool:
-    """Return whether a config is worth declaring."""
+    """Return whether a config is worth declaring: its tile has a useful size, and its num_stages has an effect."""
     held = elements_per_thread(knobs, _USUAL_HEAD)
     takes_one_step = knobs.get("STEPS") == 1  # then num_stages has no effect
     return _LEAST_ELEMENTS <= held <= MOST_ELEMENTS[family] and not (takes_one_step and knobs["num_stages"] > 1)
@@ -87,7 +87,10 @@ def forward_grid(tokens: int, q_heads: int, k_heads: int, config: Knobs) -> Any:
 
 
 def chunks_of(tokens: int, config: Knobs) -> Any:
-    """Return the number of programs of a backward launch over which the tokens are divided."""
+    """Return the number of chunks into which a backward launch divides the tokens.
+
+    A program computes ROWS x STEPS tokens of some heads.
+    """
     return -(-tokens // (config["ROWS"] * config["STEPS"]))
 
 
@@ -97,7 +100,7 @@ def backward_grid(tokens: int, q_heads: int, k_heads: int, config: Knobs) -> Any
 
 
 def wrong_tile(family: str, config: KernelConfig, problem: Problem) -> str | None:
-    """Return why registers cannot hold the config's tile, or None."""
+    """Return why the config's tile does not fit in registers, or None if it does."""
     held, most = elements_per_thread(config, problem["head_dim"]), MOST_ELEMENTS[family]
     if held > most:
         return (

@@ -28,7 +28,7 @@ UNSPECIALIZED = [
 def load_pairs(ptrs, inside, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr):
     """Load both elements of all pairs, (ROWS, HEADS, BLOCK) each, in float32.
 
-    The heads begin at `ptrs` (ROWS, HEADS, 1). Pairs that do not exist are zero.
+    The heads begin at `ptrs` (ROWS, HEADS, 1). Pairs of heads that are not `inside`, and those past HEAD_DIM, are zero.
     """
     HALF: tl.constexpr = HEAD_DIM // 2
     if INTERLEAVED:
@@ -227,7 +227,10 @@ def back_through_heads(
     HEADS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Compute the gradients of STEPS tiles of q or of k, one after another, and their sum of the weights' gradient."""
+    """Compute the gradients of STEPS tiles of q or of k, one after another, and their share of the weight's gradient.
+
+    The share is one row of partial sums, over all tokens and heads of these tiles.
+    """
     first_weight, second_weight = load_weight(weight_ptr, weight_offset, HEAD_DIM, BLOCK, INTERLEAVED)
     first_sum = tl.zeros((ROWS, HEADS, BLOCK), tl.float32)
     second_sum = tl.zeros((ROWS, HEADS, BLOCK), tl.float32)
@@ -377,7 +380,10 @@ def weight_sums_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Sum some columns of q's partial gradients in program (i, 0), and of k's in (i, 1), in a fixed order."""
+    """Sum the partial gradients of the weights of q in programs (i, 0), and of k in programs (i, 1).
+
+    Program (i, j) sums the i-th block of COLUMNS columns, in a fixed order.
+    """
     of_k = tl.program_id(1)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     first = of_k * q_rows

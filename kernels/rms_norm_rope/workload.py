@@ -42,7 +42,7 @@ def draw(
         tokens: Token counts; TOKENS if omitted.
         per_layer: The number of problems per distinct (q heads, kv heads, head size).
         random: The number of random problems.
-        most_elements: The most elements of q and k of a problem.
+        most_elements: The maximum number of elements of q and k together in one problem.
         seed: The random seed.
 
     Returns:

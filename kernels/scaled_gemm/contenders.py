@@ -37,7 +37,10 @@ _PHASES = {"decode": (256, "uniform"), "mid": (4096, "zipf"), "training": (32768
 
 
 class ScaledGemmComparison:
-    """The contenders of the scaled GEMMs; see `runtime.timing.compare.Comparison`."""
+    """The comparison of the scaled GEMMs with other implementations: problems, contenders and goals.
+
+    The harness that times them is `runtime.timing.compare.Comparison`.
+    """
 
     others = ("torch", "fast", "bf16")
 
@@ -50,10 +53,11 @@ class ScaledGemmComparison:
     ) -> dict[str, Callable[[], Any]]:
         """Return the contenders by name.
 
-        "torch" is torch's product with these scales, adding up in float32 as ours does. "fast" sums in the tensor cores
-        only, which is less exact. "bf16" is the product of the operands in bf16, which are twice as wide.
+        "torch" is torch's product with these scales, accumulated in float32 as in Foretune's kernel. "fast" accumulates
+        in the tensor cores only, which is less exact. "bf16" is the product of the operands in bf16, which has twice
+        the bytes.
         """
-        ways = _grouped_ways(inputs) if inputs.group_sizes is not None else _dense_ways(inputs)
+        ways = _grouped_contenders(inputs) if inputs.group_sizes is not None else _dense_contenders(inputs)
         return {name: way for name, way in ways.items() if _runs(way)}
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath | None:
@@ -61,7 +65,7 @@ class ScaledGemmComparison:
         return None
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
-        """Return the goals for these kernels, except those that no row concerns."""
+        """Return those of the goals for these kernels that the rows can decide."""
         judged: list[Goal] = []
         for family in dict.fromkeys(row.family for row in rows):
             for granularity in GRANULARITIES:
@@ -76,7 +80,7 @@ COMPARISON = ScaledGemmComparison()
 
 
 def _layers(family: str) -> Iterator[tuple[str, Case]]:
-    """Yield the suite of the dense family: (name, case)."""
+    """Yield (name, case) of the dense family's suite: layers, token counts and granularities of the scales."""
     for layer, (n, k) in _DENSE.items():
         for m in _TOKENS:
             for granularity in GRANULARITIES:
@@ -85,7 +89,7 @@ def _layers(family: str) -> Iterator[tuple[str, Case]]:
 
 
 def _experts(family: str) -> Iterator[tuple[str, Case]]:
-    """Yield the suite of the grouped family: (name, case)."""
+    """Yield (name, case) of the grouped family's suite."""
     for layer, (groups, n, k) in _EXPERTS.items():
         for phase, (rows, routing) in _PHASES.items():
             sizes = drawn_sizes(routing, rows, groups, np.random.default_rng(zlib.crc32(f"{layer} {phase}".encode())))
@@ -95,8 +99,8 @@ def _experts(family: str) -> Iterator[tuple[str, Case]]:
                 yield f"{layer} {phase} {granularity}", Case(problem, (layer,), routing)
 
 
-def _dense_ways(i: Inputs) -> dict[str, Callable[[], torch.Tensor]]:
-    """Return the contenders of a dense product."""
+def _dense_contenders(i: Inputs) -> dict[str, Callable[[], torch.Tensor]]:
+    """Return the contenders of a dense product by name."""
     import torch
 
     granularity = granularity_of(i.problem)
@@ -117,8 +121,8 @@ def _dense_ways(i: Inputs) -> dict[str, Callable[[], torch.Tensor]]:
     return ways | {"bf16": lambda: torch.mm(x, w)}
 
 
-def _grouped_ways(i: Inputs) -> dict[str, Callable[[], torch.Tensor]]:
-    """Return the contenders of a grouped product."""
+def _grouped_contenders(i: Inputs) -> dict[str, Callable[[], torch.Tensor]]:
+    """Return the contenders of a grouped product by name."""
     import torch
 
     assert i.group_sizes is not None
@@ -137,7 +141,7 @@ def _grouped_ways(i: Inputs) -> dict[str, Callable[[], torch.Tensor]]:
 
 
 def _runs(way: Callable[[], Any]) -> bool:
-    """Return whether this torch supports a product on this GPU; there is no way to ask but to run it."""
+    """Run a contender, and return whether this torch supports it on this GPU; torch has no other way to find out."""
     try:
         way()
     except (RuntimeError, ValueError, NotImplementedError):

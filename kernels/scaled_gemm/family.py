@@ -58,10 +58,11 @@ class Inputs:
 
 
 class ScaledGemmFamily(GemmFamily, MeasuredFamily):
-    """Members that the dense and the grouped family share.
+    """Base class of the dense and the grouped family of scaled GEMMs.
 
-    y = (x @ w.T) in fp8, times the scales of x and w, in bf16. Flags of a problem: "rowwise" (one scale per row of x
-    and of w) or "blockwise" (one per 1x128 of x and per 128x128 of w); without a flag there is one per tensor.
+    They compute y = (x @ w.T) in fp8, times the scales of x and w, in bf16. Flags of a problem: "rowwise" (one scale
+    per row of x and of w) or "blockwise" (one per 1x128 of x and per 128x128 of w); without a flag there is one per
+    tensor.
     """
 
     dtypes = (DTYPE,)
@@ -80,7 +81,7 @@ class ScaledGemmFamily(GemmFamily, MeasuredFamily):
     launch_knobs = BANDS_AND_PROGRAMS | {"SPLIT_K": (1, 2)}
 
     def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
-        """Return why no config of the kernel has these knob values, or None."""
+        """Return why these knob values are invalid for every problem, or None if they are valid for some."""
         return values_of(self.name).wrong(knobs)
 
     def full_space(self) -> tuple[KernelConfig, ...]:
@@ -88,7 +89,7 @@ class ScaledGemmFamily(GemmFamily, MeasuredFamily):
         return full_space(Ranges.of(), "groups" in self.dims)
 
     def space(self, device: DeviceSpec | None = None, **ranges: Sequence[int]) -> tuple[KernelConfig, ...]:
-        """Return every config worth declaring; with a device, those that some problem on it supports.
+        """Return every config worth declaring; with a device, only those that can run some problem on it.
 
         Args:
             device: The GPU, or None for the whole space.
@@ -111,7 +112,7 @@ class ScaledGemmFamily(GemmFamily, MeasuredFamily):
         return space if device is None else self.able(space, device)
 
     def elements_of(self, problem: Problem) -> str:
-        """Return what shared memory depends on: the granularity of the scales."""
+        """Return the property of a problem that decides its shared memory: the granularity of its scales."""
         return granularity_of(problem)
 
     def smem_bytes(self, config: Knobs, elements: Any, device: DeviceSpec) -> int:
@@ -119,19 +120,19 @@ class ScaledGemmFamily(GemmFamily, MeasuredFamily):
         return smem_bytes(config, device, elements)
 
     def limit_of(self, config: Knobs, elements: Any, device: DeviceSpec) -> str | None:
-        """Return why a device cannot run a config, or None."""
+        """Return why a device cannot run a config for scales of this granularity (`elements`), or None if it can."""
         if device.arch not in FP8_ARCHS and device.backend != "cpu":
             return f"{device.arch} does not support {DTYPE}; {', '.join(FP8_ARCHS)} do"
         return super().limit_of(config, elements, device)
 
     def refused(self, problem: Problem) -> str | None:
-        """Return why no config runs a problem, or None."""
+        """Return why no config can run a problem, or None."""
         if problem.dtype != DTYPE:
             return f"dtype must be {DTYPE} (of both operands) but is {problem.dtype_name}"
         return super().refused(problem)
 
     def wrong_problem(self, problem: Problem) -> str | None:
-        """Return why no config runs a problem, or None."""
+        """Return why no config can run a problem, or None."""
         if len(problem.flags) > 1:
             return f"a problem cannot have both flags {ROWWISE} and {BLOCKWISE}"
         n, k, groups = problem["n"], problem["k"], _groups(problem)
@@ -155,14 +156,14 @@ class ScaledGemmFamily(GemmFamily, MeasuredFamily):
         return None
 
     def supports_by(self, problem: Problem) -> Hashable:
-        """Return everything of a problem that `supports` depends on."""
+        """Return the properties of a problem on which `supports` depends; equal ones give equal answers."""
         n, k = problem["n"], problem["k"]
         return problem.dtype, problem.flags, min(n, k, _groups(problem)) < 1, n % STEP, k % STEP
 
     def grouped_features(
         self, problems: Sequence[Problem], device: DeviceSpec, configs: Configs, binaries: Binaries | None
     ) -> Groups:
-        """Return the features of problems of one dtype and the same flags, by what they depend on."""
+        """Return the features of problems with the same dtype and flags, grouped by what the columns depend on."""
         return feature_groups(problems, self.rows, device, configs)
 
     def flags_of_call(self, arguments: Mapping[str, Any]) -> Sequence[str]:
@@ -174,7 +175,7 @@ class ScaledGemmFamily(GemmFamily, MeasuredFamily):
         return 2.0 * problem[self.rows] * problem["n"] * problem["k"]
 
     def bytes(self, problem: Problem) -> float:
-        """Return the bytes that a problem must at least read and write."""
+        """Return the minimum number of bytes that a problem must read and write."""
         rows, n, k = problem[self.rows], problem["n"], problem["k"]
         # Only the weights of groups with rows are read.
         groups = _groups(problem) if problem.ragged is None else problem.ragged.active
@@ -296,7 +297,7 @@ class ScaledGemmFamily(GemmFamily, MeasuredFamily):
 
 
 class ScaledGemm(ScaledGemmFamily):
-    """Compute y = x @ w.T with x (m, k) and w (n, k) in fp8 (e4m3), times their scales, in bf16.
+    """The family of dense fp8 products: y = x @ w.T with x (m, k) and w (n, k) in e4m3, times their scales, in bf16.
 
     >>> from foretune.datasets import DeviceSpec
     >>> family, h200 = ScaledGemm(), DeviceSpec.named("h200")
@@ -320,13 +321,13 @@ class ScaledGemm(ScaledGemmFamily):
         return workload.draw_dense(self.name, load_dense_models(models), with_deepseek=models is None, **drawn)
 
     def check_problem(self, config: KernelConfig, problem: Problem) -> Problem:
-        """Return a small problem whose sizes are multiples of no block, to check a config's results on."""
+        """Return a small problem, with no size a multiple of a block size, to check a config's results on."""
         # Multiples of no block: M = 256 + 37, N = 256 + 144, and K = 8 x 128 + 80, more steps than there are stages.
         return Problem.of(self.name, dtype=problem.dtype_name, flags=problem.flags, m=293, n=400, k=1104)
 
 
 class ScaledGroupedGemmForward(MeasuredOverGroups, ScaledGemmFamily):
-    """Compute y[rows of e] = x[rows of e] @ w[e].T in fp8 (e4m3), times the scales, in bf16.
+    """The family of grouped fp8 products: y[rows of e] = x[rows of e] @ w[e].T in e4m3, times the scales, in bf16.
 
     x (rows, K) is sorted by group, and w is (groups, N, K). dX is the same kernel on w's transpose: blocks of 128x128
     and their scales, and one scale per tensor, transpose unchanged. dW has no fp8 kernel: it sums over rows, each of

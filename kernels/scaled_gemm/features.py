@@ -76,9 +76,10 @@ FEATURE_NAMES = _PROBLEM_FEATURES + CONFIG_FEATURES + _MIXED_FEATURES
 def feature_groups(
     problems: Sequence[Problem], rows_dim: str, device: DeviceSpec, configs: Sequence[KernelConfig]
 ) -> tuple[FeatureGroup, ...]:
-    """Return the features of problems with the same flags, by what they depend on; finite even without rows.
+    """Return the features of problems with the same flags, grouped by what the columns depend on.
 
-    They depend on the call, the config, and its tile and stages.
+    There is a group for each of the call, the config, and its tile and stages. Features are finite even if a problem
+    has no rows. `rows_dim` is the name of the dimension of x's rows.
     """
     space = _space(tuple(configs), granularity_of(problems[0]), device)
     grouped = "groups" in dict(problems[0].dims)
@@ -141,7 +142,7 @@ def feature_groups(
 
 @remembered(maxsize=64)
 def _space(configs: tuple[KernelConfig, ...], granularity: str, device: DeviceSpec) -> ConfigTable:
-    """Return what depends only on the configs, the granularity of the scales and the device."""
+    """Return the table of the columns that depend only on the configs, the granularity of the scales and the device."""
     smem = [smem_bytes(config, device, granularity) for config in configs]
     columns = config_columns(configs, smem, device, itemsize=1, sums=2)
     return ConfigTable.of(len(_PROBLEM_FEATURES), CONFIG_FEATURES, columns, _DECIDING)

@@ -179,7 +179,10 @@ def _refuse_derivatives(x: Any, w: Any) -> None:
 
 
 class _ScaledGemm(torch.autograd.Function):
-    """Quantize, and multiply by the operator; the gradients are other products than the operator's own."""
+    """The autograd function of both ops: it quantizes bf16 operands, then calls the fp8 operator.
+
+    Its backward pass uses other products than the operator, as the module's docstring explains.
+    """
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> torch.Tensor:
@@ -290,17 +293,20 @@ def check_product(
 
 
 def check_dims(name: str, operand: torch.Tensor, dims: int) -> None:
-    """Check that an operand has `dims` dimensions, and columns to sum over.
+    """Check that an operand has `dims` dimensions and at least one column to sum over.
 
     Raises:
-        ForetuneError: It has not.
+        ForetuneError: It does not.
     """
     require(operand.dim() == dims, f"{name} must have {dims} dimensions but has shape {tuple(operand.shape)}")
     require(operand.shape[-1] > 0, f"{name} must have at least {STEP} columns but has shape {tuple(operand.shape)}")
 
 
 def _find(place: int, *arguments: Any) -> Call[Shape]:
-    """Return the call, with a launch if there is anything to compute, after checking the arguments."""
+    """Check the arguments of a call, and return it with a launch; without one if there is nothing to compute.
+
+    `place` is the index of the GPU.
+    """
     shape = check_product(*arguments[:6])
     granularity, config, mode, _ = arguments[5:]
     device_at(place)  # raises for the CPU

@@ -116,7 +116,7 @@ def transposed(w: torch.Tensor, scale: torch.Tensor, granularity: str) -> Quanti
 
 
 def check_granularity(granularity: object) -> str:
-    """Return the granularity if it is one.
+    """Return `granularity` unchanged after checking it.
 
     Raises:
         ForetuneError: It is not one of `GRANULARITIES`.
@@ -127,7 +127,7 @@ def check_granularity(granularity: object) -> str:
 
 
 def _scale_of(largest: torch.Tensor) -> torch.Tensor:
-    """Return the scale for a largest magnitude."""
+    """Return the scale of a block, row or tensor from its largest magnitude."""
     scale = largest.float() / LARGEST
     # A subnormal magnitude would give a scale of 0, or one so small that the division overflows.
     return torch.where(scale < torch.finfo(torch.float32).tiny, 1.0, scale)
@@ -152,7 +152,7 @@ SUMMED, FRACTION_BITS = 32, 13
 def dequantized_x(
     x: torch.Tensor, scale: torch.Tensor, granularity: str, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """Return x (rows, K) times its scales, in `dtype`."""
+    """Return fp8 activations x (rows, K) multiplied by their scales, in `dtype`."""
     if granularity == BLOCKWISE:
         scale = scale.repeat_interleave(SCALED, 1)[:, : x.shape[1]]
     return x.to(dtype) * scale.to(dtype)
@@ -161,7 +161,7 @@ def dequantized_x(
 def dequantized_weight(
     w: torch.Tensor, scale: torch.Tensor, granularity: str, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """Return w (N, K) times its scales, in `dtype`; rowwise scales are (N,) or (N, 1)."""
+    """Return fp8 weights w (N, K) multiplied by their scales, in `dtype`; rowwise scales are (N,) or (N, 1)."""
     n, k = w.shape
     if granularity == BLOCKWISE:
         scale = scale.repeat_interleave(SCALED, 0)[:n].repeat_interleave(SCALED, 1)[:, :k]
@@ -171,7 +171,9 @@ def dequantized_weight(
 
 
 def error_bound(x: torch.Tensor, w: torch.Tensor, block_k: int = SCALED) -> torch.Tensor:
-    """Return the largest error of each element of bf16(x @ w.T), (rows, N) float64, for dequantized float64 x and w.
+    """Return an upper bound on the error of each element of bf16(x @ w.T), (rows, N) float64.
+
+    x and w are the dequantized operands in float64.
 
     With p the products of one element, P = sum |p| over a step of `block_k` products, and y the exact sum:
 

@@ -66,7 +66,7 @@ class Ranges:
 
     @classmethod
     def of(cls, **ranges: Sequence[int]) -> Ranges:
-        """Return the default ranges, with these values in place of theirs.
+        """Return the default ranges, with the given ones replaced.
 
         Args:
             **ranges: New values, by the name of a field.
@@ -99,7 +99,7 @@ _VALID: dict[str, tuple[str, Sequence[int]]] = {
 
 @cache
 def values_of(family: str) -> KnobValues:
-    """Return the valid values of each knob, for error messages of the given family.
+    """Return the valid values of each knob; its error messages name the given family.
 
     >>> values_of("scaled_gemm").wrong(KernelConfig.of(**dict.fromkeys(KNOBS, 1) | {"BLOCK_M": 24}).to_json())
     'BLOCK_M cannot be 24: a power of two between 16 and 256, or 192'
@@ -108,7 +108,7 @@ def values_of(family: str) -> KnobValues:
 
 
 def wrong_tile(config: KernelConfig) -> str | None:
-    """Return why the knobs of a config, each valid alone, do not go together, or None.
+    """Return why the knobs of a config, each valid alone, cannot be combined, or None if they can.
 
     >>> tile = {"BLOCK_M": 128, "BLOCK_N": 64, "SWAP_AB": 1, "TMA_STORE": 0, "CONSUMERS": 0, "SPLIT_K": 1}
     >>> wrong_tile(KernelConfig.of(**tile, num_warps=4))
@@ -140,7 +140,7 @@ def wrong_tile(config: KernelConfig) -> str | None:
 
 
 def _wrong_consumers(config: KernelConfig) -> str | None:
-    """Return why CONSUMERS > 0 does not go with the other knobs, or None."""
+    """Return why CONSUMERS > 0 cannot be combined with the other knobs, or None if it can."""
     consumers, n = config["CONSUMERS"], config["BLOCK_N"]
     decided = {"BLOCK_M": _INSTRUCTION_ROWS * consumers, "BLOCK_K": SCALED, "SPLIT_K": 1, "PROGRAMS_PER_SM": 1}
     decided |= {"SWAP_AB": 0, "TMA_LOAD": 1, "TMA_STORE": 1, "num_warps": 4}
@@ -158,8 +158,8 @@ def _wrong_consumers(config: KernelConfig) -> str | None:
 def full_space(r: Ranges, grouped: bool) -> tuple[KernelConfig, ...]:
     """Return every config worth declaring: the grid without configs that cannot be fast.
 
-    Left out are spilling accumulators, idle warps, too few bytes in flight, and what no SM of sm_90 or sm_100 has room
-    for. Only dense products have SPLIT_K > 1 or BLOCK_M = 192.
+    Configs are left out if their accumulators spill, warps idle, too few bytes are in flight, or they need more shared
+    memory than an SM of sm_90 or sm_100 has. Only dense products have SPLIT_K > 1 or BLOCK_M = 192.
     """
     space = [*_plain(r), *_split(r), *_specialized(r)]
     return tuple(c for c in space if not grouped or (c["SPLIT_K"] == 1 and c["CONSUMERS"] != 3))
@@ -181,7 +181,7 @@ def _plain(r: Ranges) -> Iterator[KernelConfig]:
             or (stages - 1) * (m + n) * k < _LEAST_BYTES_IN_FLIGHT
         ):
             continue
-        for swap, load, store in _ways(m, n):
+        for swap, load, store in _operand_choices(m, n):
             # Tiles that spill are tried only with TMA loads and one program per SM.
             if accumulator_registers(m, n, warps) > _FREE_ACCUMULATORS and not (load and programs == 1):
                 continue
@@ -219,7 +219,7 @@ def _config(*knobs: int) -> KernelConfig:
     return KernelConfig.of(**dict(zip(KNOBS, knobs, strict=True)))
 
 
-def _ways(m: int, n: int) -> tuple[tuple[int, int, int], ...]:
+def _operand_choices(m: int, n: int) -> tuple[tuple[int, int, int], ...]:
     """Return the values of (SWAP_AB, TMA_LOAD, TMA_STORE) to try for a tile."""
     if m >= _INSTRUCTION_ROWS:
         return (0, 0, 0), (0, 1, 0), (0, 1, 1)

@@ -46,7 +46,7 @@ _RANDOM_WIDTHS, _RANDOM_STEPS = (128, 32768), (16, 64, 128)
 
 @dataclass(frozen=True)
 class Layer:
-    """A distinct (N, K), and the layers that have it ("MODEL/LAYER")."""
+    """A layer shape (N, K), and the "MODEL/LAYER" names of the layers that have it."""
 
     n: int
     k: int
@@ -79,7 +79,7 @@ def dense_layers(models: Sequence[DenseModel], with_deepseek: bool = True) -> tu
 
 
 def _owners(sources: Sequence[str]) -> tuple[str, ...]:
-    """Return these sources, or "random/LAYER" if they belong to several model families."""
+    """Return these "MODEL/LAYER" sources, or "random/LAYER" alone if they belong to several model families."""
     families = Case(Problem.of("any", n=1), tuple(sources)).model_families
     return tuple(sources) if len(families) == 1 else (f"{RANDOM}/{sources[0].rpartition('/')[2]}",)
 
@@ -118,7 +118,7 @@ def draw_dense(
         tokens: Token counts; TOKENS if omitted.
         per_layer: The number of problems per distinct layer shape.
         random: The number of random shapes.
-        most_tflop: The most floating-point operations of a problem, in 1e12.
+        most_tflop: The maximum number of floating-point operations of a problem, in 1e12.
         seed: The random seed.
         with_deepseek: Add the dense layers of DeepSeek-V3.
 
@@ -126,7 +126,7 @@ def draw_dense(
         The cases.
 
     Raises:
-        ForetuneError: An argument is invalid, or hardly any random shape is within the limits.
+        ForetuneError: An argument is invalid, or too few random shapes are within the limits.
 
     >>> from ..workloads import load_dense_models
     >>> len(draw_dense("scaled_gemm", load_dense_models()[:1], per_layer=1, random=3, with_deepseek=False)) > 10
@@ -211,13 +211,13 @@ def _case(
     scenario: str = "",
     **shape: int | Mapping[str, Sequence[int]],
 ) -> Case:
-    """Return the case of a problem."""
+    """Return the case of a problem with scales of one granularity; `shape` holds the problem's dimensions."""
     problem = Problem.of(family, dtype=DTYPE, flags=flags_of(granularity), **shape)  # type: ignore[arg-type]
     return Case(problem, sources, scenario)
 
 
 def _endless(rng: np.random.Generator, values: Sequence[T]) -> Iterator[T]:
-    """Yield the values in random order, each once before any is repeated."""
+    """Yield the values in random order without end; each appears once before any is repeated."""
     while True:
         yield from (values[place] for place in rng.permutation(len(values)))
 
@@ -230,12 +230,12 @@ def _granularities(rng: np.random.Generator) -> Iterator[str]:
 
 
 def _affordable(m: int, n: int, k: int, most_tflop: float) -> bool:
-    """Return whether a problem is within the limits."""
+    """Return whether a problem is small enough to measure, by its operations and the bytes of its tensors."""
     return 2e-12 * m * n * k <= most_tflop and m * (k + 2.0 * n) + n * k <= MOST_BYTES
 
 
 def _random_widths(rng: np.random.Generator) -> tuple[int, int]:
-    """Draw (N, K) of a layer."""
+    """Draw (N, K) of a random layer."""
     step = int(rng.choice(_RANDOM_STEPS))
     low, high = np.log(_RANDOM_WIDTHS)
     widths = np.exp(rng.uniform(low, high, size=2)).astype(int)

@@ -71,14 +71,14 @@ def combinations(knobs: Mapping[str, list[Any]]) -> Iterable[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Filtered:
-    """The configs of a list that can run, in the list's order, and the dropped ones with the reasons."""
+    """A list of configs after a check: those that can run, in the list's order, and the dropped ones with reasons."""
 
     configs: tuple[KernelConfig, ...]
     dropped: tuple[tuple[KernelConfig, str], ...] = ()
 
     @classmethod
     def by(cls, configs: Iterable[KernelConfig], reason_against: Callable[[KernelConfig], str | None]) -> Filtered:
-        """Split configs by whether there is a reason against them, each config once.
+        """Split configs into those without a reason against them and the others; repeated configs count once.
 
         >>> ones = [KernelConfig.of(BLOCK=size) for size in (64, 128)]
         >>> left = Filtered.by(ones, lambda c: "too large" if c["BLOCK"] > 64 else None)

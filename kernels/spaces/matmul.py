@@ -40,7 +40,7 @@ _GROUP_M = 8
 
 @dataclass(frozen=True)
 class _Backend:
-    """The values of a backend's launch options."""
+    """The values of the blocks and launch options in the lists of one backend (CUDA or ROCm)."""
 
     blocks: tuple[int, ...]
     warps: tuple[int, ...]
@@ -107,7 +107,7 @@ def matmul_configs(
     """Return one of the `LISTS` of configs that a matrix product is tuned over, for a device.
 
     - "default": about 20 configs (ROCm: 33), for products of any size.
-    - "extra": alternatives to the default list: longer steps, the other number of warps, narrow tiles.
+    - "extra": alternatives to the default list: longer steps, 4 warps in place of 8 and vice versa, narrow tiles.
     - "exhaustive": all of `matmul_grid` except what compilers refuse.
     - "persistent": large tiles for programs that loop over tiles.
     - "int8" and "scaled" (fp8 with scales): for these dtypes.
@@ -213,7 +213,10 @@ def _configs_of(device: DeviceSpec, which: str, dtype: str) -> tuple[KernelConfi
 
 
 class _Tile(NamedTuple):
-    """BLOCK_M, BLOCK_N, the step along K in bytes, and launch options that are not the usual ones."""
+    """One entry of a list before its config is made: a tile, its step along K in bytes, and unusual launch options.
+
+    A launch option that is None gets the backend's usual value.
+    """
 
     m: int
     n: int
@@ -231,7 +234,7 @@ def _default(device: DeviceSpec) -> Iterator[_Tile]:
 
 
 def _extra(device: DeviceSpec) -> Iterator[_Tile]:
-    """Yield alternatives to the default list: longer steps, the other number of warps, narrow tiles."""
+    """Yield alternatives to the default list: longer steps, 4 warps in place of 8 and vice versa, and narrow tiles."""
     yield from _tiles(64, 128, 2, (256,))
     for tile in _tiles(64, 128, 2, (128,)):
         yield tile._replace(warps=4 if _usual_warps(device, tile.m, tile.n) == 8 else 8)
@@ -247,12 +250,15 @@ def _persistent(device: DeviceSpec) -> Iterator[_Tile]:
 
 
 def _int8(device: DeviceSpec) -> Iterator[_Tile]:
-    """Yield nearly square tiles."""
+    """Yield nearly square tiles with sides of 32 to 256, and steps of 64 and 128 bytes."""
     yield from _tiles(32, 256, 2, (64, 128))
 
 
 def _scaled(device: DeviceSpec) -> Iterator[_Tile]:
-    """Yield tiles of few rows at every depth (decoding is bound by memory), and any tiles of more rows."""
+    """Yield tiles of 16 and 32 rows at every pipeline depth, for decoding, and tiles of more rows at the usual depth.
+
+    Decoding is bound by memory, so its depth matters.
+    """
     depths = range(2, _backend(device).usual_stages + 3) if device.backend == "cuda" else (None,)
     for m, n, step, stages in itertools.product((16, 32), (32, 64, 128, 256), (64, 128), depths):
         yield _Tile(m, n, step, stages=stages)
@@ -296,7 +302,10 @@ def _usual_warps(device: DeviceSpec, m: int, n: int) -> int:
 
 
 def _tiles(least: int, most: int, aspect: int, steps_bytes: Sequence[int]) -> Iterator[_Tile]:
-    """Return all tiles, at each step, whose sides are powers of two and differ by at most a factor of `aspect`."""
+    """Return all tiles with sides of `least` to `most` that differ by at most a factor of `aspect`.
+
+    Sides are powers of two. Each tile appears once with each of the steps along K, which are in bytes.
+    """
     sides = [side for side in _BLOCKS if least <= side <= most]
     tiles = (_Tile(*one) for one in itertools.product(sides, sides, steps_bytes))
     return (tile for tile in tiles if max(tile.m, tile.n) <= aspect * min(tile.m, tile.n))
@@ -343,7 +352,7 @@ def itemsize_of(dtype: str) -> int:
 
 
 def least_block_k(dtype: str) -> int:
-    """Return the smallest BLOCK_K that matrix instructions take for operands of this dtype."""
+    """Return the smallest BLOCK_K that matrix instructions allow for operands of this dtype."""
     return 32 if itemsize_of(dtype) == 1 else LEAST_BLOCK
 
 

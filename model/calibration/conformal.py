@@ -62,7 +62,7 @@ class Calibration:
     regret: tuple[float, ...]  # (len(_SCORES),) mean excess if all configs up to the score are tried: 0.02 = 2 % slower
 
     def threshold(self, coverage: float = COVERAGE) -> float:
-        """Return the largest score of configs that are tried; infinite if too few problems have a score."""
+        """Return the largest nonconformity score on a shortlist; infinite if too few problems have a score."""
         place = math.ceil((self.problems + 1) * coverage)
         return self.scores[place - 1] if place <= len(self.scores) else math.inf
 
@@ -122,7 +122,7 @@ def scores_of(logs: ArrayLike) -> NDArray[np.float64]:
 
 
 def most_tried(growth: float = 1.0) -> int:
-    """Return the largest length of a shortlist with k="auto".
+    """Return the maximum length of a shortlist with k="auto"; `growth` is as for `Calibration.wanted`.
 
     >>> most_tried(), most_tried(1.5)
     (64, 96)
@@ -132,6 +132,9 @@ def most_tried(growth: float = 1.0) -> int:
 
 def calibrate(problems: Sequence[Judged]) -> Calibration:
     """Return the calibration from problems whose models the ranker was not trained on.
+
+    Each problem consists of three arrays, (n_configs,): the predicted log slowdowns of its candidates, and their times
+    in two timing passes.
 
     If few configs of a problem were measured, a good config is one that is close to the best of these. Its place counts
     all configs, measured or not.
@@ -189,7 +192,10 @@ def needed_length(loss: NDArray[np.float64], good: float = GOOD) -> int:
 
 
 def _ascending(name: str, values: Any, most: int, largest: float) -> tuple[float, ...]:
-    """Return a list of at most `most` ascending numbers from 0 to `largest` as a tuple. Raises `BundleError` else."""
+    """Return a list of at most `most` ascending numbers from 0 to `largest` as a tuple.
+
+    Raises `BundleError`, which calls the list `name`, for any other value.
+    """
     if not isinstance(values, list) or len(values) > most:
         raise BundleError(f"{name} of a calibration must be a list of at most {most} numbers but is {shown(values)}")
     if not all(type(value) in (int, float) and 0 <= value <= largest for value in values):

@@ -170,7 +170,8 @@ def distance_of(
 def _device_outside(device: DeviceSpec, learned_on: tuple[DeviceSpec, ...]) -> Sequence[tuple[float, str]]:
     """Return how far a device is from the most similar training device; nothing for a training device.
 
-    The distance between two devices is the largest difference among their figures.
+    The distance between two devices is the largest difference, in octaves, among `_DEVICE_FIGURES`: number of SMs,
+    rates and memory sizes. The result has at most one item: the octaves and a description.
     """
     if device in learned_on:
         return ()
@@ -186,7 +187,7 @@ def _device_outside(device: DeviceSpec, learned_on: tuple[DeviceSpec, ...]) -> S
 
 
 def _difference(one: DeviceSpec, other: DeviceSpec) -> tuple[float, str]:
-    """Return the largest difference between the figures of two devices: its octaves and the figure's name."""
+    """Return the largest difference of two devices among `_DEVICE_FIGURES`: octaves, and the figure's name."""
     apart = []
     for name, words in _DEVICE_FIGURES.items():
         ours, theirs = getattr(one, name), getattr(other, name)

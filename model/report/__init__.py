@@ -56,7 +56,7 @@ class Report:
 
     @cached_property
     def html(self) -> str:
-        """The page. The same findings and facts give the same bytes."""
+        """The page as HTML. The same findings and the same values at its top (`facts`) give the same bytes."""
         return render(self.sections, self.facts)
 
     def save(self, path: Path | str) -> None:
@@ -152,7 +152,7 @@ def make_report(
         judged = f"the bundle {bundle.digest[:12]}"
     return Report(
         facts={
-            "data": printable(dataset.name),
+            "data": printable(dataset.label),
             "measurements": str(sum(rows.values())),
             "devices": ", ".join(printable(device.name) for device in dataset.devices),
             "judged": judged,

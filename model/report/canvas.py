@@ -85,7 +85,7 @@ class Figure:
         return self._element(f'class="figure" viewBox="0 0 {self.width:g} {self.height:g}"', "")
 
     def file(self) -> str:
-        """Return an SVG file that defines its colors, for both modes."""
+        """Return an SVG file that defines its own colors, for light and dark mode."""
         size = f'width="{1.5 * self.width:g}" height="{1.5 * self.height:g}"'
         style = f"<style>{colour_rules('svg')}</style>"
         return self._element(f'{size} viewBox="0 0 {self.width:g} {self.height:g}"', style) + "\n"
@@ -101,7 +101,7 @@ class Figure:
 
 
 def colour_rules(selector: str) -> str:
-    """Return CSS that defines the colors in both modes, for the elements of a selector.
+    """Return CSS that defines the colors in light and dark mode, for the elements of a selector.
 
     >>> colour_rules("svg")[:24]
     'svg{--ink:#1f2328;--mute'

@@ -59,7 +59,7 @@ def percents(axis: Any) -> None:
 
 
 def _over(ratio: float, floor: float = 1.0) -> float:
-    """Return how much over 1 a ratio is, in percent, and at least as much as a noise floor is."""
+    """Return the excess of a ratio over 1, in percent; a ratio below `floor`, a noise floor, counts as `floor`."""
     return max(100 * (max(ratio, floor) - 1), _LEAST)
 
 
@@ -79,7 +79,7 @@ def _band(
 
 
 def _whole_numbers(ax: Axes, values: Sequence[float]) -> None:
-    """Make the x-axis logarithmic, with these ticks."""
+    """Make the x-axis logarithmic, with ticks at these values, labeled as integers."""
     ax.set_xscale("log", base=2)
     ax.set_xticks(list(values), [f"{value:.0f}" for value in values])
     ax.minorticks_off()

@@ -120,7 +120,7 @@ class Findings:
         return shares
 
     def worst(self, most: int = 10) -> list[Choice]:
-        """Return the problems with the slowest first choices, slowest first."""
+        """Return up to `most` problems, those whose first choices have the largest regret, largest first."""
         regret = self.evaluation.regret[min(self.evaluation.regret)]
         return [self.choice(int(row)) for row in np.argsort(-regret, kind="stable")[:most]]
 
@@ -310,7 +310,10 @@ def _trial_ms(dataset: Dataset, family: str, configs: Sequence[KernelConfig]) ->
 
 
 def _contributions(ranker: LightGBMRanker, grid: Grid, family: Family) -> dict[str, float]:
-    """Return `Findings.contributions`, over rows sampled as in training."""
+    """Return the mean effect of each feature on predictions, as a factor, largest first.
+
+    The effects are `tree_shap` values of sampled training rows.
+    """
     some = grid.select(np.unique(np.linspace(0, len(grid) - 1, _BACKGROUND_PROBLEMS).astype(int)))
     background = training_rows(some, family, slow=ranker.slow, keep_slow=ranker.keep_slow, seed=0).features
     explained = background[np.unique(np.linspace(0, len(background) - 1, _EXPLAINED_ROWS).astype(int))]

@@ -32,7 +32,7 @@ _SLOWEST = 4.0
 
 
 def shape_figures(found: Findings, key: str) -> Iterator[Figure]:
-    """Draw a map for each pair of dimensions that vary, or of the only one."""
+    """Draw a heat map of regret over each pair of dimensions that vary, or over the only one."""
     regret = found.evaluation.regret[min(found.evaluation.regret)]
     binned = _binned(found)
     pairs = list(combinations(binned, 2)) or [(one, _ALL) for one in binned]
@@ -133,7 +133,7 @@ def _pair(
 
 
 def knob_figures(found: Findings, key: str) -> Iterator[Figure]:
-    """Draw a problem with the median regret and the one with the largest; none if no knob varies."""
+    """Draw the times over two knobs of the problems with the median and the largest regret, if knobs vary."""
     order = np.argsort(found.evaluation.regret[min(found.evaluation.regret)], kind="stable")
     rows = {"A typical problem": int(order[len(order) // 2]), "The worst first choice": int(order[-1])}
     for number, (what, row) in enumerate(rows.items()):

@@ -198,7 +198,7 @@ class _Scorer:
         return self._partial_sums(group)
 
     def _partial_sums(self, group: FeatureGroup) -> Floats:
-        """Compute the result of `_units_of`."""
+        """Compute the partial sums of the first layer that `_units_of` returns, without its cache."""
         inputs = self.inputs(group.columns, group.values.reshape(-1, len(group.columns)))
         return _product(inputs, self._share_of(group.columns).weight).reshape(*group.values.shape[:2], -1)
 
@@ -219,7 +219,7 @@ class _Scorer:
 
 @dataclass(frozen=True)
 class _Share:
-    """The part of the first layer that belongs to a group's columns."""
+    """The parameters of the first layer for a group's columns: standardization, indicators and weights."""
 
     mean: Floats  # (n_columns,)
     scale: Floats  # (n_columns,)

@@ -165,7 +165,7 @@ def _inputs(network: Network, features: NDArray[np.float32], size: int = 4096) -
 
 
 def _encoding(rows: TrainingRows) -> Network:
-    """Return a network without units that converts features to inputs."""
+    """Return a network with empty layers, whose `inputs` standardizes features and adds indicators."""
     table = rows.features
     mean, scale = table.mean(axis=0, dtype=np.float64), table.std(axis=0, dtype=np.float64)
     starts = _starts(rows.query_sizes)

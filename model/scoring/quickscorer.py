@@ -94,7 +94,7 @@ class QuickScorer:
         return self._left_over(group)
 
     def _left_over(self, group: FeatureGroup) -> Masks:
-        """Compute the result of `_of_kinds`."""
+        """Compute the masks of remaining leaves that `_of_kinds` returns, without its cache."""
         codes = self._codes(group)
         problems, kinds, columns = codes.shape
         rows = np.ascontiguousarray(codes.reshape(problems * kinds, columns).T)
@@ -137,7 +137,7 @@ class QuickScorer:
 
 
 class _Columns(NamedTuple):
-    """The columns of a group, as a scorer uses them."""
+    """The columns of a group that a scorer's trees use, and where their features are in its table."""
 
     used: NDArray[np.intp]  # positions of the columns that any tree uses
     features: NDArray[np.int64]  # the features of these columns, from `_high`

@@ -30,9 +30,14 @@ if TYPE_CHECKING:
     from ...datasets.dataset import Dataset
     from ...model import Bundle
 
+#: Defines the rows and columns of a cover's table.
+_CAPTION = (
+    "Rows: ranges of sizes. Columns: the largest slowdown of the range's config against the best config of each "
+    "size, and the values of its knobs."
+)
 #: The most configs and ranges of a cover.
 MOST_CONFIGS, MOST_RANGES = 16, 256
-#: The number of configs if neither `n` nor `within` is given.
+#: The number of configs if neither `k` nor `within` is given.
 CONFIGS = 3
 #: The number of ranges if `ranges` and `within` are not given: Dynamo compiles a function at most 8 times
 #: (`torch._dynamo.config.recompile_limit`), once for each range of a size.
@@ -99,7 +104,7 @@ class Cover:
 
     @property
     def mean_loss(self) -> float:
-        """The mean loss over `sizes`, from the geometric mean of the slowdowns."""
+        """The mean loss over `sizes`: the geometric mean of the slowdowns, minus 1."""
         return math.expm1(statistics.fmean(map(math.log1p, self.losses)))
 
     @property
@@ -139,7 +144,8 @@ class Cover:
             rows,
             below=[
                 f"Against the best config of each of {len(self.sizes)} sizes: {100 * self.mean_loss:.1f} % in geometric"
-                f" mean, {100 * self.worst_loss:.1f} % at worst ({self.dynamic}={worst}); {self.reason}"
+                f" mean, {100 * self.worst_loss:.1f} % at worst ({self.dynamic}={worst}); {self.reason}",
+                _CAPTION,
             ],
             once=knobs,
         )
@@ -153,7 +159,7 @@ def make_cover(
     problem: Problem,
     dynamic: str,
     span: Sequence[int],
-    n: int | None,
+    k: int | None,
     device: DeviceSpec | Path | str,
     *,
     within: float | None = None,
@@ -177,9 +183,9 @@ def make_cover(
         problem: The problem; its size of the dimension `dynamic` does not matter.
         dynamic: The dimension whose size is only known at run time.
         span: The smallest and the largest size.
-        n: The number of configs; 3 if None and without `within`.
+        k: The number of configs; 3 if None and without `within`.
         device: A spec, the name of a shipped one, or a spec's JSON file.
-        within: Instead of `n`: as few configs as lose at most this at any size (0.02 for 2 %), up to 16.
+        within: Instead of `k`: as few configs as lose at most this at any size (0.02 for 2 %), up to 16.
         ranges: The most ranges; 8 if None, or with `within` as many as needed.
         sizes: The sizes to look at; a size that occurs several times has that weight. If None, 8 per octave and 64
             evenly spaced ones.
@@ -189,12 +195,12 @@ def make_cover(
             must be `device`. Configs are chosen by some timing passes, and losses are those of other passes.
 
     Raises:
-        ForetuneError: An argument is not one of these, nothing is predicted, no `n` configs can run all sizes, or no
+        ForetuneError: An argument is not one of these, nothing is predicted, no `k` configs can run all sizes, or no
             timed config ran at a size.
     """
     family, spec = family_of(family), DeviceSpec.find(device)
     low, high = _checked(family, problem, dynamic, span)
-    choose = _chooser(n, within, ranges)
+    choose = _chooser(k, within, ranges)
     counts = Counter(_sizes(low, high) if sizes is None else _given_sizes(sizes, low, high))
     space = configs_of(family, spec, configs)
     kernel = _measurable_here(family, spec) if measure else None
@@ -211,7 +217,7 @@ def measured_cover(
     problem: Problem,
     dynamic: str,
     span: Sequence[int],
-    n: int | None,
+    k: int | None,
     device: DeviceSpec | Path | str,
     data: Dataset,
     *,
@@ -225,7 +231,7 @@ def measured_cover(
     """
     family, spec = family_of(family), DeviceSpec.find(device)
     low, high = _checked(family, problem, dynamic, span)
-    choose = _chooser(n, within, ranges)
+    choose = _chooser(k, within, ranges)
     losses = measured_losses(family, problem, dynamic, low, high, spec, data)
     return _dispatched(family, problem, dynamic, (low, high), losses, Counter(losses.sizes), choose, spec)
 
@@ -302,18 +308,18 @@ def _checked_size(size: Any) -> int:
     return int(size)
 
 
-def _chooser(n: Any, within: Any, ranges: Any) -> Choose:
+def _chooser(k: Any, within: Any, ranges: Any) -> Choose:
     """Return the function that finds the requested dispatch."""
-    if n is not None and within is not None:
-        raise ForetuneError(f"n and within exclude each other but are {n} and {within}")
+    if k is not None and within is not None:
+        raise ForetuneError(f"k and within exclude each other but are {k} and {within}")
     if ranges is None:
         ranges = RANGES if within is None else MOST_RANGES
     ranges = check_integer("ranges", ranges, 1, MOST_RANGES)
     if within is not None:
         check_between("within", within, 0.0, _MOST_LOSS)
-        return partial(fewest_dispatch, most=math.log1p(within), n=MOST_CONFIGS, ranges=ranges)
-    n = check_integer("how many configs", CONFIGS if n is None else n, 1, MOST_CONFIGS)
-    return partial(best_dispatch, n=n, ranges=ranges)
+        return partial(fewest_dispatch, most=math.log1p(within), k=MOST_CONFIGS, ranges=ranges)
+    k = check_integer("k, the number of configs,", CONFIGS if k is None else k, 1, MOST_CONFIGS)
+    return partial(best_dispatch, k=k, ranges=ranges)
 
 
 def _checked(family: Family, problem: Problem, dynamic: str, span: Any) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """Dispatches over sizes, from a matrix of losses.
 
-`best_dispatch` finds the `n` configs that together lose least, and `fewest_dispatch` as few configs as stay within a
+`best_dispatch` finds the `k` configs that together lose least, and `fewest_dispatch` as few configs as stay within a
 bound at every size.
 """
 
@@ -38,7 +38,7 @@ class Dispatch:
         return np.repeat(np.array(self.columns, dtype=np.intp), np.diff((*self.starts, sizes)))
 
 
-def best_dispatch(losses: NDArray[np.float64], weights: NDArray[np.float64], n: int, ranges: int) -> Dispatch:
+def best_dispatch(losses: NDArray[np.float64], weights: NDArray[np.float64], k: int, ranges: int) -> Dispatch:
     """Return the dispatch with the least loss, summed over the sizes.
 
     For a given set of configs, the dispatch is exact, by dynamic programming over the crossover points. The set is
@@ -47,45 +47,45 @@ def best_dispatch(losses: NDArray[np.float64], weights: NDArray[np.float64], n: 
     Args:
         losses: The loss of each config at each size, (n_sizes, n_configs); inf where it cannot run.
         weights: The weight of each size, (n_sizes,), which is scaled to a mean of 1.
-        n: The most configs.
+        k: The most configs.
         ranges: The most ranges; each one after the first costs `LEAST_GAIN`.
 
     >>> losses = np.array([[0.0, 0.5, 0.1], [0.0, 0.5, 0.1], [0.5, 0.0, 0.1], [0.5, 0.0, 0.1]])
-    >>> best_dispatch(losses, np.ones(4), n=2, ranges=2)
+    >>> best_dispatch(losses, np.ones(4), k=2, ranges=2)
     Dispatch(starts=(0, 2), columns=(0, 1))
-    >>> best_dispatch(losses, np.ones(4), n=1, ranges=2)
+    >>> best_dispatch(losses, np.ones(4), k=1, ranges=2)
     Dispatch(starts=(0,), columns=(2,))
     """
     costs = np.minimum(losses, _CANNOT_RUN) * (weights / weights.mean())[:, None]
     able = _not_dominated(costs)
     costs = costs[:, able]
-    n = min(n, len(able))
-    chosen = _by_looking(costs, n, ranges) if math.comb(len(able), n) <= MOST_SETS else _by_exchange(costs, n, ranges)
+    k = min(k, len(able))
+    chosen = _by_looking(costs, k, ranges) if math.comb(len(able), k) <= MOST_SETS else _by_exchange(costs, k, ranges)
     path = able[list(chosen)][_walk(costs[:, chosen], ranges)[1]]
     starts = [0, *(np.flatnonzero(np.diff(path)) + 1).tolist()]
     return Dispatch(tuple(starts), tuple(int(path[start]) for start in starts))
 
 
 def fewest_dispatch(
-    losses: NDArray[np.float64], weights: NDArray[np.float64], most: float, n: int, ranges: int
+    losses: NDArray[np.float64], weights: NDArray[np.float64], most: float, k: int, ranges: int
 ) -> Dispatch:
     """Return the best dispatch over as few configs as lose at most `most` at any size.
 
-    If no `n` configs do, the result is that of `best_dispatch`, which explains the other arguments.
+    If no `k` configs do, the result is that of `best_dispatch`, which explains the other arguments.
 
     >>> losses = np.array([[0.0, 0.5, 0.1], [0.0, 0.5, 0.1], [0.5, 0.0, 0.1], [0.5, 0.0, 0.1]])
-    >>> fewest_dispatch(losses, np.ones(4), most=0.2, n=3, ranges=4)
+    >>> fewest_dispatch(losses, np.ones(4), most=0.2, k=3, ranges=4)
     Dispatch(starts=(0,), columns=(2,))
-    >>> fewest_dispatch(losses, np.ones(4), most=0.05, n=3, ranges=4)
+    >>> fewest_dispatch(losses, np.ones(4), most=0.05, k=3, ranges=4)
     Dispatch(starts=(0, 2), columns=(0, 1))
     """
     rows = np.arange(len(losses))
     judged = np.where(losses > most, losses + _TOO_MUCH, losses)
-    for few in range(1, n + 1):
+    for few in range(1, k + 1):
         found = best_dispatch(judged, weights, few, ranges)
         if (losses[rows, found.path(len(rows))] <= most).all():
             return found
-    return best_dispatch(losses, weights, n, ranges)
+    return best_dispatch(losses, weights, k, ranges)
 
 
 def _not_dominated(costs: NDArray[np.float64]) -> NDArray[np.intp]:
@@ -98,7 +98,7 @@ def _not_dominated(costs: NDArray[np.float64]) -> NDArray[np.intp]:
 
 
 def _walk(costs: NDArray[np.float64], ranges: int) -> tuple[float, NDArray[np.intp]]:
-    """Return the least cost of a dispatch over these columns, and the column at each size, (n_sizes,)."""
+    """Return the least cost of a dispatch with at most `ranges` ranges, and its column at each size, (n_sizes,)."""
     sizes, columns = costs.shape
     total = np.full((ranges, columns), np.inf)  # by the number of ranges so far minus 1, and the last column
     total[0] = costs[0]
@@ -119,25 +119,25 @@ def _walk(costs: NDArray[np.float64], ranges: int) -> tuple[float, NDArray[np.in
     return least, path
 
 
-def _by_looking(costs: NDArray[np.float64], n: int, ranges: int) -> tuple[int, ...]:
+def _by_looking(costs: NDArray[np.float64], k: int, ranges: int) -> tuple[int, ...]:
     """Return the best of all sets. A set's loss without a limit on ranges is a lower bound that prunes the search."""
-    sets = np.array(list(itertools.combinations(range(costs.shape[1]), n)))
-    least = sum(np.minimum.reduce([row[sets[:, at]] for at in range(n)]) for row in costs)
+    sets = np.array(list(itertools.combinations(range(costs.shape[1]), k)))
+    least = sum(np.minimum.reduce([row[sets[:, at]] for at in range(k)]) for row in costs)
     return _first_best(costs, sets, np.asarray(least), ranges, np.inf)[1]
 
 
-def _by_exchange(costs: NDArray[np.float64], n: int, ranges: int) -> tuple[int, ...]:
+def _by_exchange(costs: NDArray[np.float64], k: int, ranges: int) -> tuple[int, ...]:
     """Return a good set: the greedy one, with single configs exchanged as long as that improves it."""
     chosen: list[int] = []
     so_far = np.full(len(costs), np.inf)
-    for _ in range(n):
+    for _ in range(k):
         chosen.append(int(np.minimum(so_far[:, None], costs).sum(axis=0).argmin()))
         so_far = np.minimum(so_far, costs[:, chosen[-1]])
     best, value = tuple(chosen), _walk(costs[:, chosen], ranges)[0]
     improved = True
     while improved:
         improved = False
-        for at in range(n):
+        for at in range(k):
             others = [*best[:at], *best[at + 1 :]]
             rest = costs[:, others].min(axis=1) if others else np.full(len(costs), np.inf)
             sets = np.array([[*others, column] for column in range(costs.shape[1]) if column not in others])
@@ -151,7 +151,10 @@ def _by_exchange(costs: NDArray[np.float64], n: int, ranges: int) -> tuple[int, 
 def _first_best(
     costs: NDArray[np.float64], sets: NDArray[np.intp], least: NDArray[np.float64], ranges: int, bound: float
 ) -> tuple[float, tuple[int, ...]]:
-    """Return the least cost below `bound` and its set, () if there is none; `least` are lower bounds of the costs."""
+    """Return the least cost of a set below `bound`, and that set; `bound` and () if no set costs less.
+
+    `sets` are (n_sets, n) columns, and `least` are lower bounds of their costs, (n_sets,).
+    """
     best: tuple[int, ...] = ()
     for at in np.argsort(least, kind="stable").tolist():
         if least[at] >= bound:

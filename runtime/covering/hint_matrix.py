@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from ...datasets.dataset import Dataset
     from ...model import Bundle
 
+#: Defines the rows and columns of the table.
+_CAPTION = (
+    "Rows: sizes. Columns: how much slower than the best config of that size is what each way runs: the config "
+    "that is best at one hint, or a cover by predicted or measured times."
+)
 #: The largest loss of a size that counts as "within" in the line below the table.
 GOAL = 0.02
 
@@ -86,7 +91,7 @@ class HintMatrix:
             f"Percent lost by {self.dynamic} on {self.device}",
             (self.dynamic, *(way for way, _ in ways)),
             rows,
-            below=below,
+            below=[*below, _CAPTION],
         )
 
 
@@ -95,7 +100,7 @@ def make_hint_matrix(
     problem: Problem,
     dynamic: str,
     span: Sequence[int],
-    n: int | None,
+    k: int | None,
     device: DeviceSpec | Path | str,
     data: Dataset,
     *,
@@ -114,19 +119,19 @@ def make_hint_matrix(
         problem: The problem; its size of the dimension `dynamic` does not matter.
         dynamic: The dimension.
         span: The smallest and the largest size.
-        n: The number of configs of the covers, as for `make_cover`.
+        k: The number of configs of the covers, as for `make_cover`.
         device: A spec, the name of a shipped one, or a spec's JSON file.
         data: The measurements.
         hints: The hints, which must be measured sizes.
         within: The loss that the covers may have, as for `make_cover`.
-        ranges: The most ranges of the covers, as for `make_cover`.
+        ranges: The maximum number of ranges of the covers, as for `make_cover`.
         bundle: The bundle that predicts, or its folder; the shipped one if None.
 
     Raises:
         ForetuneError: As `measured_cover` does, and for a hint that was not measured.
     """
     spec = DeviceSpec.find(device)
-    of_data = measured_cover(family, problem, dynamic, span, n, spec, data, within=within, ranges=ranges)
+    of_data = measured_cover(family, problem, dynamic, span, k, spec, data, within=within, ranges=ranges)
     losses = measured_losses(family, problem, dynamic, int(span[0]), int(span[1]), spec, data)
     predicted: Cover | None = None
     try:
@@ -135,7 +140,7 @@ def make_hint_matrix(
             problem,
             dynamic,
             span,
-            n,
+            k,
             spec,
             within=within,
             ranges=ranges,
@@ -150,7 +155,7 @@ def make_hint_matrix(
     best, hinted = losses.first.argmin(axis=1), {}
     for hint in hints:
         if hint not in losses.sizes:
-            raise ForetuneError(f"a hint must be a size that {data.name} measured but is {hint}")
+            raise ForetuneError(f"a hint must be a size that {data.label} measured but is {hint}")
         hinted[hint] = int(best[losses.sizes.index(hint)])
     nearest = [hinted[min(hinted, key=lambda hint: abs(math.log(hint / size)))] for size in losses.sizes]
     ways = {f"hint {hint}": np.full(len(rows), column) for hint, column in hinted.items()}
@@ -205,6 +210,6 @@ def _measured(losses: Sequence[float]) -> list[float]:
 
 
 def _mean(losses: Sequence[float]) -> float:
-    """Return the mean loss over the measured sizes, from the geometric mean of the slowdowns; nan without any."""
+    """Return the geometric mean slowdown minus 1 over the measured sizes (those that are not nan); nan without any."""
     known = _measured(losses)
     return math.expm1(statistics.fmean(map(math.log1p, known))) if known else math.nan

@@ -125,13 +125,13 @@ def measured_losses(
     sizes = [size for size in tried_at if size not in cut]
     if len(sizes) < 2:
         raise ForetuneError(
-            f"{data.name} must have {problem} at two sizes of {dynamic} or more between {low} and {high}, measured on "
+            f"{data.label} must have {problem} at two sizes of {dynamic} or more between {low} and {high}, measured on "
             f"{device.name}, but has {len(sizes)}"
         )
     first, second = (
         np.stack([_log_losses(times[rows[size]]) for size in sizes]) for times in (grid.first_us, grid.second_us)
     )
-    reason = f"measured in {data.name}"
+    reason = f"measured in {data.label}"
     if cut:
         reason += f", without {dynamic} {abridged(', '.join(map(str, cut)))}, where too few configs were measured"
     return SizeLosses(tuple(sizes), grid.configs, first, second, np.stack([tried_at[size] for size in sizes]), reason)

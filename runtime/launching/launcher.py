@@ -22,8 +22,6 @@ from .source_hash import undisturbed
 from .triton_hash import wait_for_the_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import torch
 
     from ...datasets import KernelConfig

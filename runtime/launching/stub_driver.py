@@ -219,11 +219,11 @@ def _current_index() -> int | None:
 
 @lru_cache
 def live(index: int | None) -> DeviceSpec:
-    """Return the spec of the GPU with this index, of the current one if None."""
+    """Return the spec of the GPU with this index, or of the current GPU if None."""
     return DeviceSpec.live(index)
 
 
 @lru_cache
 def interpreter() -> DeviceSpec:
-    """Return the device for Triton's interpreter: an H200 with 4 SMs, so that programs take several tiles."""
+    """Return the device for Triton's interpreter: an H200 with 4 SMs, so that a program processes several tiles."""
     return replace(DeviceSpec.named("h200"), name="Triton's interpreter", backend="cpu", sm_count=4)

@@ -50,6 +50,13 @@ def wait_for_the_hash() -> None:
     _known.clear()  # afterwards, because another thread may be in this function
 
 
+@lru_cache
+def hash_triton() -> None:
+    """Give Triton its hash, once in a process: from the file, or computed and written to it."""
+    hash_triton_ahead()
+    wait_for_the_hash()
+
+
 def _give_to_triton(key: str) -> None:
     """Make Triton use a known hash of its installation."""
     from triton.runtime import cache
@@ -58,7 +65,7 @@ def _give_to_triton(key: str) -> None:
 
 
 def _hash() -> None:
-    """Read the hash from the file, or let Triton compute it and write the file."""
+    """Read Triton's hash from its file, or let Triton compute it and write the file."""
     from triton.runtime import cache
 
     path, fingerprint = _file(), _fingerprint()
@@ -77,14 +84,14 @@ def _hash() -> None:
 
 
 def _file() -> Path:
-    """Return the path of the file."""
+    """Return the path of the file in Triton's cache folder that keeps the hash."""
     from triton import knobs
 
     return Path(knobs.cache.dir) / _FILE
 
 
 def _fingerprint() -> str:
-    """Return a hash of the facts about all files that Triton hashes."""
+    """Return a hash of the paths, inodes, sizes and times of change of all files that Triton hashes."""
     import triton
 
     root = os.path.dirname(os.path.abspath(triton.__file__))
@@ -96,7 +103,7 @@ def _fingerprint() -> str:
 
 
 def _files(path: str) -> Iterator[str]:
-    """Yield the Python modules of a folder, or the file itself."""
+    """Yield the paths of the Python modules below a folder, or the path itself if it is a file."""
     if os.path.isfile(path):
         yield path
     for folder, _, names in os.walk(path):
@@ -104,7 +111,7 @@ def _files(path: str) -> Iterator[str]:
 
 
 def _read(path: Path, fingerprint: str) -> str | None:
-    """Return the hash in the file; None if there is none for this fingerprint."""
+    """Return Triton's hash from its file; None if the file is missing, damaged or has another fingerprint."""
     try:
         content = json.loads(read_regular(path, _MOST_BYTES))
         key = content["key"] if content["fingerprint"] == fingerprint else None
@@ -114,7 +121,7 @@ def _read(path: Path, fingerprint: str) -> str | None:
 
 
 def _write(path: Path, fingerprint: str, key: str) -> None:
-    """Write the file; a failure is ignored."""
+    """Write Triton's hash (`key`) and the fingerprint to the file; ignore errors of the disk."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, is_cache=True) as temporary:

@@ -23,7 +23,7 @@ from ...datasets.family import compute_us
 from ...model.rows import supported
 from ...model.training_set import is_exhaustive
 from ..shortlist import make_shortlist
-from .timer import Timer
+from .timer import Timer, resetting
 
 if TYPE_CHECKING:
     from ...datasets.dataset import Dataset
@@ -258,31 +258,46 @@ def compare_kernels(
 
 
 def time_side_by_side(
-    launches: Mapping[str, Callable[[], Any]], timer: Timer, *, rounds: int = ROUNDS, samples: int = SAMPLES
+    launches: Mapping[str, Callable[[], Any]],
+    timer: Timer,
+    *,
+    rounds: int = ROUNDS,
+    samples: int = SAMPLES,
+    before: Callable[[], Any] | None = None,
 ) -> dict[str, float]:
     """Return the median time of each launch in microseconds, over `rounds` rounds through all of them.
 
+    Args:
+        launches: Functions that queue the work, by label.
+        timer: The timer.
+        rounds: How often all launches are timed in turn.
+        samples: The samples of each launch in a round.
+        before: Called before each sample, to restore what launches overwrite; not timed. See `resetting`.
+
     >>> from types import SimpleNamespace
-    >>> fake = SimpleNamespace(sample=lambda launch, samples: [launch()] * samples)
+    >>> fake = SimpleNamespace(sample=lambda launch, samples, before: [launch()] * samples)
     >>> time_side_by_side({"ours": lambda: 2.0, "theirs": lambda: 3.0}, fake)
     {'ours': 2.0, 'theirs': 3.0}
     """
     times: dict[str, list[float]] = {label: [] for label in launches}
     for _ in range(rounds):
         for label, launch in launches.items():
-            times[label] += timer.sample(launch, samples)
+            times[label] += timer.sample(launch, samples, before)
     return {label: statistics.median(sampled) for label, sampled in times.items()}
 
 
 def judge_least(
     goal: str, rows: Sequence[Row], ratios: Sequence[float], each: float, mean: float | None = None
 ) -> list[Goal]:
-    """Return the goal that all ratios are at least `each`, and their geometric mean `mean`; [] without rows."""
+    """Return the goal that each ratio is at least `each` and, if given, their geometric mean at least `mean`.
+
+    The list has this one goal, described by `goal`; it is empty without rows.
+    """
     return _judge(goal, rows, ratios, ">=", each, mean, min)
 
 
 def judge_most(goal: str, rows: Sequence[Row], ratios: Sequence[float], each: float) -> list[Goal]:
-    """Return the goal that no ratio is above `each`; [] without rows."""
+    """Return a list of one goal, described by `goal`: no ratio is above `each`. It is empty without rows."""
     return _judge(goal, rows, ratios, "<=", each, None, max)
 
 
@@ -295,7 +310,7 @@ def _judge(
     mean: float | None,
     worst_of: Callable[[Sequence[float]], float],
 ) -> list[Goal]:
-    """Return a goal on the ratios of some rows; [] without rows."""
+    """Return a list of one goal: the ratio of each row, and their geometric mean, reach bounds. Empty without rows."""
     if not rows:
         return []
     geomean = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
@@ -358,12 +373,13 @@ def _row(
     for other, launch in comparison.contenders(family, problem, inputs, device, best).items():
         if other in against or not against:
             try:
+                family.reset(inputs)
                 launch()
             except Exception as error:  # noqa: BLE001 - a contender that fails is left out
                 warn(f"{problem} is not compared with {other}: {reason_of(error)}")
             else:
                 launches[other] = launch
-    us = time_side_by_side(launches, timer)
+    us = time_side_by_side(launches, timer, **resetting(family, inputs))
     finalists = {i: us[f"ours {i}"] for i in range(1, len(configs))}
     fastest = min(finalists, key=lambda i: finalists[i], default=0)
     return Row(

@@ -130,7 +130,7 @@ class CudaRateMeter:
 
     @property
     def most_bytes(self) -> int:
-        """The bytes of the buffer."""
+        """The size in bytes of the buffer that is read, the largest set for `read_gbs`."""
         return 4 * self._x.numel()
 
     def read_gbs(self, set_bytes: int) -> float:

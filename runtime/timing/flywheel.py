@@ -164,7 +164,7 @@ _pending: list[tuple[weakref.ref[Any], Any, _Expected]] = []
 
 
 def renew() -> None:
-    """Start with no files and nothing pending, also in a forked child (see `renew_in_children`).
+    """Forget all log files and pending benchmarks, at import and in a forked child (see `renew_in_children`).
 
     A child opens its own files; its parent logs the benchmarks that are pending.
     """
@@ -178,7 +178,7 @@ renew_in_children(sys.modules[__name__])
 
 
 def _log(folder: str, family: str, device: DeviceSpec, timed: str, source: str | None) -> _Log:
-    """Return the log file for these, creating the dataset's folder if needed.
+    """Return this process's log file for a kernel source, device and way of timing; create its folder if needed.
 
     Raises `ForetuneError` for a folder with other files or a sealed dataset, and `OSError` if it cannot be written.
     """

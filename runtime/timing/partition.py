@@ -33,7 +33,7 @@ def sm_partition(sms: int, device: DeviceSpec | None = None, *, carve: Carve | N
         sms: The number of SMs. The driver may give more (on an H100 and later, the next multiple of 8); the yielded
             spec has the actual number.
         device: The spec of the current device; queried if None.
-        carve: Takes the SMs; tests replace it.
+        carve: Makes a partition of this many SMs for a `with` block; a green context if None. Tests replace it.
 
     Raises:
         ForetuneError: The device does not have so many SMs, or there are no green contexts.

@@ -28,7 +28,7 @@ class _Changing:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """Create the lock; see `renew_in_children`."""
+        """Create a new lock, at construction and in forked processes (see `renew_in_children`)."""
         self.lock = threading.Lock()
 
 
@@ -47,11 +47,28 @@ def attach_to(
     check_length(k)
     resolve_mode(mode)  # raise for an invalid FORETUNE_MODE here, not in a launch
     limit = None if max_cost is None else check_cost(max_cost)
+    if (there := Attachment.of(tuner)) is not None and there.is_automatic:
+        detach(kernel)
     with _changing.lock:
         if (there := Attachment.of(tuner)) is not None:
             raise ForetuneError(f"{there.name} is attached already: call foretune.detach first")
         Attachment(tuner, family, k, mode, limit).begin()
     return kernel
+
+
+def attach_created(tuner: triton.runtime.Autotuner) -> bool:
+    """Attach an autotuner without a family, until `attach` or `detach` is called for it.
+
+    Returns:
+        False if it is attached already.
+    """
+    with _changing.lock:
+        if Attachment.of(tuner) is not None:
+            return False
+        there = Attachment(tuner, None, "auto")
+        there.is_automatic = True
+        there.begin()
+    return True
 
 
 def _hold(tuner: triton.runtime.Autotuner) -> list[Attachment]:
@@ -67,7 +84,7 @@ def _hold(tuner: triton.runtime.Autotuner) -> list[Attachment]:
         return [there]
 
 
-def _let_go(there: Attachment) -> list[ForetuneError]:
+def _release(there: Attachment) -> list[ForetuneError]:
     """End one block's hold and detach after the last one; return the error if the tuner cannot be detached."""
     with there.lock, _changing.lock:  # wait for a running launch, which may attach something itself
         there.holders -= 1
@@ -98,7 +115,8 @@ def detach(kernel: Any) -> None:
 def attached(kernels: ModuleType | Iterable[Any]) -> Iterator[list[triton.runtime.Autotuner]]:
     """Attach all autotuners of a package, or a list of kernels, for the duration of a `with` block.
 
-    Kernels attached by `attach` are left alone. Blocks may overlap, also in several threads: the last one detaches.
+    Kernels attached by `attach` or FORETUNE_ATTACH are left alone. Blocks may overlap, also in several threads: the
+    last one detaches.
 
     Args:
         kernels: Autotuned kernels; or a module, whose submodules are imported (one warning lists those that cannot be).
@@ -118,16 +136,16 @@ def attached(kernels: ModuleType | Iterable[Any]) -> Iterator[list[triton.runtim
             held += _hold(tuner)
         yield [there.tuner for there in held]
     except BaseException:  # the caller must see this exception, not one of detaching
-        for error in _let_go_of_all(held):
+        for error in _release_all(held):
             warn_once(str(error), ": it stays attached")
         raise
-    if errors := _let_go_of_all(held):
+    if errors := _release_all(held):
         raise errors[0]
 
 
-def _let_go_of_all(held: Sequence[Attachment]) -> list[ForetuneError]:
+def _release_all(held: Sequence[Attachment]) -> list[ForetuneError]:
     """End the hold on each attachment and return the errors."""
-    return [error for there in reversed(held) for error in _let_go(there)]
+    return [error for there in reversed(held) for error in _release(there)]
 
 
 def _autotuners(kernels: Any) -> list[triton.runtime.Autotuner]:

@@ -21,6 +21,7 @@ from ...datasets.forking import renew_in_children
 from ..arguments import Mode, resolve_mode, warn_once
 from ..how_many import Length, check_length
 from ..launching.kernel import Kernel
+from ..launching.triton_hash import hash_triton
 from ..prune import Pruner
 from .isolation import IsolatedTimer, NoIsolationError
 from .known_times import KnownTimes
@@ -99,11 +100,11 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         # The keys whose config is not decided yet in mode `refine`, and the predicted time of such a launch.
         self._refining: dict[tuple[Any, ...], tuple[Refinement[triton.Config], float]] = {}
         self._epoch = epoch()
-        self._met: set[tuple[Any, ...]] = set()  # keys launched in an earlier epoch of `agree`
+        self._launched: set[tuple[Any, ...]] = set()  # keys launched in an earlier epoch of `agree`
         renew_in_children(self)
 
     def renew(self) -> None:
-        """Create the lock; see `renew_in_children`."""
+        """Create a new lock, at construction and in forked processes (see `renew_in_children`)."""
         self._lock = threading.RLock()
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -117,7 +118,7 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         else:
             if self._epoch != epoch():
                 self._epoch = epoch()
-                self._met |= self.cache.keys() | self._refining.keys()
+                self._launched |= self.cache.keys() | self._refining.keys()
                 self.cache.clear()
                 self._refining.clear()
             key = self._key(args, kwargs)
@@ -151,11 +152,12 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         call = OneLaunch(self, args, kwargs)
         if not self._is_interpreted:
             driver.active.get_current_device()  # raises Triton's error if there is no GPU; not a config's failure
+            hash_triton()
             call.prepare()
         with self._lock:
             if key not in self.cache and key not in self._refining:  # otherwise another thread has tuned it
                 tuning = _Tuning(self, key, call)
-                resets = key not in self._met and (len(tuning.allowed) > 1 or times_one()) and not is_capturing()
+                resets = key not in self._launched and (len(tuning.allowed) > 1 or times_one()) and not is_capturing()
                 while True:
                     config, was_launched = tuning.choose()
                     if resets or call.was_timed:  # as Triton does after timing a new key
@@ -249,10 +251,10 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         best = min(times, key=times.__getitem__, default=None)
         return best if best is not None and len(known) == len(positions) and times[best] < math.inf else None
 
-    def _query(self, ask: Callable[..., Any], *about: Any) -> Any:
+    def _query(self, method: Callable[..., Any], *arguments: Any) -> Any:
         """Call a method of the shortlister; if it raises, warn and return None, so that the launch goes on."""
         try:
-            return ask(*about)
+            return method(*arguments)
         except Exception as error:  # noqa: BLE001 - a failed prediction must not stop a launch
             then = f": it is tuned over all {len(self.configs)} configs"
             warn_once(f"{self.name}: no prediction ({reason_of(error)})", then)

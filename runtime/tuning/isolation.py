@@ -15,17 +15,18 @@ hold the tensors twice.
 from __future__ import annotations
 
 import importlib
-import inspect
 import multiprocessing
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import DeviceSpec, ForetuneError
 from ...datasets.errors import abridged
 from ..launching.stub_driver import stubbed, use_stub_driver
+from .launches import autotuner_of
 
 if TYPE_CHECKING:
     import torch
@@ -226,16 +227,7 @@ def _unpacked(value: Any) -> Any:
 
 def _autotuner_at(module: str, qualname: str) -> Any:
     """Return the autotuner of a kernel by its module and qualified name."""
-    from triton.runtime import Autotuner
-
-    found: Any = importlib.import_module(module)
-    for name in qualname.split("."):
-        found = getattr(found, name)
-    while not isinstance(found, Autotuner):
-        if not hasattr(found, "fn") or inspect.isfunction(found.fn):
-            raise ForetuneError(f"{module}.{qualname} is not an autotuned kernel in the new process")
-        found = found.fn
-    return found
+    return autotuner_of(attrgetter(qualname)(importlib.import_module(module)))
 
 
 def _serve(connection: Connection, request: _Request) -> None:

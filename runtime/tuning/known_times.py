@@ -72,9 +72,8 @@ class KnownTimes:
             self.device = self.device or device_here()
             self._on_disk = ChoiceCache.of(self.name, self._kernel.tuned_hash(), self.device)
             for problem in self._on_disk.problems():
-                if (
-                    problem.family == self.shortlister.family.name
-                ):  # the kernel may also have been tuned with another family
+                # The kernel may also have been tuned with another family.
+                if problem.family == self.shortlister.family.name:
                     self.shortlister.learn(problem, self._on_disk.times(problem))
 
     def of(self, stand_in: Problem | None, key: Hashable = None) -> KeyTimes:
@@ -83,12 +82,9 @@ class KnownTimes:
 
     def values(self, configs: Sequence[triton.Config]) -> dict[triton.Config, KernelConfig]:
         """Return the `KernelConfig` under which times are stored, for each config that has one."""
-        if any(
-            config not in self._values for config in configs
-        ):  # configs that a prune callback made, or that share a value
+        values = self._values
+        if any(config not in values for config in configs):  # made by a prune callback, or sharing a value
             values = values_of([*self._configs, *configs])
-        else:
-            values = self._values
         return {config: values[config] for config in configs if config in values}
 
     def log(self, problem: Problem, config: triton.Config, time_us: float | None, timed: str = "") -> None:
@@ -125,7 +121,7 @@ class KeyTimes:
         self._kernel, self.problem, self._here, self._key = kernel, problem, here, key
 
     def recall(self, configs: Sequence[triton.Config]) -> Mapping[triton.Config, Measured]:
-        """See `Known`."""
+        """Return the known results among these configs, from memory and the disk; see `Known.recall`."""
         if (disk := self._kernel._on_disk) is not None and self.problem is not None:
             with self._kernel.quietly():
                 kept = disk.times(self.problem)
@@ -135,7 +131,10 @@ class KeyTimes:
         return {config: self._here[config] for config in configs if config in self._here}
 
     def record(self, config: triton.Config, measured: Measured, error: Exception | None = None) -> None:
-        """See `Known`; the disk gets only successes and lasting failures, before this returns."""
+        """Store, learn and log a config's result; see `Known.record`.
+
+        The disk gets only successes and lasting failures (see `is_lasting`), before this returns.
+        """
         kernel, problem, time_us = self._kernel, self.problem, measured.time_us
         self._here[config] = measured
         value = kernel.values([config]).get(config)

@@ -8,7 +8,7 @@ import math
 import pkgutil
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -68,24 +68,30 @@ def autotuners_in(module: ModuleType) -> list[triton.runtime.Autotuner]:
     >>> autotuners_in(json)
     []
     """
-    from triton.runtime import Autotuner, Heuristics
-    from triton.runtime.jit import KernelInterface
-
     failed: dict[str, str] = {}
-    found: dict[triton.runtime.Autotuner, None] = {}
-    for one in _modules(module, failed):
-        for value in list(vars(one).values()):
-            if isinstance(value, KernelInterface) and _is_autotuned(value, (Autotuner, Heuristics)):
-                found[autotuner_of(value)] = None
+    found = autotuners_among(_modules(module, failed))
     if failed:
         names = ", ".join(f"{name} ({why})" for name, why in sorted(failed.items())[:3])
         more = f", and {len(failed) - 3} more" if len(failed) > 3 else ""
         warn(f"skipped {len(failed)} modules of {module.__name__} that cannot be imported: {names}{more}")
+    return found
+
+
+def autotuners_among(modules: Iterable[ModuleType]) -> list[triton.runtime.Autotuner]:
+    """Return the autotuners that these modules have a name for, each once."""
+    from triton.runtime import Autotuner, Heuristics
+    from triton.runtime.jit import KernelInterface
+
+    found: dict[triton.runtime.Autotuner, None] = {}
+    for module in modules:
+        for value in list(vars(module).values()):
+            if isinstance(value, KernelInterface) and _is_autotuned(value, (Autotuner, Heuristics)):
+                found[autotuner_of(value)] = None
     return list(found)
 
 
 def _is_autotuned(kernel: object, layers: tuple[type, ...]) -> bool:
-    """Return whether there is an autotuner among a kernel's wrappers. `layers` are the wrapper types, it first."""
+    """Return whether an autotuner is among a kernel's wrappers. `layers` are their types, the autotuner's first."""
     autotuner = layers[0]
     while isinstance(kernel, layers):
         if isinstance(kernel, autotuner):

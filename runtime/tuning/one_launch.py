@@ -85,7 +85,6 @@ class OneLaunch:
         self._tuner, self.args, self.kwargs = tuner, args, kwargs
         self.was_timed = False
         self.named: dict[str, Any] = dict(zip(tuner.arg_names, args, strict=False))
-        self.ran_out = False  # whether budget_s ended before any config was timed
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class OwnTimings:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """Create the lock; see `renew_in_children`."""
+        """Create a new lock, at construction and in forked processes (see `renew_in_children`)."""
         self._lock = threading.Lock()
 
     def learn(self, problem: Problem, times: Mapping[KernelConfig, float | None]) -> None:

@@ -1,4 +1,4 @@
-"""Show the progress of a tuning: `ProgressLine` for long ones, and `teller` for each config of a verbose one."""
+"""Show the progress of a tuning: `ProgressLine` for long ones, and `line_reporter` for each config of a verbose one."""
 
 from __future__ import annotations
 
@@ -85,15 +85,17 @@ def _is_terminal(out: TextIO) -> bool:
         return False
 
 
-def teller(is_verbose: bool, function: str, key: str, ranks: Ranks, logs: Path | None = None) -> Callable[[str], None]:
+def line_reporter(
+    is_verbose: bool, function: str, key: str, ranks: Ranks, logs: Path | None = None
+) -> Callable[[str], None]:
     """Return a function that reports one line of a tuning on stderr if `is_verbose`.
 
     With `logs`, each line is also appended to rank-N.log in that folder, whether verbose or not.
     """
-    who = f"{function} {key}" if ranks.alone else f"rank {ranks.rank}: {function} {key}"
+    label = f"{function} {key}" if ranks.alone else f"rank {ranks.rank}: {function} {key}"
 
-    def say(text: str) -> None:
-        line = printable(f"{who}: {text}")
+    def report(text: str) -> None:
+        line = printable(f"{label}: {text}")
         if is_verbose:
             from rich.console import Console
 
@@ -103,4 +105,4 @@ def teller(is_verbose: bool, function: str, key: str, ranks: Ranks, logs: Path |
             with (logs / f"rank-{ranks.rank}.log").open("a") as file:
                 file.write(line + "\n")
 
-    return say
+    return report

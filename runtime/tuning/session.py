@@ -226,7 +226,7 @@ def checked_time(time_us: float) -> Measured:
         ForetuneError: The time is not a positive finite number.
     """
     if not 0 < time_us < math.inf:
-        raise ForetuneError(f"its time was {time_us} us")
+        raise ForetuneError(f"its time must be a positive finite number of microseconds but was {time_us}")
     return Measured.of(time_us)
 
 
@@ -255,7 +255,7 @@ class Failures:
 
     def __init__(self) -> None:
         self._first: dict[type[Exception], Exception] = {}
-        self._are_all_ours = True
+        self._all_raised_here = True
 
     @property
     def first(self) -> Exception | None:
@@ -265,7 +265,7 @@ class Failures:
     def add(self, error: Exception | None) -> None:
         """Add a config's exception; None for a config that failed on another rank."""
         if error is None:
-            self._are_all_ours = False
+            self._all_raised_here = False
         elif type(error) not in self._first:
             chain: dict[int, BaseException] = {}
             left: list[BaseException | None] = [error]
@@ -286,7 +286,7 @@ class Failures:
         If every config raised the same type, that is the first exception itself, with the message of `failed` as a
         note; otherwise it is `failed`, with the first exception as its cause.
         """
-        if (first := self.first) is None or len(self._first) > 1 or not self._are_all_ours:
+        if (first := self.first) is None or len(self._first) > 1 or not self._all_raised_here:
             failed.__cause__ = first
             return failed
         if hasattr(first, "add_note"):  # from Python 3.11

@@ -103,11 +103,11 @@ class FamilyShortlister(Shortlister):
         return bundle_in_force(self._pruner.bundle).digest
 
     def problem(self, arguments: Mapping[str, Any]) -> Problem:
-        """See `Shortlister`."""
+        """Return the launch's problem as the pruner reads it; see `Shortlister.problem`."""
         return self._pruner.problem(arguments)
 
     def value(self, config: triton.Config) -> KernelConfig:
-        """See `Shortlister`."""
+        """Return a config with the family's knob names; see `Shortlister.value`."""
         return self._pruner.own_knobs.config(config)
 
     def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
@@ -124,15 +124,15 @@ class FamilyShortlister(Shortlister):
         return predicted_us(self.family, problem, self._pruner.device or device_here(), self.value(config))
 
     def supports(self, config: triton.Config, problem: Problem) -> bool:
-        """See `Shortlister`."""
+        """Return whether the family supports a config on a problem on this device; see `Shortlister.supports`."""
         return self.family.supports(self.value(config), problem, self._pruner.device or device_here()) is None
 
 
 class OwnShortlister(Shortlister):
     """Shortlists by a model of the kernel's own timings, which must see some before it shortens a list.
 
-    There is one model for each number that `ranks` returns: the ranks of a job need the same list, so times that one of
-    them measured alone do not count there.
+    `ranks` returns a number for the ranks that choose together, by default `scope()`. Each number has its own model,
+    because the ranks of a job need the same list: times that one of them measured alone do not count there.
     """
 
     def __init__(self, tuner: Any, k: Length, bucket: tuple[str, ...] = (), ranks: Callable[[], int] = scope) -> None:
@@ -154,11 +154,11 @@ class OwnShortlister(Shortlister):
         return advice.positions
 
     def learn(self, problem: Problem, times_us: Mapping[KernelConfig, float | None], ranks: int = 0) -> None:
-        """See `Shortlister`."""
+        """Add a stand-in's times to the model for `ranks`; see `Shortlister.learn`."""
         self._timings(ranks).learn(problem, times_us)
 
     def _timings(self, ranks: int) -> OwnTimings:
-        """Return the model for a number of `ranks`."""
+        """Return the model for a number that `ranks` returned, creating it if necessary."""
         return self._own.setdefault(ranks, OwnTimings(self.family))
 
 

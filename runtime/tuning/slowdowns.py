@@ -47,9 +47,8 @@ class Slowdowns:
         names = [name for name, _ in problem.dims]
         rows = {
             one: [math.nan if config not in times else times[config] or math.inf for config in configs]
-            for one, times in sorted(
-                known.items(), key=lambda item: str(item[0])
-            )  # independent of the order of learning
+            # Sorted, so that the order of learning does not matter.
+            for one, times in sorted(known.items(), key=lambda item: str(item[0]))
             if [name for name, _ in one.dims] == names and any(config in times for config in configs)
         }
         self.problems = tuple(rows)
@@ -100,12 +99,8 @@ class Slowdowns:
 
     def _is_beyond(self, row: int) -> bool:
         """Return whether a problem has a dimension far outside the range of all others."""
-        others = np.delete(self._points, row, axis=0)
-        return bool(
-            (
-                (self._points[row] > others.max(axis=0) + _BEYOND) | (self._points[row] < others.min(axis=0) - _BEYOND)
-            ).any()
-        )
+        point, others = self._points[row], np.delete(self._points, row, axis=0)
+        return bool(((point > others.max(axis=0) + _BEYOND) | (point < others.min(axis=0) - _BEYOND)).any())
 
 
 def unlike(problem: Problem, known: Sequence[Problem]) -> str | None:

@@ -17,6 +17,7 @@ from ..arguments import Mode, resolve_mode, warn_once
 from ..how_many import Length
 from ..launching.kernel import Kernel
 from ..launching.stub_driver import device_here, measures
+from ..launching.triton_hash import hash_triton
 from ..prune import Pruner
 from .known_times import KeyTimes, KnownTimes
 from .launches import LaunchFamily
@@ -47,10 +48,12 @@ class Attachment:
     - `__getstate__` gives copies and pickles the autotuner without the hooks.
 
     `holders` counts the open `attached` blocks that hold it; 0 for `attach`. Where ranks choose together (`agree`),
-    `prune_configs` times the configs and returns the agreed one, which Triton then remembers.
+    `prune_configs` times the configs and returns the agreed one, which Triton then remembers. With FORETUNE_MODE=off,
+    all hooks do what Triton does.
     """
 
     holders, is_on = 0, False
+    is_automatic = False  # attached by FORETUNE_ATTACH, so that `attach` replaces it
 
     def __init__(
         self,
@@ -77,11 +80,11 @@ class Attachment:
         self._known: dict[DeviceSpec, KnownTimes] = {}
         self._epoch = epoch()
         self._chosen_together: dict[int, dict[Any, triton.Config]] = {}  # Triton's `cache` by `scope()`
-        self._met: set[Any] = set()  # keys launched before the cache was cleared
+        self._launched: set[Any] = set()  # keys launched before the cache was cleared
         renew_in_children(self)
 
     def renew(self) -> None:
-        """Create the lock and reset the state of a running launch; see `renew_in_children`."""
+        """Create a new lock and forget a running launch, also in forked processes (see `renew_in_children`)."""
         self.lock = threading.RLock()
         self._tuning: _Tuning | None = None
         self._is_running = False
@@ -96,17 +99,17 @@ class Attachment:
         """Place the hooks on the autotuner."""
         # A lambda that looks `run` up at each launch, so that `forced` can replace it.
         run = lambda *args, **kwargs: self.run(*args, **kwargs)  # noqa: E731
-        self._ours = {"prune_configs": self.prune_configs, "_bench": self.bench, "run": run}
-        self._ours["__getstate__"] = self.state
-        self._theirs = {name: self.tuner.__dict__[name] for name in self._ours if name in self.tuner.__dict__}
-        self.tuner.__dict__.update(self._ours)
+        self._hooks = {"prune_configs": self.prune_configs, "_bench": self.bench, "run": run}
+        self._hooks["__getstate__"] = self.state
+        self._hidden = {name: self.tuner.__dict__[name] for name in self._hooks if name in self.tuner.__dict__}
+        self.tuner.__dict__.update(self._hooks)
         self.is_on = True
 
     def end(self) -> None:
         """Remove the hooks; raise `ForetuneError` if other code has replaced one of them meanwhile."""
         here = self.tuner.__dict__
         with self.lock:  # wait for a running launch
-            if changed := [name for name, ours in self._ours.items() if here.get(name) is not ours]:
+            if changed := [name for name, hook in self._hooks.items() if here.get(name) is not hook]:
                 raise ForetuneError(
                     f"{self.name} cannot be detached: its {changed[0]} was replaced by other code after it was attached"
                 )
@@ -121,21 +124,21 @@ class Attachment:
 
     def _put_back(self, attributes: dict[str, Any]) -> dict[str, Any]:
         """Replace the hooks in a dict of attributes by the values that they hid, and return it."""
-        for name, ours in self._ours.items():
-            if attributes.get(name) is ours:
+        for name, hook in self._hooks.items():
+            if attributes.get(name) is hook:
                 del attributes[name]
-                if name in self._theirs:
-                    attributes[name] = self._theirs[name]
+                if name in self._hidden:
+                    attributes[name] = self._hidden[name]
         return attributes
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the kernel through Triton's own `run`, one thread at a time, and record what it chose."""
         with self.lock:
-            if self._epoch != epoch():
+            if self._epoch != epoch() and not self._is_in(Mode.OFF):
                 self._epoch, ranks = epoch(), scope()
                 self._refining.clear()
                 if ranks:
-                    self._met |= self.tuner.cache.keys()
+                    self._launched |= self.tuner.cache.keys()
                     self.tuner.cache.clear()
                     self.tuner.cache.update(self._chosen_together.get(ranks, {}))
             if self._refining:
@@ -176,6 +179,10 @@ class Attachment:
             self._refining.pop(key, None)
         return result
 
+    def _is_in(self, mode: Mode) -> bool:
+        """Return whether this is the mode of launches. An invalid FORETUNE_MODE counts as none."""
+        return self._or_warn(resolve_mode, self._mode) is mode
+
     def _run_once(self, config: triton.Config, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Launch with a config without remembering it."""
         real = self.tuner.cache
@@ -187,6 +194,8 @@ class Attachment:
 
     def bench(self, *args: Any, config: triton.Config, **meta: Any) -> Any:
         """Return the timing of a config as Triton's `_bench` does; a known time is not measured again."""
+        if self._is_in(Mode.OFF):
+            return self._bench(*args, config=config, **meta)
         tuning = self._tuning if self._tuning is not None and config in self._tuning.configs else None
         if tuning is None:
             timing = self._bench(*args, config=config, **meta)
@@ -219,16 +228,20 @@ class Attachment:
 
     def prune_configs(self, kwargs: dict[str, Any]) -> list[triton.Config]:
         """Return the configs that Triton should time for this launch; a single one where nothing may be timed."""
+        if self._is_in(Mode.OFF):
+            return type(self.tuner).prune_configs(self.tuner, kwargs)  # type: ignore[no-any-return]
         view = copy(self.tuner)  # the class's prune_configs with our early_config_prune, on a copy
         view.early_config_prune = self._prune
         self._n_allowed = 0
         pruned: list[triton.Config] = type(self.tuner).prune_configs(view, kwargs)
         if not self._is_running:
             return pruned
+        if not self._is_interpreted:
+            hash_triton()
         if is_capturing():
             raise _CapturedError(pruned[0])
         resets = len(pruned) == 1 and self._would_be_timed(kwargs)
-        if len(pruned) > 1 and resolve_mode(self._mode) is Mode.REFINE:
+        if len(pruned) > 1 and self._is_in(Mode.REFINE):
             resets = self._would_be_timed(kwargs)
             pruned = [self._or_warn(self._refined, pruned) or pruned[0]]
         if len(pruned) > 1 and choose_together():
@@ -254,10 +267,10 @@ class Attachment:
         if tuner.perf_model is not None:
             top_k = tuner.configs_top_k
             left = min(left, max(1, int(left * top_k)) if isinstance(top_k, float) else top_k)
-        return left > 1 and key_of_launch(tuner, {**tuner.nargs, **kwargs}) not in self._met
+        return left > 1 and key_of_launch(tuner, {**tuner.nargs, **kwargs}) not in self._launched
 
     def _chosen_with_others(self, configs: Sequence[triton.Config], kwargs: Mapping[str, Any]) -> triton.Config:
-        """Return the config that all ranks agree on; the first, which is equal on all ranks, if they do not."""
+        """Return the config that all ranks agree on; if they disagree, the first, which is the same on all ranks."""
         tuning, tuner = self._tuning, self.tuner
         if tuning is None:
             return configs[0]
@@ -278,10 +291,10 @@ class Attachment:
         theirs = self.tuner.early_config_prune
         allowed = configs if theirs is None else theirs(configs, named_args, **kwargs)
         self._n_allowed = len(allowed)
-        kept = self._or_warn(self._picked, allowed, named_args, kwargs) if allowed else None
+        kept = self._or_warn(self._shortlisted, allowed, named_args, kwargs) if allowed else None
         return allowed if kept is None else kept
 
-    def _picked(
+    def _shortlisted(
         self, allowed: Sequence[triton.Config], named_args: Mapping[str, Any], kwargs: Mapping[str, Any]
     ) -> list[triton.Config]:
         """Return the configs worth timing, best first; all of them if the model is not sure."""
@@ -290,13 +303,13 @@ class Attachment:
         times = known.of(known.shortlister.stand_in(problem))
         if self._pruner is not None:
             kept = self._pruner(allowed, named_args, **kwargs)
-            if not may_tune() and resolve_mode(self._mode) is not Mode.OFF:
+            if not may_tune() and not self._is_in(Mode.OFF):
                 kept = kept[:1]
         else:
             kept = [allowed[position] for position in known.shortlister.positions(problem, tuple(allowed))]
         if self._is_running:  # otherwise Triton only compiles
             self._or_warn(self._expect, times, kept, arguments)
-            if self._tuning is not None and resolve_mode(self._mode) is Mode.REFINE:
+            if self._tuning is not None and self._is_in(Mode.REFINE):
                 slowdowns = known.shortlister.slowdowns(problem, tuple(allowed), len(kept))
                 self._tuning.slowdowns = dict(zip(kept, slowdowns, strict=True))
                 self._tuning.scale = known.shortlister.scale(problem, kept[0])
@@ -330,7 +343,7 @@ class Attachment:
             for key in tuner.cache.keys() - tuning.keys:
                 self._refining[key] = tuning.refining
                 del tuner.cache[key]
-        if resolve_mode(self._mode) is Mode.REFINE:  # nothing was timed
+        if self._is_in(Mode.REFINE):  # nothing was timed
             return
         after = tuner.__dict__.get("configs_timings")
         if after is not None and after is not before:
@@ -364,10 +377,10 @@ class Attachment:
             known.open()
             return known
 
-    def _or_warn(self, do: Any, *about: Any) -> Any:
+    def _or_warn(self, function: Any, *arguments: Any) -> Any:
         """Call a function; if it raises, warn once and return None, so that the launch goes on."""
         try:
-            return do(*about)
+            return function(*arguments)
         except Exception as error:  # noqa: BLE001
             warn_once(f"{self.name}: {reason_of(error)}", ": its autotuner goes on without that")
 

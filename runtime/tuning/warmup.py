@@ -11,9 +11,11 @@ import importlib
 import io
 import itertools
 import math
+import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -22,6 +24,7 @@ from ...datasets.console import table
 from ...datasets.contents import same_source
 from ...datasets.errors import abridged, cause_of, check_integer, check_path, reason_of, shown
 from ...datasets.files import read_regular
+from ...datasets.problem import MOST_SIZE
 from ..launching.ahead import compile_ahead
 from ..launching.kernel import Kernel
 from ..shortlist import make_shortlist
@@ -105,7 +108,7 @@ def _compiled(
     return WarmedUp(name, device.name, n_problems, len(jobs) - len(failed), tuple(failed))
 
 
-def warm_up_seen(
+def warm_up_tuned(
     name: str,
     device: DeviceSpec,
     *,
@@ -171,11 +174,7 @@ def warm_up_seen(
 
 def _known_problems(function: str, source: str, device: DeviceSpec) -> list[KnownProblem]:
     """Return the known problems of a kernel (by name and source hash) on a device, the newest last."""
-
-    def identity(device: DeviceSpec) -> tuple[str, str, int]:
-        """Return what distinguishes the cache files of two devices (see `shared_file`)."""
-        return device.name, device.arch, device.sm_count
-
+    identity = attrgetter("name", "arch", "sm_count")  # distinguishes the cache files of two devices: `shared_file`
     return [
         one
         for known in known_kernels(None)
@@ -213,18 +212,17 @@ def _from_csv(path: Path | str | None, launches: Sequence[Launch]) -> list[Wante
             f"{', '.join(numbers)}, but has {shown(', '.join(header))}"
         )
 
-    def launch_of(row: Sequence[str]) -> Wanted:
-        sizes = Problem("launch", tuple((name, int(text)) for name, text in zip(header, row, strict=True))).dims
+    def launch_of(row: Mapping[str, str]) -> Wanted:
+        sizes = {name: _size(name, text) for name, text in row.items()}
 
         def distance(one: Wanted) -> float:
-            return sum(abs(math.log2((size + 1) / (max(one[1][name], 0) + 1))) for name, size in sizes)
+            return sum(abs(math.log2((size + 1) / (max(one[1][name], 0) + 1))) for name, size in sizes.items())
 
         problem, given = min(reversed(like), key=distance)  # of equally near ones, the newest
-        wanted = dict(sizes)
-        resized = tuple((dim, wanted.get(dim, size)) for dim, size in problem.dims)
-        return replace(problem, dims=resized), {**given, **wanted}
+        resized = tuple((dim, sizes.get(dim, size)) for dim, size in problem.dims)
+        return replace(problem, dims=resized), {**given, **sizes}
 
-    return _each(path, rows, launch_of)
+    return _each(path, header, rows, launch_of)
 
 
 def _from_log(problems: Sequence[Problem], launches: Sequence[Launch], skipped: dict[str, None]) -> list[Wanted]:
@@ -302,40 +300,50 @@ def problems_from_csv(path: Path | str, family: Family) -> list[Problem]:
             f"{shown(str(path))} must have the columns {', '.join(family.dims)}, and may have dtype and flags, "
             f"but {wrong}"
         )
-    return list(dict.fromkeys(_each(path, rows, lambda row: _problem(family, dict(zip(header, row, strict=True))))))
+    return list(dict.fromkeys(_each(path, header, rows, partial(_problem, family))))
 
 
-def _each(path: Path, rows: Iterable[tuple[int, list[str]]], read: Callable[[list[str]], T]) -> list[T]:
-    """Return what `read` makes of each row; raise `ForetuneError` with the line's number if it cannot."""
-    found = []
-    for line, row in rows:
-        try:
-            one = read(row)
-        except ValueError as error:
-            raise ForetuneError(f"{shown(str(path))}, line {line}: {error}") from None
-        found.append(one)
+def _each(
+    path: Path, header: Sequence[str], rows: Iterable[tuple[int, list[str]]], read: Callable[[dict[str, str]], T]
+) -> list[T]:
+    """Return what `read` makes of each row (by column); raise `ForetuneError` with the line's number if it cannot."""
+    found, line = [], 0
+    try:
+        for line, row in rows:  # noqa: B007 - the message names it
+            if len(row) != len(header):
+                values = f"{len(header)} values ({', '.join(header)})"
+                raise ForetuneError(f"a row must have {values} but has {len(row)}: {shown(','.join(row))}")
+            found.append(read(dict(zip(header, row, strict=True))))
+    except ForetuneError as error:
+        raise ForetuneError(f"{shown(str(path))}, line {line}: {error}") from None
     return found
 
 
+def _size(column: str, text: str) -> int:
+    """Return the size that a column of a CSV file has in a row."""
+    is_number = re.fullmatch(r"\s*[0-9]{1,18}\s*", text)  # fewer digits than Python refuses to read
+    return check_integer(f"column {column}", int(text) if is_number else text, 0, MOST_SIZE)
+
+
 def _read_csv(path: Path | str) -> tuple[Path, list[str], list[tuple[int, list[str]]]]:
-    """Return a CSV file's path, its header, and each row that is not empty with its line number.
+    """Return a CSV file's path, its header, and each row that is not empty with the number of its last line.
 
     Raises:
         ForetuneError: The file cannot be read.
     """
     path = check_path("the shapes' file", path)
     try:
-        text = read_regular(path, _MOST_CSV_BYTES, follow=True).decode("utf-8")
-        lines = list(csv.reader(io.StringIO(text, newline="")))
+        text = read_regular(path, _MOST_CSV_BYTES, follow=True).decode("utf-8-sig")  # Excel writes a byte order mark
+        reader = csv.reader(io.StringIO(text, newline=""))
+        header = [name.strip() for name in next(reader, [])]
+        return path, header, [(reader.line_num, row) for row in reader if any(row)]
     except (OSError, ValueError, csv.Error) as error:
         raise ForetuneError(f"{shown(str(path))} cannot be read: {error}") from None
-    rows = [(number, row) for number, row in enumerate(lines[1:], 2) if any(row)]
-    return path, [name.strip() for name in lines[0]] if lines else [], rows
 
 
-def _problem(family: Family, row: dict[str, str]) -> Problem:
+def _problem(family: Family, row: Mapping[str, str]) -> Problem:
     """Return the problem of a row."""
-    dims = tuple((dim, int(row[dim]) if dim in row else family.default_dims[dim]) for dim in family.dims)
+    dims = tuple((dim, _size(dim, row[dim]) if dim in row else family.default_dims[dim]) for dim in family.dims)
     flags = tuple(row.get("flags", "").split())
     problem = Problem(family.name, dims, row.get("dtype", "").strip() or family.dtypes[0], flags)
     check_problem_of(family, problem)

@@ -6,9 +6,11 @@ import dataclasses
 import functools
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import foretune
 import pytest
 from commands import COMMANDS, FAMILY, PREDICT, SUBCOMMANDS, call, words
 from foretune import datasets
@@ -16,7 +18,7 @@ from foretune.__main__ import app
 from foretune.collect import replay
 from foretune.datasets.dataset import Dataset
 from foretune.kernels import find_family
-from foretune.model import LightGBMRanker, cross_validation
+from foretune.model import Bundle, LightGBMRanker, cross_validation
 from typer import Context
 from typer.main import get_command
 
@@ -44,7 +46,7 @@ def test_the_commands_are_these_in_this_order() -> None:
 def test_every_command_helps_with_an_example_and_has_json(command: str) -> None:
     result = call(f"{command} --help")
     assert result.exit_code == 0
-    assert "--json" in result.stdout
+    assert ("--json" in result.stdout) == (command != "run")  # whose output is that of another program
     assert example_of(command).startswith(command)
 
 
@@ -160,6 +162,17 @@ def test_predict_explains_the_list_that_it_prints() -> None:
     assert "Contributions to the predicted time" in call(f"{PREDICT} --explain").stdout
 
 
+def test_predict_and_cover_warn_of_a_bundle_for_another_kernel_source(tmp_path: Path) -> None:
+    known = foretune.load_bundle()
+    old = replace(known.trained["matmul"], origin={**known.trained["matmul"].origin, "source_hash": "0" * 16})
+    Bundle({"matmul": old}, known.lightgbm_version).save(tmp_path / "old")
+    layer = f"matmul --device h200 --n 1024 --k 1024 --bundle {tmp_path / 'old'}"
+    warning = f"Warning: the bundle was trained for other sources of matmul ({'0' * 16})"
+    for line in (f"predict {layer} --m 64 --configs 2", f"cover {layer} --dynamic m --range 64:66"):
+        assert call(line).stderr.count(warning) == 1
+    assert "other sources" not in call(f"{PREDICT} --configs 2").stderr
+
+
 def test_the_example_of_predict_runs() -> None:
     assert call(example_of("predict")).exit_code == 0
 
@@ -266,6 +279,11 @@ def test_the_bundle_of_quickstart_predicts_and_is_judged(
     table = call("evaluate --bundle", out).stdout
     assert all(name in table for name in ("foretune", "95 % interval", "p95", "max", "random", "nearest"))
     assert "A value can rise with k:" in words(table)
+
+
+def test_the_help_of_predict_for_a_family_shows_no_example_of_another() -> None:
+    assert "Example:" not in call("predict matmul --help").stdout
+    assert f"Example: foretune predict {FAMILY}" in words(call(f"predict {FAMILY} --help").stdout)
 
 
 def test_a_dimension_that_has_a_default_may_be_left_out() -> None:

@@ -68,8 +68,13 @@ def test_a_report_is_one_page(bundle, softmax, tmp_path):
 
 @pytest.mark.parametrize("function", [foretune.train, foretune.evaluate, foretune.report])
 def test_families_that_are_not_registered_must_be_given(function):
-    with pytest.raises(ForetuneError, match=r"--family package\.module:Class"):
+    with pytest.raises(ForetuneError, match=r"measured_h200 has .*: pass --family package\.module:Class \(family= in"):
         function(DATA)
+
+
+def test_a_family_to_adapt_that_is_not_registered_must_be_given(bundle):
+    with pytest.raises(ForetuneError, match=r"row_softmax, for which no family .* \(family= in Python\)"):
+        foretune.adapt(DATA, bundle=bundle)
 
 
 def test_a_bundle_without_the_families_is_refused(softmax):

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from commands import call
-from foretune.kernels import registry
 
 TESTS = Path(__file__).parents[1]
 NOISY = """
@@ -40,7 +39,6 @@ def folder(monkeypatch, tmp_path):
     (tmp_path / "noisy_families.py").write_text(NOISY)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     yield tmp_path
     sys.modules.pop("noisy_families", None)
 

@@ -13,17 +13,10 @@ import typer
 from commands import FAMILY, LAYER, MEASURED, PREDICT, call, words
 from foretune.__main__ import app
 from foretune.datasets import DeviceSpec
-from foretune.kernels import registry
 
 DIGITS = "9" * 5000
 COLLECT = f"collect {FAMILY} --out o"
 COVER = f"cover {FAMILY} --device h200 --dynamic rows --range 64:96 --groups 64 --n 2048 --k 1024"
-
-
-@pytest.fixture(autouse=True)
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget the families that a test names by their place."""
-    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
 
 
 @pytest.mark.parametrize(

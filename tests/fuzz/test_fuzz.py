@@ -5,17 +5,10 @@ from __future__ import annotations
 import os
 
 import pytest
-from foretune.kernels import registry
 from fuzz.runs import KINDS, few, many
 
 #: In all kinds together.
 MANY = int(os.environ.get("FORETUNE_FUZZ", "2000"))
-
-
-@pytest.fixture(autouse=True)
-def own_registry(monkeypatch):
-    """What is named as module:attribute is known by its name from then on."""
-    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
 
 
 COUNTS = {"bundles": 120, "caches": 15, "calls": 200, "commands": 30, "datasets": 25, "exports": 12}

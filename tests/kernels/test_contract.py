@@ -15,6 +15,7 @@ from grouped import DW, DX, FORWARD
 
 class GroupedGemmContract(FamilyContract):
     compiled = 2  # one of each corner is in test_compile.py
+    launched = 2  # each takes seconds in the interpreter
 
     def problems(self):
         drawn = {case.problem.signature: case.problem for case in self.family.cases(random=30)}

@@ -200,3 +200,14 @@ def test_typical_sizes_are_spread_as_uniform_routing_spreads_them():
         assert (typical > 0).sum() == pytest.approx(np.mean([(r > 0).sum() for r in routings]), rel=0.1)
         assert typical.max() == pytest.approx(np.mean([r.max() for r in routings]), rel=0.35)
         assert typical.std() == pytest.approx(np.mean([r.std() for r in routings]), rel=0.15)
+
+
+def test_each_feature_of_each_family_has_a_line_that_says_what_it_is():
+    from foretune.kernels import families
+    from foretune.kernels.feature_texts import FEATURE_TEXTS
+    from foretune.model.generic_features import feature_text
+
+    ours = [family for family in families().values() if type(family).__module__.startswith("foretune.")]
+    assert len(ours) >= 17
+    assert [(one.name, name) for one in ours for name in one.feature_names if not feature_text(one, name)] == []
+    assert set(FEATURE_TEXTS) <= {name for one in ours for name in one.feature_names}

@@ -27,6 +27,7 @@ def small(family, engine, *, dtype="fp16", tokens=9, **dims):
 
 class _Contract(FamilyContract):
     compiled = 2
+    launched = 4
 
     def problems(self):
         engine = installed()[0] if installed() else SGLANG
@@ -35,8 +36,8 @@ class _Contract(FamilyContract):
         # SGLang's fp8 kernel, transposed, compiles on the Triton that SGLang has but not on 3.9.
         return [*found, Layer(8, 2, 1024, 256, "fp8e4m3").problem(self.family.name, VLLM, 4096)]
 
-    def small_problem(self):
-        return small(self.family.name, installed()[0])
+    def small_problems(self):
+        return [small(self.family.name, installed()[0])]
 
     def mutations(self):
         """Each knob, of one problem: a compile takes a second, and the problems do not differ in what is refused."""
@@ -51,9 +52,8 @@ class _Contract(FamilyContract):
 
     test_what_supports_passes_compiles = needs_engine(FamilyContract.test_what_supports_passes_compiles)
     test_the_source_hash_is_stable = needs_engine(FamilyContract.test_the_source_hash_is_stable)
-    test_a_launch_gives_what_the_reference_says = needs_engine(
-        FamilyContract.test_a_launch_gives_what_the_reference_says
-    )
+    test_launches_in_the_interpreter = needs_engine(FamilyContract.test_launches_in_the_interpreter)
+    test_launches_on_a_gpu = needs_engine(FamilyContract.test_launches_on_a_gpu)
 
 
 class TestUp(_Contract):

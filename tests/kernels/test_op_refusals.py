@@ -273,7 +273,9 @@ class TestOnADevice:
         with pytest.raises(ForetuneError, match="mode must be one of off, shortlist, predict, refine but got 'fast'"):
             call(mode="fast")
         monkeypatch.setenv("FORETUNE_MODE", "quick")
-        with pytest.raises(ForetuneError, match="FORETUNE_MODE must be one of off, shortlist, predict, refine but got 'quick'"):
+        with pytest.raises(
+            ForetuneError, match="FORETUNE_MODE must be one of off, shortlist, predict, refine but got 'quick'"
+        ):
             call()
 
     @pytest.mark.parametrize("which", ["config", "config_dx", "config_dw"])

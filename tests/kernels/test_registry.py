@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from importlib.metadata import EntryPoint
@@ -36,9 +37,8 @@ made = Theirs()
 
 
 @pytest.fixture(autouse=True)
-def own_registry(monkeypatch):
-    """What is registered in a test is forgotten after it; no entry points but the test's own."""
-    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+def no_entry_points(monkeypatch):
+    """No entry points but the test's own."""
     monkeypatch.setattr(registry, "_entry_points", tuple)
 
 
@@ -142,6 +142,21 @@ def test_a_module_that_fails_says_how(module, tmp_path):
     (tmp_path / "broken_one.py").write_text("1 / 0")
     with pytest.raises(ForetuneError, match="no kernel family at 'broken_one:X': ZeroDivisionError: division by zero"):
         find_family("broken_one:X")
+
+
+def test_a_file_with_relative_imports_is_to_be_named_by_its_package(tmp_path, monkeypatch):
+    inner = tmp_path / "home" / "inner_one"
+    inner.mkdir(parents=True)
+    for folder in (inner.parent, inner):
+        (folder / "__init__.py").touch()
+    (inner / "relative_one.py").write_text("from ..sizes import SIZES")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    why = f"name it as home.inner_one.relative_one:Softmax and run in {tmp_path}, or install the package"
+    with pytest.raises(ForetuneError, match=f"relative_one.py has relative imports, .*: {re.escape(why)}"):
+        find_family(f"{inner}/relative_one.py:Softmax")
+    (inner / "failing_one.py").write_text("from nowhere_at_all import SIZES")
+    with pytest.raises(ForetuneError, match="ModuleNotFoundError: No module named 'nowhere_at_all'"):
+        find_family(f"{inner}/failing_one.py:Softmax")
 
 
 def test_an_entry_point_is_loaded_when_it_is_asked_for(module, entry_points, tmp_path):

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.interpret
 def test_experts_multiply_through_foretune_also_those_that_were_built_before(monkeypatch):
     from foretune.kernels.integrations.experts import multiply
 
-    monkeypatch.setenv("FORETUNE_MODE", "off")
     experts = moe.GroupedExperts.Config(dim=16, hidden_dim=24, num_experts=3).build()
     sizes, generator = torch.tensor([5, 0, 3]), torch.Generator().manual_seed(0)
     for parameter in experts.parameters():
@@ -33,11 +32,22 @@ def test_experts_multiply_through_foretune_also_those_that_were_built_before(mon
 
     with foretune.use("torchtitan"):
         assert moe.GroupedExperts._grouped_mm is multiply
+        monkeypatch.setenv(
+            "FORETUNE_MODE", "off"
+        )  # the default config; a use that begins in this mode replaces nothing
         monkeypatch.setattr(moe.GroupedExperts, "_grouped_mm", recorded)
         y = experts(x, sizes)
     assert asked == [torch.bfloat16] * 3
     expected = torch.cat([_swiglu(experts, rows, e) for e, rows in enumerate(x.split(sizes.tolist()))])
     assert error(y.detach(), expected.detach()) < 2e-2  # of bfloat16
+
+
+def test_in_mode_off_nothing_is_replaced(monkeypatch):
+    monkeypatch.setenv("FORETUNE_MODE", "off")
+    before = moe.GroupedExperts._grouped_mm
+    with foretune.use("torchtitan"):
+        assert moe.GroupedExperts._grouped_mm is before
+    assert moe.GroupedExperts._grouped_mm is before
 
 
 def _swiglu(experts, x, expert):

@@ -1,6 +1,9 @@
-"""`python thin_lists.py FAMILY [--data h200] [--share 0.09]`: how long k="auto" is, and how often it holds a good
-config, calibrated on problems measured whole, and on the same ones as if a plan had tried a share of their configs: the
-table in model/calibration/README.md. Not a test: it trains six rankers."""
+"""`python tests/model/sparse_lists.py FAMILY [--data h200] [--share 0.09]`: print the lengths of k="auto" shortlists.
+
+It also prints how often these contain a good config. They are calibrated on problems that were measured
+exhaustively, and on the same ones as if a sparse plan had tried a share of their configs. This is the table in
+model/calibration/README.md. It trains six rankers.
+"""
 
 from __future__ import annotations
 

@@ -67,6 +67,18 @@ def test_it_knows_both_cards_and_says_where_it_comes_from(bundle, adapted):
         assert evaluate_bundle(SMALL, adapted, FAMILY, jobs=1).seen_in_training == 1.0
 
 
+def test_it_knows_the_measured_knob_values_of_both(bundle):
+    old = bundle.trained["fake"]
+    fewer = Bundle({"fake": replace(old, measured={"BLOCK_M": ("1024",)})}, bundle.lightgbm_version)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert adapt_bundle(fewer, SMALL, ALL).trained["fake"].measured["BLOCK_M"] == tuple(
+            sorted(("1024", *old.measured["BLOCK_M"]))
+        )
+        unknown = Bundle({"fake": replace(old, measured=None)}, bundle.lightgbm_version)
+        assert adapt_bundle(unknown, SMALL, ALL).trained["fake"].measured is None
+
+
 def test_same_measurements_in_another_order_give_the_same_bytes(bundle, adapted, tmp_path):
     rows = SMALL.measurements.sort_values(["problem", "config"], ascending=False, kind="stable", ignore_index=True)
     again = adapt_bundle(bundle, replace(SMALL, measurements=rows), ALL, trees=30)
@@ -104,7 +116,8 @@ def test_enough_problems_are_calibrated_without_a_warning():
 
 
 def test_twice_adapted_it_says_both(adapted):
-    twice = adapt_bundle(adapted, SMALL, ALL, trees=1)
+    with pytest.warns(foretune.ForetuneWarning, match="trained on all of the measurements of fake in small, so they"):
+        twice = adapt_bundle(adapted, SMALL, ALL, trees=1)
     assert [one["from_bundle"] == adapted.digest for one in twice.trained["fake"].origin["adapted"]] == [False, True]
     assert len(twice.ranker("fake").forest_) == len(adapted.ranker("fake").forest_) + 2  # a tree and a constant
 

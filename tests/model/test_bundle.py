@@ -191,6 +191,18 @@ def test_what_was_calibrated_is_loaded_as_it_was(bundle, saved):
     assert loaded.calibration.problems == len(DATASET.cases)
 
 
+def test_the_measured_values_of_each_knob_are_recorded_and_old_bundles_have_none(bundle, saved, tmp_path):
+    used = [config.to_json() for config in CONFIGS]
+    assert bundle.trained["fake"].measured == {
+        knob: tuple(sorted({str(one[knob]) for one in used})) for knob in FAMILY.knobs
+    }
+    assert load_bundle(saved).trained["fake"].measured == bundle.trained["fake"].measured
+    old = Bundle({"fake": replace(bundle.trained["fake"], measured=None)}, bundle.lightgbm_version)
+    assert "measured" not in old.manifest["families"]["fake"]
+    old.save(tmp_path / "old")
+    assert load_bundle(tmp_path / "old").trained["fake"].measured is None
+
+
 def test_a_network_is_saved_and_loaded_beside_the_trees(tmp_path):
     trained = train_bundle(DATASET, {"fake": FAMILY}, partial(LightGBMRanker, trees=6, epochs=2))
     trained.save(tmp_path / "bundle")

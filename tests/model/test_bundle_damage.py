@@ -254,6 +254,10 @@ def test_hostile_archives(saved, content):
             for key in ("calibration", "extent", "binaries", "network")
         ),
         lambda m: m["families"]["fake"]["params"].pop("epochs"),
+        *(
+            lambda m, odd=odd: m["families"]["fake"].update(measured=odd)
+            for odd in (7, [], "auto", None, {"BLOCK_M": 7}, {"BLOCK_M": [64]}, {"BLOCK_M": "64"})
+        ),
         lambda m: m["families"]["fake"].update(extent=None),
         *(
             lambda m, key=key, odd=odd: m["families"]["fake"].update({key: odd})

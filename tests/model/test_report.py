@@ -16,7 +16,6 @@ from commands import call
 from fakes import FakeFamily, fake_dataset
 from foretune import datasets, kernels
 from foretune.datasets import Case, ForetuneError, Problem
-from foretune.kernels import registry
 from foretune.model import Forest, LightGBMRanker, StaticRanker, cross_validate, train_bundle
 from foretune.model.baselines import Rivals
 from foretune.model.report import figures, make_report
@@ -241,7 +240,6 @@ def test_what_draws_is_asked_for_before_the_work(monkeypatch):
 
 @pytest.fixture
 def on_the_command_line(monkeypatch):
-    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     kernels.register(FAMILY)
     monkeypatch.setattr(datasets, "load", lambda name: DATASET)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import replace
 from functools import partial
@@ -10,7 +11,15 @@ import numpy as np
 import pytest
 from fakes import FakeFamily, fake_cases, fake_dataset
 from foretune.datasets import DatasetError, ForetuneError, ForetuneWarning, KernelConfig
-from foretune.model import LightGBMRanker, TrainingSet, check_measured, cross_validate, load_bundle, train_bundle
+from foretune.model import (
+    LightGBMRanker,
+    TrainingSet,
+    check_measured,
+    check_trained_source,
+    cross_validate,
+    load_bundle,
+    train_bundle,
+)
 from foretune.model.testing import ToyFamily
 from foretune.model.training_set import source_of
 
@@ -56,6 +65,24 @@ def test_a_hash_is_compared_with_what_was_hashed_when_it_was_recorded(recorded, 
         warnings.simplefilter("always")
         check_measured(measured_with(f"037307fb8c7f56d3{recorded}"), Now())
     assert bool(warned) == told
+
+
+@pytest.mark.parametrize(
+    ("origin", "told"),
+    [
+        ({}, ""),
+        ({"source_hash": None, "adapted": "no list"}, ""),
+        ({"source_hash": "fake-source"}, ""),
+        ({"source_hash": "old"}, r"other sources of fake \(old\) than the installed ones \(fake-source\)"),
+        ({"source_hash": "fake-source", "adapted": [{"source_hash": "new"}]}, r"other sources of fake \(new\)"),
+    ],
+)
+def test_a_bundle_trained_for_another_kernel_source_is_warned_of(origin, told):
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        check_trained_source(origin, FAMILY)
+    assert len(warned) == bool(told)
+    assert not told or re.search(told, str(warned[0].message))
 
 
 def test_without_triton_nothing_can_be_compared():

@@ -15,11 +15,9 @@ import argparse
 import numpy as np
 from foretune.datasets import describe, load, names
 from foretune.kernels import find_family
-from foretune.model import Ranker, geomean, load_bundle, top_k_regret
+from foretune.model import Ranker, TrainingSet, geomean, load_bundle, top_k_regret
 from foretune.model.calibration.conformal import MOST_TRIED
 from foretune.model.calibration.diversify import AMONG, diversified_order, knob_table
-from foretune.model.rows import supported
-from foretune.model.training_set import is_exhaustive
 
 KS = (1, 2, 4, 8, 16, "auto")
 #: How many configs `make_shortlist` requests from a ranker for each k.
@@ -45,11 +43,8 @@ def compare(name, bundle, every):
     differ, compared = dict.fromkeys(KS, 0), 0
     regrets, rankings, spaces = {k: [] for k in KS}, {}, {}
     for dataset in (dataset for dataset in names() if name in describe(dataset)["families"]):
-        # Not a `TrainingSet`, which needs a family's kernel: a serving engine for some families.
-        grid = load(dataset).grid(name)
-        able = supported(grid, family)
-        ran = able & np.isfinite(grid.first_us) & np.isfinite(grid.second_us)
-        exhaustive = is_exhaustive(able & grid.measured, able)
+        learned = TrainingSet.of(load(dataset), family)
+        grid = learned.grid
         for row in range(0, len(grid), every):
             near, device = family.at_call_time(grid.cases[row].problem), grid.devices[row]
             space = spaces.setdefault(device, family.space(device))
@@ -61,14 +56,13 @@ def compare(name, bundle, every):
                 for k in KS:
                     count = REQUESTED[k] if k == "auto" else k
                     differ[k] += one[0][:count].tolist() != stages[REQUESTED[k]][0][:count].tolist()
-            if not exhaustive[row]:
+            if not learned.exhaustive[row]:
                 continue
             one, stages = rankings[near, device]
             column_of = {config: column for column, config in enumerate(grid.configs)}
             columns = np.array([column_of.get(config, -1) for config in space])
-            measured = (columns >= 0) & grid.measured[row][columns] & able[row][columns]
-            times = [np.where(ran[row], us[row], np.nan)[columns] for us in (grid.first_us, grid.second_us)]
-            times = [np.where(measured, us, np.nan) for us in times]
+            measured = (columns >= 0) & learned.judged[row][columns]
+            times = [np.where(measured, us[row][columns], np.nan) for us in (grid.first_us, grid.second_us)]
             if not np.isfinite(times[0]).any():
                 continue
             for k in KS:

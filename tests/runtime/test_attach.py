@@ -284,6 +284,32 @@ def test_the_mode_counts(elsewhere, learned, bench, monkeypatch):
         elsewhere.launch(learned, 40 * NEXT)
 
 
+def test_in_mode_off_triton_tunes_alone(elsewhere, learned, monkeypatch, disk):
+    """Nothing that is known counts, nothing is learned or stored, and what `do_bench` returns is Triton's matter."""
+    monkeypatch.setenv("FORETUNE_MODE", "off")
+    bench = elsewhere.Bench(lambda config, n: config.kwargs["BLOCK"] - 2000)  # no times
+    kernel = elsewhere.kernel(bench)
+    foretune.attach(kernel)
+    before = copy.deepcopy(disk)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ForetuneWarning)
+        _launch_all(elsewhere, kernel, 2048, NEXT)
+    assert len(bench.timed) == 2 * 8
+    assert kernel.best_config.kwargs["BLOCK"] == 16
+    monkeypatch.setattr(triton_adapter, "scope", lambda: 2)  # a job of several ranks
+    with foretune.agree():
+        elsewhere.launch(kernel, NEXT)
+    assert len(bench.timed) == 2 * 8
+    assert disk == before
+
+
+def test_an_invalid_mode_that_is_set_later_fails_no_launch(elsewhere, learned, bench, monkeypatch):
+    monkeypatch.setenv("FORETUNE_MODE", "quick")
+    with pytest.warns(ForetuneWarning, match="FORETUNE_MODE must be one of"):
+        elsewhere.launch(learned, NEXT)
+    assert len(bench.timed) == 8
+
+
 def test_32_threads_tune_once(elsewhere, kernel, bench):
     foretune.attach(kernel)
     started, errors, chosen = threading.Barrier(32), [], []

@@ -38,13 +38,13 @@ class CountingTimer:
         self.clean = clean
         self.launched = []
 
-    def sample(self, launch, samples):
+    def sample(self, launch, samples, before=None):
         self.launched.append((launch, samples))
-        return [launch()] * samples
+        return [(before and before(), launch())[1] for _ in range(samples)]
 
 
 def test_launches_alternate_and_the_median_counts():
-    timer, slow_once = CountingTimer(), iter([50.0] + [2.0] * ROUNDS)
+    timer, slow_once = CountingTimer(), iter([50.0] + [2.0] * ROUNDS * SAMPLES)
     launches = {"ours": lambda: next(slow_once), "theirs": lambda: 3.0}
     assert time_side_by_side(launches, timer) == {"ours": 2.0, "theirs": 3.0}
     assert timer.launched == [(launch, SAMPLES) for _ in range(ROUNDS) for launch in launches.values()]
@@ -167,6 +167,26 @@ def test_without_a_dataset_there_is_the_prediction_alone_and_a_name_chooses_prob
     told = json.loads(json.dumps(compared.to_json()))
     assert told["launch_paths"] == [{"op": "foretune.product", "op_us": 6.0, "bare_us": 4.0, "ratio": 1.5}]
     assert told["rows"][0]["torch_us"] == 5.0
+
+
+def test_what_is_updated_in_place_is_reset_before_each_launch_also_of_contenders(timers):
+    class InPlace(TimedFamily):
+        def inputs(self, problem, device, *, seed=0):
+            return [0.0]
+
+        def reset(self, inputs):
+            inputs[0] = 0.0
+
+        def launch(self, inputs, config):
+            inputs[0] += 1.0  # what the launch before left there would make it longer
+            return inputs[0]
+
+    class Theirs(Contenders):
+        def contenders(self, family, problem, inputs, device, best):
+            return {"torch": lambda: family.launch(inputs, None)}
+
+    (row,) = compare_kernels({InPlace(): Theirs()}, DEVICE, None, None, only="first").rows
+    assert (row.predicted_us, row.others_us) == (1.0, {"torch": 1.0})
 
 
 def test_no_problem_is_begun_when_the_time_is_up(timers, monkeypatch):

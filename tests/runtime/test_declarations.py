@@ -34,6 +34,7 @@ def declare(toy, **declared):
         "configs": toy.triton_configs(),
         "dims_from": {"rows": "M", "n": "N", "k": "K"},
         "output": "c_ptr",
+        "ranges": {"rows": (1, 64), "n": (1, 64), "k": {64, 128}},
         "arguments": lambda self, problem, where: {},
         "grid": lambda self, problem, config: (1,),
         "eager": lambda self, arguments: None,
@@ -42,11 +43,7 @@ def declare(toy, **declared):
 
 
 def test_what_is_right_is_taken(toy):
-    assert declare(toy, tiles={"BLOCK_M": "rows"}, ranges={"rows": (1, 64)}, bucketed=("rows",)).dims == (
-        "rows",
-        "n",
-        "k",
-    )
+    assert declare(toy, tiles={"BLOCK_M": "rows"}, bucketed=("rows",)).dims == ("rows", "n", "k")
 
 
 @pytest.mark.parametrize("attribute", ATTRIBUTES)
@@ -62,6 +59,36 @@ def test_what_cannot_be_is_refused_by_its_name(toy, attribute):
         except Exception as error:  # noqa: BLE001 - is what this looks for
             wrong.append(f"{value!r:.20} raised {type(error).__name__}: {error}")
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("ranges", [{}, {"rows": (1, 64), "k": {64}}])
+def test_a_dimension_without_a_range_is_refused_unless_cases_are_given(toy, ranges):
+    missing = "n" if ranges else "rows"
+    message = rf"Product must declare `ranges`: .* as \(1, 4096\) or \{{64, 128\}}, but {missing} has none"
+    with pytest.raises(ForetuneError, match=message):
+        declare(toy, ranges=ranges)
+    given = declare(toy, ranges=ranges, cases=lambda self, **limits: TritonFamily.cases(self, **limits))
+    with pytest.raises(ForetuneError, match=message):
+        given.cases()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "meant"),
+    [
+        ("byts", lambda self, problem: 1.0, "bytes"),
+        ("flop", lambda self, problem: 1.0, "flops"),
+        ("suports", staticmethod(lambda config, problem, device: None), "supports"),
+        ("tile", {"BLOCK_M": "rows"}, "tiles"),
+        ("inplace", ("c_ptr",), "in_place"),
+        ("ranges_", {"rows": (1, 8)}, "ranges"),
+    ],
+)
+def test_a_misspelt_declaration_is_refused_unless_the_class_uses_it(toy, name, value, meant):
+    with pytest.raises(ForetuneError, match=f"product: nothing uses {name}: did you mean {meant}?"):
+        declare(toy, **{name: value})
+    used = eval(f"lambda self, arguments: [self.{name} for _ in arguments]")
+    assert declare(toy, **{name: value}, eager=used)
+    assert declare(toy, **{f"_{name}": value, "block_of": value})
 
 
 @pytest.mark.parametrize("device", [None, "h200", 5, {}])

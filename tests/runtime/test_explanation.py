@@ -92,6 +92,14 @@ def test_a_feature_that_only_has_the_name_of_a_knob_is_no_record_of_its_values()
     assert unmeasured_knobs(ranker, family, LAYER, H200, (config, odd), (0, 1)) == [(), ("BLOCK_M",)]
 
 
+def test_a_record_of_the_measured_values_decides_where_there_is_one():
+    family, ranker = foretune.kernels.find_family("matmul"), foretune.load_bundle().ranker("matmul")
+    config = family.space(H200)[0]
+    odd = KernelConfig.from_json(config.to_json() | {"BLOCK_M": 1024})
+    known = {"BLOCK_M": ("1024",), "BLOCK_N": (str(config["BLOCK_N"]),)}
+    assert unmeasured_knobs(ranker, family, LAYER, H200, (config, odd), (0, 1), known) == [("BLOCK_M",), ()]
+
+
 def test_says_what_is_outside_the_training_domain():
     inside = foretune.explain("grouped_gemm_fwd", EXPERTS, "h200", k=1)
     assert (inside.octaves, inside.outside) == (0.0, "")
@@ -110,10 +118,23 @@ def test_renders_itself():
     assert value["training_domain"] == {"octaves": 0.0, "outside": ""}
     contribution = value["configs"][0]["contributions"][0]
     assert set(contribution) == {"feature", "value", "factor"}
-    assert repr(explained).startswith("<Explanation of 2 of ")
-    assert str(explained).splitlines()[0].endswith(" -> 2 configs")
+    assert value["given"] > value["candidates"]
+    said = f"{LAYER} on NVIDIA H200: {value['given']} configs, {value['candidates']} usable -> 2"
+    assert (repr(explained), str(explained).splitlines()[0]) == (f"<Explanation of {said}>", said)
+    assert explained.__rich__().title == said
     assert len(explained.__rich__().rows) == 2
     assert "<table>" in explained._repr_html_()
+
+
+def test_a_legend_says_what_the_shown_features_are():
+    explained = foretune.explain("matmul", LAYER, "h200", k=2)
+    shown = {one.feature for config in explained.configs for one in config.main}
+    assert {"network", "tma"} <= shown
+    assert {one.feature for config in explained.configs for one in config.contributions} == set(explained.legend)
+    lines = str(explained).splitlines()
+    assert [line.split(":")[0].strip() for line in lines[-len(shown) :]] == [n for n in explained.legend if n in shown]
+    assert "  tma: 1 if tiles are moved by the tensor memory accelerator" in explained.__rich__().below
+    assert explained.to_json()["legend"]["tma"] == explained.legend["tma"]
 
 
 def test_a_bundle_with_rankers_of_its_own_has_no_contributions(toy):

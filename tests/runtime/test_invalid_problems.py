@@ -127,12 +127,12 @@ def test_a_launch_without_work_is_predicted_and_nobody_is_warned(monkeypatch):
 
 def test_a_cover_asks_nothing_of_the_size_that_it_is_made_for():
     made = [
-        foretune.cover(GROUPED, layer(rows=rows), "rows", (16, 64), n=1, sizes=[16, 64], device="h200")
+        foretune.cover(GROUPED, layer(rows=rows), "rows", (16, 64), k=1, sizes=[16, 64], device="h200")
         for rows in (0, 64)
     ]
     assert made[0].configs == made[1].configs
     with pytest.raises(ForetuneError, match="groups of grouped_gemm_fwd must be at least 1 but is 0"):
-        foretune.cover(GROUPED, layer(groups=0), "rows", (16, 64), n=1, device="h200")
+        foretune.cover(GROUPED, layer(groups=0), "rows", (16, 64), k=1, device="h200")
 
 
 def test_a_launch_without_work_is_not_logged(monkeypatch, tmp_path):

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 from foretune.datasets import ForetuneError, Problem
-from foretune.runtime import ForetuneWarning, Pruner, resolve_mode
+from foretune.runtime import ForetuneWarning, Pruner, make_explanation, resolve_mode
 
 CALL = {"a_ptr": None, "M": 64, "N": 64, "K": 64}
 
@@ -117,6 +117,16 @@ def test_each_problem_is_logged_in_one_line_once(toy, caplog):
     ]
     assert {record.levelname for record in caplog.records} == {"INFO"}
     assert all(record.name.startswith("foretune") for record in caplog.records)
+
+
+def test_the_log_and_an_explanation_count_configs_in_the_same_way(toy, caplog):
+    family = toy.ToyFamily(lambda config, problem: "too small" if config["BLOCK_K"] == 16 else None)
+    problem = Problem.of("toy", rows=64, n=16, k=32, dtype="fp16")
+    with caplog.at_level("INFO", logger="foretune"):
+        Pruner(family, k=2, device=toy.H200, bundle=toy.ToyBundle()).positions(problem, tuple(toy.triton_configs()))
+    assert caplog.messages == ["foretune: toy 64x16x32 fp16 on NVIDIA H200: 6 configs, 4 usable -> 2"]
+    explained = make_explanation(family, problem, toy.H200, k=2, bundle=toy.ToyBundle())
+    assert "NVIDIA H200: 6 configs, 4 usable -> 2" in str(explained)
 
 
 @pytest.mark.filterwarnings("ignore::foretune.ForetuneWarning")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
-from foretune.datasets import Status
+from foretune.datasets import ForetuneError, Status
 from foretune.runtime.tuning import session as session_module
-from foretune.runtime.tuning.session import Measured, TuningSession, none_launched
+from foretune.runtime.tuning.session import Measured, TuningSession, checked_time, none_launched
 
 
 class Memory(dict):
@@ -123,3 +125,9 @@ def test_what_is_refused_counts_in_this_session_alone(time_one):
     failed = none_launched("kernel", session)
     assert failed.__cause__ is error
     assert str(failed) == "kernel: none of its 1 configs could be launched:\n  RuntimeError: no launch\n    a"
+
+
+@pytest.mark.parametrize("time_us", [0.0, -1.0, math.inf, math.nan])
+def test_a_time_that_is_none_is_refused_with_the_accepted_ones(time_us):
+    with pytest.raises(ForetuneError, match=f"must be a positive finite number of microseconds but was {time_us}"):
+        checked_time(time_us)

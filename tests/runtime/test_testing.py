@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+
 import foretune
 import pytest
 import torch
 import triton
 from foretune.datasets import DeviceSpec, ForetuneError
-from foretune.runtime import stubbed
+from foretune.runtime import stubbed, testing
 from foretune.runtime.launching.stub_driver import device_here
 from foretune.runtime.testing import use_stub_device
 
@@ -40,6 +42,16 @@ def test_as_a_function_it_lasts_until_it_is_closed():
         stub.close()
     stub.close()  # which changes nothing
     assert triton.runtime.driver._active is before
+
+
+def test_it_stays_active_without_a_reference_to_it():
+    before = triton.runtime.driver._active
+    use_stub_device(H100)
+    gc.collect()
+    assert device_here() == H100
+    (stub,) = testing._active
+    stub.close()
+    assert (triton.runtime.driver._active, testing._active) == (before, set())
 
 
 def test_a_device_may_be_a_file(tmp_path):

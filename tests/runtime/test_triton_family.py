@@ -537,8 +537,6 @@ def test_timers_reset_what_is_updated_in_place_before_each_launch():
 
 
 def test_what_cannot_be_drawn_is_refused():
-    with pytest.raises(ForetuneError, match="no range to draw n from"):
-        scale_under("plain", ranges={}).cases()
     with pytest.raises(ForetuneError, match="no models"):
         Scale().cases(tokens=[16])
 

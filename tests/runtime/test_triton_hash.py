@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import get_ident
 
 import pytest
+from foretune.runtime import use_stub_driver
 from foretune.runtime.launching import ahead, triton_hash
 
 cache = pytest.importorskip("triton.runtime.cache")
@@ -72,6 +73,41 @@ def test_the_next_process_finds_it_and_hashes_nothing(hashing):
     assert hashing.of_a_new_process() == first == "hash of one"
     assert len(hashing.threads) == made
     assert hashing.file.stat().st_mode & 0o77 == 0
+
+
+def test_a_process_is_given_it_once(hashing, monkeypatch):
+    hashing.of_a_new_process()
+    made = len(hashing.threads)
+    triton_hash.hash_triton.cache_clear()
+    cache.triton_key = hashing
+    triton_hash.hash_triton()
+    assert cache.triton_key() == "hash of one"
+    assert len(hashing.threads) == made
+    cache.triton_key = hashing
+    triton_hash.hash_triton()
+    assert cache.triton_key is hashing
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("way", ["attach", "foretune.autotune"])
+def test_the_first_launch_of_a_tuned_kernel_finds_it(way, own_cache, filler, monkeypatch):
+    """Triton would hash its installation in the launch, which is most of a first launch with cached binaries."""
+    import foretune
+    import triton
+
+    monkeypatch.setattr(ahead._jobs, "underway", {})
+    monkeypatch.setattr(triton_hash, "_known", [])
+    triton_hash._hash()  # an earlier process
+    triton_hash.hash_triton.cache_clear()
+    hashed = []
+    monkeypatch.setattr(cache, "triton_key", lambda: hashed.append(1) or "another hash")
+    declare = triton.autotune if way == "attach" else foretune.autotune
+    kernel = declare(filler.configs((1, 2)), ["M", "N"])(triton.jit(filler.fill_kernel))
+    with use_stub_driver(filler.H200):
+        if way == "attach":
+            foretune.attach(kernel)
+        filler.launch(kernel)
+    assert hashed == []
 
 
 @pytest.mark.parametrize("name", ["language/core.py", "_C/libtriton.so", "language/new.py"])

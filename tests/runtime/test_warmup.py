@@ -17,7 +17,7 @@ from foretune.kernels import find_family
 from foretune.runtime import ForetuneWarning, TritonFamily, use_stub_driver
 from foretune.runtime.tuning.cache.known import known_kernels
 from foretune.runtime.tuning.launch_arguments import are_kept_arguments, stand_ins
-from foretune.runtime.tuning.warmup import WarmedUp, problems_from_csv, warm_up, warm_up_seen
+from foretune.runtime.tuning.warmup import WarmedUp, problems_from_csv, warm_up, warm_up_tuned
 
 torch = pytest.importorskip("torch")
 
@@ -71,6 +71,11 @@ def test_problems_come_from_a_file_each_once(tmp_path):
     assert problems_from_csv(path, Scale()) == [Problem.of("scale", n=64, dtype=d) for d in ("fp32", "fp16")]
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
+    path = _shapes(tmp_path, "\ufeffn,dtype\n 64 ,fp16\n")
+    assert problems_from_csv(path, Scale()) == [Problem.of("scale", n=64, dtype="fp16")]
+
+
 def test_a_column_may_be_left_out_that_has_a_default(tmp_path):
     path = _shapes(tmp_path, "m,n,k\n8,16,32\n")
     assert problems_from_csv(path, find_family("matmul")) == [Problem.of("matmul", batch=1, m=8, n=16, k=32)]
@@ -82,9 +87,14 @@ def test_a_column_may_be_left_out_that_has_a_default(tmp_path):
         ("", "must have the columns n, and may have dtype and flags, but lacks n"),
         ("m,n\n1,2\n", "but has 'm'"),
         ("n,n\n1,2\n", "but has a column twice"),
-        ("n\nmany\n", "line 2: invalid literal"),
-        ("n\n1\n1,2\n", "line 3: "),
-        ("n\n-1\n", "line 2: dimension n must be"),
+        ("n\nmany\n", "shapes.csv', line 2: column n must be an integer between 0 and 1099511627776 but got 'many'"),
+        ("n\n1\n1,2\n", r"shapes.csv', line 3: a row must have 1 values \(n\) but has 2: '1,2'"),
+        ("n,dtype\n1\n", r"line 2: a row must have 2 values \(n, dtype\) but has 1: '1'"),
+        ("n\n-1\n", "line 2: column n must be an integer between 0 and 1099511627776 but got '-1'"),
+        ("n\n1.5\n", "line 2: column n must be .* but got '1.5'"),
+        ("n,dtype\n,fp32\n", "line 2: column n must be .* but got ''"),
+        (f"n\n{'9' * 5000}\n", "line 2: column n must be "),
+        ('n,flags\n1,"\n"\n\nmany,\n', "line 5: column n must be .* but got 'many'"),  # a quoted line break
         ("n,dtype\n1,int3\n", "line 2: dtype must be one of"),
         ("n,flags\n1,odd\n", "line 2: odd is not a flag of scale"),
     ],
@@ -264,9 +274,9 @@ def test_of_a_kernel_whose_timings_predict_the_best_configs_alone_are_compiled(t
     _tune(tuned, toy, *range(64, 192, 16))
     near, far = (_shapes(tmp_path, f"n\n{text}\n").rename(tmp_path / text[:3]) for text in ("100\n101", "5000"))
     with use_stub_driver(toy.H200):
-        assert warm_up_seen("tuned_package.fill", toy.H200, shapes=near).binaries == 2
-        assert warm_up_seen("tuned_package.fill", toy.H200, shapes=near, k=2).binaries == 2  # advised is one
-        assert warm_up_seen("tuned_package.fill", toy.H200, shapes=far).binaries == 2  # all, far from what is known
+        assert warm_up_tuned("tuned_package.fill", toy.H200, shapes=near).binaries == 2
+        assert warm_up_tuned("tuned_package.fill", toy.H200, shapes=near, k=2).binaries == 2  # advised is one
+        assert warm_up_tuned("tuned_package.fill", toy.H200, shapes=far).binaries == 2  # all, far from the tuned shapes
 
 
 def test_a_row_is_otherwise_like_the_nearest_launch_whatever_its_arguments_are_called(
@@ -279,10 +289,10 @@ def test_a_row_is_otherwise_like_the_nearest_launch_whatever_its_arguments_are_c
     with use_stub_driver(toy.H200), foretune.attached([kernel]):
         for family, dtype in ((32, 1), (4096, 32), (2048, 7)):
             kernel[(1,)](x, family, dtype)
-    warm_up_seen("tuned_package.another", toy.H200, shapes=_shapes(tmp_path, "family\n48\n16\n4080\n"))
+    warm_up_tuned("tuned_package.another", toy.H200, shapes=_shapes(tmp_path, "family\n48\n16\n4080\n"))
     assert compiled == {(("family", n), ("dtype", dtype)) for n, dtype in ((48, 1), (16, 1), (4080, 32))}
     with pytest.raises(ForetuneError, match=r"line 2: .*-1"):
-        warm_up_seen("tuned_package.another", toy.H200, shapes=_shapes(tmp_path, "family,dtype\n-1,2\n"))
+        warm_up_tuned("tuned_package.another", toy.H200, shapes=_shapes(tmp_path, "family,dtype\n-1,2\n"))
 
 
 def test_a_logged_launch_of_another_kind_is_named(tuned, toy):
@@ -291,7 +301,7 @@ def test_a_logged_launch_of_another_kind_is_named(tuned, toy):
     (seen,) = known.problems
     like, other = (replace(seen.problem, flags=(*seen.problem.flags, *more)) for more in ((), ("bias",)))
     with use_stub_driver(toy.H200):
-        warmed = warm_up_seen("tuned_package", toy.H200, logged=[like, other, Problem.of("another", n=8)])
+        warmed = warm_up_tuned("tuned_package", toy.H200, logged=[like, other, Problem.of("another", n=8)])
     assert (warmed.problems, warmed.binaries) == (2, 2)
     assert warmed.failed == (f"{other}: no launch of its dtypes and flags is known",)
 
@@ -307,9 +317,9 @@ def test_a_logged_launch_of_another_kind_is_named(tuned, toy):
         ("tuned_package.fill", "n,n\n8,8\n", "each once, among n, rows, but has 'n, n'"),
         ("tuned_package.fill", "n\n", "must have a line for each launch but has none"),
         ("tuned_package.fill", "", "must have a line for each launch but has none"),
-        ("tuned_package.fill", "n\n8\nx\n", "line 3: invalid literal"),
+        ("tuned_package.fill", "n\n8\nx\n", "line 3: column n must be an integer between 0 and .* but got 'x'"),
         ("tuned_package.fill", "n\n-8\n", "line 2: .*-8"),
-        ("tuned_package.fill", "n\n8,8\n", "line 2: "),
+        ("tuned_package.fill", "n\n8,8\n", r"line 2: a row must have 1 values \(n\) but has 2: '8,8'"),
         ("tuned_package", "n\n8\n", "the shapes of one kernel, but 'tuned_package' has 2 kernels"),
         ("json", "n\n8\n", "'json' is not an autotuned kernel, nor a module that has one"),
     ],
@@ -317,18 +327,18 @@ def test_a_logged_launch_of_another_kind_is_named(tuned, toy):
 def test_shapes_that_are_none_of_a_kernels_are_refused(tuned, toy, tmp_path, name, text, said):
     _tune(tuned, toy, 64)
     with pytest.raises(ForetuneError, match=said):
-        warm_up_seen(name, toy.H200, shapes=_shapes(tmp_path, text))
+        warm_up_tuned(name, toy.H200, shapes=_shapes(tmp_path, text))
 
 
 def test_what_cannot_be_compiled_ahead_of_a_package_is_named(tuned, toy, tmp_path):
     tuned()
     with pytest.raises(ForetuneError, match="no launch is known that was tuned"):
-        warm_up_seen("tuned_package", toy.H200)
+        warm_up_tuned("tuned_package", toy.H200)
     with pytest.raises(ForetuneError, match=r"there is no module or kernel 'no_such_package.kernel'"):
-        warm_up_seen("no_such_package.kernel", toy.H200)
+        warm_up_tuned("no_such_package.kernel", toy.H200)
     (tmp_path / "broken_package.py").write_text("import no_such_package")
     with pytest.raises(ForetuneError, match="'broken_package' cannot be imported: ModuleNotFoundError"):
-        warm_up_seen("broken_package", toy.H200)
+        warm_up_tuned("broken_package", toy.H200)
 
 
 @pytest.mark.parametrize(

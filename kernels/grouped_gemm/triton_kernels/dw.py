@@ -130,7 +130,10 @@ def matrix_descriptor(ptr, matrices, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.co
 
 @triton.jit
 def store_tile(out, matrix, m, n, tile, N, K, TMA: tl.constexpr):
-    """Store a tile of one of many (N, K) matrices; `out` is their pointer or, with TMA, their descriptor."""
+    """Store a tile at (m, n) of matrix number `matrix` in a stack of (N, K) matrices.
+
+    `out` is the stack's pointer or, with TMA, its descriptor.
+    """
     if TMA:
         out.store([matrix, m, n], tile.reshape(1, tile.shape[0], tile.shape[1]))
     else:
@@ -142,10 +145,10 @@ def store_tile(out, matrix, m, n, tile, N, K, TMA: tl.constexpr):
 
 @triton.jit
 def store_partial(out, slot, m, n, acc, N, K, element: tl.constexpr, WORDS: tl.constexpr, TMA: tl.constexpr):
-    """Store float32 sums; if the output is 16-bit, as two matrices of 16-bit words, the upper and the lower halves.
+    """Store a tile of float32 sums in a slot, as elements of the output's dtype.
 
-    As words they take the same path through shared memory as the output, instead of needing twice the space in
-    addition.
+    For a 16-bit output a slot is two matrices: the upper and the lower 16-bit halves of the sums. In this form they
+    take the same path through shared memory as the output, and need no extra float32 buffer of twice the size.
     """
     if WORDS == 1:
         store_tile(out, slot, m, n, acc, N, K, TMA)

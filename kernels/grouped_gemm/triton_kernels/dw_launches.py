@@ -74,9 +74,9 @@ def prepare_dw(
 
 
 def partial_sums(dw: torch.Tensor, tile_map: TileMap) -> torch.Tensor:
-    """Return memory for the partial sums, (slots, words, N, K): float32 stored as words of dw's dtype.
+    """Return memory for the partial sums, (slots, words, N, K): float32 values stored as words of dw's dtype.
 
-    Without slots it is dw itself, because a descriptor needs an address.
+    If no group can be split, return dw itself, because a TMA descriptor needs a valid address.
     """
     import torch
 
@@ -113,7 +113,7 @@ def launcher_of(config: KernelConfig) -> Launcher:
 
 @cache
 def launcher_of_jobs() -> Launcher:
-    """Return the launcher of the warp-specialized kernel, importing Gluon, which other configs do not need."""
+    """Return the launcher of the warp-specialized kernel; this imports Gluon, which other configs do not need."""
     from .specialized_dw import specialized_dw_kernel
 
     return Launcher(specialized_dw_kernel)

@@ -122,12 +122,12 @@ def launcher_of(config: KernelConfig) -> Launcher:
 
 @cache
 def launcher_of_jobs() -> Launcher:
-    """Return the launcher of the warp-specialized kernel, importing Gluon, which other configs do not need."""
+    """Return the launcher of the warp-specialized kernel; this imports Gluon, which other configs do not need."""
     from .specialized_gemm import specialized_gemm_kernel
 
     return Launcher(specialized_gemm_kernel)
 
 
 def constants(config: KernelConfig) -> dict[str, int]:
-    """Return the constexpr parameters that only the warp-specialized kernels have, dW's too."""
+    """Return the constexpr parameters that only the warp-specialized kernels have; the same for forward, dX and dW."""
     return {"STAGES": config.num_stages} if config["CONSUMERS"] else {}

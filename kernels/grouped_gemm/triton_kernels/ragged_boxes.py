@@ -27,16 +27,19 @@ def ragged_descriptor(ptr, columns, BLOCK_ROWS: gl.constexpr, BLOCK_COLUMNS: gl.
 
 @gluon.jit
 def load_ragged(desc, row, row_end, column, is_full, held):
-    """Load the box at (row, column) into `held`, with zeros from `row_end` on and past the last column."""
+    """Start a TMA load of the box at (row, column) into `held`, with zeros from `row_end` on and past the last column.
+
+    `held` is shared memory of the box's shape; the load completes on the barrier `is_full`.
+    """
     box = held.reshape([1, 1, held.shape[0], held.shape[1]])
     load_tile(desc, [FAR, row_end, row - row_end + FAR, column], is_full, box)
 
 
 @gluon.jit
 def store_ragged(tile, desc, held, row, row_end, column):
-    """Store the rows of a group's tile before `row_end`, and its columns up to the last one, through `held`.
+    """Store a tile at (row, column) by TMA, without rows from `row_end` on and columns past the last one.
 
-    `held` is shared memory for as many columns as are stored at a time.
+    The tile passes through `held`, shared memory whose number of columns is stored at a time.
     """
     if held.shape[1] < tile.shape[1]:
         left, right = halves(tile)

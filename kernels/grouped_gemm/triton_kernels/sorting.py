@@ -18,7 +18,10 @@ _ROWS, _COLUMNS = 16, 256  # the block of one program
 
 @triton.jit
 def load_permuted(indices_ptr, rows, inside, limit):
-    """Return (the permuted row of each sorted row, whether it exists); without indices, the rows themselves."""
+    """Return (the permuted position of each sorted row, whether it is valid); without indices, the rows themselves.
+
+    A position is valid if `inside` is true for its row and, with indices, it is at least 0 and less than `limit`.
+    """
     permuted = rows
     if indices_ptr is not None:
         permuted = tl.load(indices_ptr + rows, inside, other=0)

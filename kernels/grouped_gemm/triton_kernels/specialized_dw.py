@@ -103,7 +103,11 @@ def _load(
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Run the loading warp: load every step of all of the program's tiles into the next empty stage."""
+    """Run the loading warp: load every step of all of the program's tiles into the next empty stage.
+
+    `of_all` is (TMA descriptors, shared memory and barriers, tile map, sizes), the same for all warps. SHARE is the
+    number of groups that share a tile, and ROWS the number of a tile's rows per group.
+    """
     descs, shared, map_ptr, sizes = of_all
     dy_desc, x_desc, _dw_desc, _partial_desc = descs
     dy_tiles, x_tiles, _dw_tiles, full, empty, _turns = shared
@@ -136,7 +140,10 @@ def _multiply(
     STAGES: gl.constexpr,
     CONSUMER: gl.constexpr,
 ):
-    """Run a group of multiplying warps: its rows of all of the program's tiles, or every second tile (PINGPONG)."""
+    """Run one group of multiplying warps: its rows of all of the program's tiles, or every second tile (PINGPONG).
+
+    CONSUMER is the index of the group; `_load` explains the other parameters.
+    """
     TURNS: gl.constexpr = SHARE == 1
     PART: gl.constexpr = 0 if TURNS else CONSUMER
     descs, shared, map_ptr, sizes = of_all
@@ -198,20 +205,26 @@ def _multiply(
 
 @gluon.jit
 def _steps_of(row, row_end, BLOCK_K: gl.constexpr):
-    """Return the number of steps of a chunk; an empty one has a step too, because its zeros must be written."""
+    """Return the number of BLOCK_K steps of a chunk, at least 1: zeros must be written for an empty one too."""
     return gl.maximum(gl.cdiv(row_end - row, BLOCK_K), 1)
 
 
 @gluon.jit
 def _steps_of_tile(map_ptr, tile, tiles, chunk_tiles, rows, groups, BLOCK_K: gl.constexpr):
-    """Return the number of steps of a tile's chunk; of the last tile's, if `tile` is past the last."""
+    """Return the number of BLOCK_K steps of the chunk to which a tile belongs.
+
+    A `tile` past the last one counts as the last one.
+    """
     _group, row, row_end, _slot = load_chunk(map_ptr, gl.minimum(tile, tiles - 1) // chunk_tiles, rows, groups)
     return _steps_of(row, row_end, BLOCK_K)
 
 
 @gluon.jit
 def _store_words(acc, desc, held, matrix, m, n):
-    """Store float32 sums as two matrices of 16-bit words, as `sum_partials_kernel` reads them: upper, lower halves."""
+    """Store a tile of float32 sums as two matrices of 16-bit words, which `sum_partials_kernel` reads.
+
+    Matrix number `matrix` receives the upper halves, and the next one the lower halves.
+    """
     bits = acc.to(gl.uint32, bitcast=True)
     _store((bits >> 16).to(gl.uint16).to(held.dtype, bitcast=True), desc, held, matrix, m, n)
     _store((bits & 0xFFFF).to(gl.uint16).to(held.dtype, bitcast=True), desc, held, matrix + 1, m, n)
@@ -219,7 +232,10 @@ def _store_words(acc, desc, held, matrix, m, n):
 
 @gluon.jit
 def _store(tile, desc, held, matrix, m, n):
-    """Store a group's part of a tile, as many columns at a time as `held` has."""
+    """Store one warp group's part of a tile at (m, n) of matrix number `matrix`, by TMA.
+
+    It passes through `held`, shared memory whose number of columns is stored at a time.
+    """
     if held.shape[1] < tile.shape[1]:
         left, right = halves(tile)
         _store(left, desc, held, matrix, m, n)

@@ -110,7 +110,11 @@ def _load(
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Run the loading warp: load every step of all of the program's tiles into the next empty stage."""
+    """Run the loading warp: load every step of all of the program's tiles into the next empty stage.
+
+    `of_all` is (TMA descriptors, shared memory and barriers, tile map, sizes), the same for all warps. SHARE is the
+    number of groups that share a tile, and ROWS the number of a tile's rows per group.
+    """
     BLOCK_M: gl.constexpr = ROWS * SHARE
     descs, shared, map_ptr, sizes = of_all
     x_desc, w_desc, _y_desc = descs
@@ -153,7 +157,10 @@ def _multiply(
     STAGES: gl.constexpr,
     CONSUMER: gl.constexpr,
 ):
-    """Run a group of multiplying warps: its rows of all of the program's tiles, or every second tile (PINGPONG)."""
+    """Run one group of multiplying warps: its rows of all of the program's tiles, or every second tile (PINGPONG).
+
+    CONSUMER is the index of the group; `_load` explains the other parameters.
+    """
     BLOCK_M: gl.constexpr = ROWS * SHARE
     TURNS: gl.constexpr = SHARE == 1
     PART: gl.constexpr = 0 if TURNS else CONSUMER

@@ -34,25 +34,32 @@ _CHUNK_STEP = tl.constexpr(128)
 
 @triton.jit
 def tile_capacity(rows, groups):
-    """Return the most tiles for any BLOCK_M and any sizes: each group adds at most one ragged tile."""
+    """Return an upper bound on the number of M tiles, for any BLOCK_M and group sizes that sum to at most `rows`.
+
+    There are at most rows / 16 full tiles, as 16 is the smallest BLOCK_M, and each group adds at most one partial tile.
+    """
     return tl.cdiv(rows, 16) + groups
 
 
 @triton.jit
 def chunk_capacity(rows, groups, chunk_rows):
-    """Return the most chunks for any sizes."""
+    """Return an upper bound on the number of chunks of at most `chunk_rows` rows, for any group sizes."""
     return rows // chunk_rows + groups
 
 
 @triton.jit
 def slot_capacity(rows, chunk_rows):
-    """Return the most partial sums: a group of more than `chunk_rows` rows has fewer than twice rows / chunk_rows."""
+    """Return an upper bound on the number of slots, which hold the partial sums of groups split into chunks.
+
+    A split group of s > chunk_rows rows needs ceil(s / chunk_rows) slots, fewer than 2 * s / chunk_rows. Over all
+    groups, whose sizes sum to at most `rows`, that is fewer than 2 * rows / chunk_rows.
+    """
     return 2 * (rows // chunk_rows)
 
 
 @triton.jit
 def tiles_offset(BLOCK_M: tl.constexpr, rows, groups):
-    """Return the offset of the entries of one BLOCK_M; 512 gives the offset of what follows the largest."""
+    """Return the offset in the map of the tiles for one BLOCK_M; 512 gives the offset of the chunks after all tiles."""
     return _HEADER + block_index(BLOCK_M) * tile_capacity(rows, groups) * _TILE
 
 
@@ -150,7 +157,7 @@ def clamped(sizes, rows):
 
 @triton.jit
 def n_chunks_of(sizes, chunk_rows):
-    """Return the number of chunks of a group; an empty one has a chunk too, because its zeros must be written."""
+    """Return the number of chunks of each group, at least 1: zeros must be written for an empty one too."""
     return tl.maximum((sizes + chunk_rows - 1) // chunk_rows, 1)
 
 
@@ -162,7 +169,7 @@ def load_tile_count(map_ptr, BLOCK_M: tl.constexpr):
 
 @triton.jit
 def load_tile(map_ptr, m_tile, rows, groups, BLOCK_M: tl.constexpr):
-    """Load (group, first row, end row) of one M tile; the end is the group's."""
+    """Load (group, first row, end row) of one M tile; the end is that of the whole group."""
     entry_ptr = map_ptr + tiles_offset(BLOCK_M, rows, groups) + m_tile * _TILE
     return tl.load(entry_ptr), tl.load(entry_ptr + 1), tl.load(entry_ptr + 2)
 
@@ -175,14 +182,17 @@ def load_chunk_count(map_ptr):
 
 @triton.jit
 def load_chunk(map_ptr, chunk, rows, groups):
-    """Load (group, first row, end row, slot) of one chunk; the slot of its partial sum is -1 for a whole group."""
+    """Load (group, first row, end row, slot) of one chunk.
+
+    The slot is the index of its partial sum, or -1 if the chunk is a whole group and so has the final sum.
+    """
     entry_ptr = map_ptr + tiles_offset(512, rows, groups) + chunk * _CHUNK
     return tl.load(entry_ptr), tl.load(entry_ptr + 1), tl.load(entry_ptr + 2), tl.load(entry_ptr + 3)
 
 
 @triton.jit
 def load_chunk_steps(map_ptr, chunks, there, rows, groups, BLOCK_K: tl.constexpr):
-    """Load the number of steps of BLOCK_K rows of some chunks, at least one; 0 where not `there`."""
+    """Load for each of the given chunks its number of BLOCK_K steps, at least 1; 0 where the mask `there` is false."""
     entry_ptrs = map_ptr + tiles_offset(512, rows, groups) + chunks * _CHUNK
     row = tl.load(entry_ptrs + 1, there, other=0)
     row_end = tl.load(entry_ptrs + 2, there, other=0)
@@ -191,7 +201,7 @@ def load_chunk_steps(map_ptr, chunks, there, rows, groups, BLOCK_K: tl.constexpr
 
 @triton.jit
 def load_split(map_ptr, split, rows, groups, chunk_rows):
-    """Load (group, first slot, slots) of one split group; slots is 0 if there are fewer split groups."""
+    """Load (group, first slot, number of slots) of split group number `split`, or zeros if there are fewer of them."""
     chunks_ptr = map_ptr + tiles_offset(512, rows, groups)
     entry_ptr = chunks_ptr + chunk_capacity(rows, groups, chunk_rows) * _CHUNK + split * _SPLIT
     there = split < tl.load(map_ptr + _BLOCKS + 1)
@@ -220,7 +230,7 @@ _launch = Launcher(tile_map_kernel)
 
 @lru_cache(maxsize=4096)  # calls of a layer have the same sizes
 def _prepared(rows: int, groups: int, chunk_rows: int) -> tuple[int, PreparedLaunch]:
-    """Return the number of a map's entries, and the prepared launch on (group sizes, entries)."""
+    """Return the length of a map, and a prepared launch that builds one from the arguments (group sizes, map)."""
     chunks = rows // chunk_rows + groups
     tiles = -(-rows // BLOCKS_M[0]) + groups
     size = 8 + len(BLOCKS_M) * tiles * 3 + chunks * 4 + rows // chunk_rows * 3
@@ -229,7 +239,10 @@ def _prepared(rows: int, groups: int, chunk_rows: int) -> tuple[int, PreparedLau
 
 
 class TileMap(NamedTuple):
-    """The map of one routing, built on the device, for any config. Build it once per layer with `TileMap.build`."""
+    """The tiles and chunks of one routing's groups, on the device, for any config.
+
+    Build the map once per layer with `TileMap.build`.
+    """
 
     entries: torch.Tensor  # int32: header, tiles of every BLOCK_M, chunks, split groups
     rows: int
@@ -243,7 +256,7 @@ class TileMap(NamedTuple):
         Args:
             group_sizes: (groups,) int32; or int64, which one more small kernel converts.
             rows: The number of rows.
-            chunk_rows: The most rows of a chunk (`variants.chunk_rows`); if omitted, no group is split.
+            chunk_rows: The maximum number of rows per chunk (`variants.chunk_rows`); if omitted, no group is split.
         """
         import torch
 
@@ -263,15 +276,15 @@ class TileMap(NamedTuple):
 
     @property
     def most_chunks(self) -> int:
-        """The most chunks that the map can hold."""
+        """The maximum number of chunks that the map can hold."""
         return self.rows // self.chunk_rows + self.groups
 
     @property
     def most_splits(self) -> int:
-        """The most groups that can be split: each of them has more than `chunk_rows` rows."""
+        """The maximum number of groups that can be split: each of them has more than `chunk_rows` rows."""
         return self.rows // self.chunk_rows if self.rows > self.chunk_rows else 0
 
     @property
     def slots(self) -> int:
-        """The number of partial sums to allocate; a split group needs at most two per full chunk in it."""
+        """The number of partial sums to allocate; a split group needs at most two per `chunk_rows` rows that it has."""
         return 2 * self.most_splits

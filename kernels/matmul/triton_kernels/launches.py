@@ -96,7 +96,10 @@ def prepare_matmul(
 
 
 def are_aligned(a: torch.Tensor, b: torch.Tensor, y: torch.Tensor) -> bool:
-    """Return whether rows of all three begin at multiples of 16 bytes, and are that long, in bytes of a's elements."""
+    """Return whether the row lengths and row strides of all three tensors are multiples of 16 bytes.
+
+    Bytes are those of a's elements. The tensors' own addresses are not checked.
+    """
     unit = ALIGNMENT // a.element_size()
     sizes = [size for tensor in (a, b, y) for size in (tensor.shape[-1], tensor.stride(-2))]
     return not any(size % unit for size in sizes)

@@ -149,7 +149,11 @@ def _load(
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Run the loading warp: load every step of all of the program's tiles into the next empty stage."""
+    """Run the loading warp: load every step of all of the program's tiles into the next empty stage.
+
+    `of_all` is (TMA descriptors, shared memory and barriers, sizes), the same for all warps. SHARE groups share a tile
+    and have ROWS of its rows each. Its columns are multiplied in two parts, WIDE and REST, of which REST may be 0.
+    """
     descs, shared, sizes = of_all
     a_desc, b_desc, rest_desc, _ = descs
     a_tiles, b_tiles, rest_tiles, _, full, empty, _ = shared
@@ -187,7 +191,10 @@ def _multiply(
     STAGES: gl.constexpr,
     CONSUMER: gl.constexpr,
 ):
-    """Run a group of multiplying warps: its rows of all of the program's tiles, or every second tile (PINGPONG)."""
+    """Run one group of multiplying warps: its rows of all of the program's tiles, or every second tile (PINGPONG).
+
+    CONSUMER is the index of the group; `_load` explains the other parameters.
+    """
     TURNS: gl.constexpr = SHARE == 1
     PART: gl.constexpr = 0 if TURNS else CONSUMER
     SECOND: gl.constexpr = REST if REST > 0 else _SWIZZLED
@@ -259,7 +266,10 @@ def _multiply(
 
 @gluon.jit
 def _store(acc, bias_ptr, y_desc, held, matrix, row, col, N, ACTIVATION: gl.constexpr):
-    """Store a group's part of some columns, as many at a time as `held` has."""
+    """Add the bias to one warp group's block of sums, apply the activation, and store it by TMA at (row, col).
+
+    It passes through `held`, shared memory whose number of columns is stored at a time.
+    """
     COLUMNS: gl.constexpr = acc.shape[1]
     if held.shape[1] < COLUMNS:
         left, right = halves(acc)
@@ -286,8 +296,8 @@ def _descriptor(
 ):
     """Return a TMA descriptor of (batch, rows, columns), with rows `ld` apart.
 
-    Boxes are SIZE x LENGTH, or LENGTH x SIZE if ALONG_K. There are three dimensions, so that a box past one matrix
-    reads zeros, and writes nothing there.
+    Boxes are SIZE x LENGTH, or LENGTH x SIZE if ALONG_K. The batch is a dimension of its own, so that a box that
+    extends past the end of a matrix reads zeros there and writes nothing.
     """
     layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=SWIZZLE, element_bitwidth=16, rank=3)
     ld = ld.to(gl.int64)
@@ -307,7 +317,7 @@ def _stages(
     LENGTH: gl.constexpr,
     layout: gl.constexpr,
 ):
-    """Allocate shared memory for COUNT tiles of an operand."""
+    """Allocate shared memory for COUNT tiles of an operand, each SIZE x LENGTH, or LENGTH x SIZE if ALONG_K."""
     if ALONG_K:
         return gl.allocate_shared_memory(dtype, [COUNT, LENGTH, SIZE], layout)
     else:
@@ -316,7 +326,10 @@ def _stages(
 
 @gluon.jit
 def _load_box(desc, matrix, k, first, is_full, held, ALONG_K: gl.constexpr):
-    """Load the tile of an operand that begins at `first` (a row of a, or a column of b) and k."""
+    """Start a TMA load of an operand's tile that begins at `first` (a row of a, or a column of b) and k.
+
+    The tile arrives in the shared memory `held`, and the barrier `is_full` signals it.
+    """
     box = held.reshape([1, held.shape[0], held.shape[1]])
     if ALONG_K:
         load_tile(desc, [matrix, k, first], is_full, box)

@@ -135,7 +135,11 @@ def _load(
     CONSUMERS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Run the loading warp: load every step of all of the program's tiles into the next empty stage."""
+    """Run the loading warp: load every step of all of the program's tiles into the next empty stage.
+
+    `of_all` is (TMA descriptors and scales, shared memory and barriers, sizes), the same for all warps. A tile's
+    columns are multiplied in two parts, WIDE and REST, of which REST may be 0.
+    """
     tensors, shared, sizes = of_all
     x_desc, w_desc, rest_desc, _, x_scale_ptr, w_scale_ptr = tensors
     xs, ws, rests, _, scales, full, empty = shared
@@ -184,7 +188,10 @@ def _multiply(
     STAGES: gl.constexpr,
     CONSUMER: gl.constexpr,
 ):
-    """Run a group of multiplying warps: its rows of all of the program's tiles."""
+    """Run one group of multiplying warps: its rows of all of the program's tiles.
+
+    CONSUMER is the index of the group; `_load` explains the other parameters.
+    """
     gl.static_assert(not (REST > 0 and BLOCKWISE), "a tile has one scale of w a step")
     SECOND: gl.constexpr = REST if REST > 0 else WIDE
     PAIRS: gl.constexpr = REST == 0 and CONSUMERS == 2  # three groups lack registers for two products
@@ -257,7 +264,10 @@ def _multiply(
 
 @gluon.jit
 def _begun(shared, zeros, step, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, CONSUMER: gl.constexpr):
-    """Start the product of a step and return it; it is a separate sum, as in the plain kernel."""
+    """Wait until a step's operands have arrived, start its asynchronous product and return it.
+
+    The product starts from `zeros`, so that it is a separate sum, as in the plain kernel.
+    """
     xs, ws, _, _, _, full, _ = shared
     stage = step % STAGES
     mbarrier.wait(full.index(stage), (step // STAGES) & 1)
@@ -267,14 +277,20 @@ def _begun(shared, zeros, step, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, C
 
 @gluon.jit
 def _scale(scales, step, layout: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, CONSUMER: gl.constexpr):
-    """Return x's scales of a group's rows times the scale of w, for a step that has been loaded."""
+    """Return the blockwise scales of one step that has been loaded, (rows,): those of x's rows times that of w.
+
+    The rows are those of warp group CONSUMER.
+    """
     first = step % STAGES * (CONSUMERS + 1)
     return scales.index(first + CONSUMER).load(layout) * scales.index(first + CONSUMERS).load(layout)
 
 
 @gluon.jit
 def _store(y, tensors, held, place, col, sizes, ROWWISE: gl.constexpr, BLOCKWISE: gl.constexpr):
-    """Store a group's part of some columns, times rowwise or tensorwise scales."""
+    """Store one warp group's block of y at column `col`, after multiplying it by rowwise or tensorwise scales.
+
+    `place` is (group, first row, end row). Blockwise scales have been applied already.
+    """
     _, _, _, y_desc, x_scale_ptr, w_scale_ptr = tensors
     _, _, N, _, _, _, _ = sizes
     group, row, row_end = place

@@ -117,7 +117,7 @@ def _columns(examples: Sequence[Example]) -> list[_Column]:
 
 
 class _Leaf:
-    """Examples that share a config, until they are split in two."""
+    """A node of the decision tree: examples that share a config, until they are split in two."""
 
     def __init__(
         self,

@@ -78,7 +78,7 @@ class Frozen:
 
 
 def check_frozen_file(path: Path | str) -> None:
-    """Raise `ForetuneError` if `Frozen.save` would."""
+    """Raise `ForetuneError` if `Frozen.save` would refuse to write this file."""
     check_file(path)
     check_replaceable(path, lambda content: _MARK.encode() in content, "a file that foretune cache freeze wrote")
 
@@ -209,7 +209,7 @@ def _frozen(
 ) -> Frozen:
     """Learn rules from the examples, write them as source, and compute what they lose."""
     rules = learn_rules(examples, most_rules)
-    chosen = _run(_source(kernel, [], rules), examples)  # runs the generated source itself
+    chosen = _run(_source([], rules), examples)  # runs the generated source itself
     measured, predicted = _loss(measured_slowdowns, chosen), _loss(predicted_slowdowns, chosen)
     devices = tuple(dict.fromkeys(example.device for example in examples))
     lines = [
@@ -222,10 +222,10 @@ def _frozen(
         "These losses are for the problems that the rules were made from; configs suit shapes near those. The",
         "rules do not check whether the kernel can run a config: check its conditions (such as divisible dimensions).",
     ]
-    return Frozen(kernel, _source(kernel, lines, rules), len(rules), len(examples), devices, measured, predicted)
+    return Frozen(kernel, _source(lines, rules), len(rules), len(examples), devices, measured, predicted)
 
 
-def _source(kernel: str, lines: Sequence[str], rules: Sequence[Rule]) -> str:
+def _source(lines: Sequence[str], rules: Sequence[Rule]) -> str:
     """Return the Python source of rules, with these lines as its docstring."""
     configs = list(dict.fromkeys(rule.config for rule in rules))
     body = []

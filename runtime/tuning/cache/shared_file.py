@@ -70,7 +70,7 @@ class SharedFile:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """Create the lock; see `renew_in_children`."""
+        """Create a new lock, at construction and in forked processes (see `renew_in_children`)."""
         self._guard = Lock()
 
     def read(self) -> Document:
@@ -104,7 +104,7 @@ class SharedFile:
                 self._apply(change)
 
     def _apply(self, change: Callable[[Document], object]) -> None:
-        """Change a copy, so that concurrent readers and a `change` that raises leave a complete document."""
+        """Apply `change` to a copy, so that concurrent readers and a `change` that raises leave a complete document."""
         document: Document = json.loads(self._text)
         change(document)
         text = _as_json(document)

@@ -43,7 +43,7 @@ class HostTimer:
         self._clock = clock
 
     def sample(self, call: Callable[[], Any], samples: int, undo: Callable[[], Any] | None) -> list[float]:
-        """See `CallTimer`."""
+        """Return the time of each of `samples` calls in microseconds; `undo` runs before each call, untimed."""
         times = []
         for _ in range(samples):
             if undo is not None:
@@ -90,7 +90,7 @@ class KernelTimer:
         self._queues: bool | None = None  # None: not known before the first call
 
     def sample(self, call: Callable[[], Any], samples: int, undo: Callable[[], Any] | None) -> list[float]:
-        """See `CallTimer`."""
+        """Return the times of `samples` calls in microseconds, by `Timer` or by events; see `CallTimer.sample`."""
         if undo is None and self._queues is not False:
             try:
                 times = self._timer().sample(call, samples)

@@ -43,7 +43,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Call:
+class FunctionCall:
     """A call of a tuned function."""
 
     args: tuple[Any, ...]
@@ -61,7 +61,7 @@ class Call:
 
 
 class CallReader:
-    """Reads calls of one function.
+    """Reads the key, problem, device and configs of calls of one function.
 
     `foretune.tune` documents the arguments. `device` replaces the one that calls run on in `supports` and rooflines.
 
@@ -88,7 +88,7 @@ class CallReader:
         self._family = None if family is None else family_of(family)
         self._device = None if device is None else DeviceSpec.find(device)
 
-    def read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], n_ranks: int = 1) -> Call:
+    def read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], n_ranks: int = 1) -> FunctionCall:
         """Return a call that `n_ranks` ranks make. Raises `TypeError` if the function does not accept the arguments."""
         named = self._key.named(args, kwargs, self.space.candidates()[0].knobs)
         fixed = {name: named[name] for name in self.space.knobs if name in named}
@@ -100,9 +100,9 @@ class CallReader:
             own = {name: value for name, value in kwargs.items() if name not in fixed}
             key = self._key.of(args, own, {name: value for name, value in named.items() if name not in fixed})
             problem = problem or problem_of_key(self._name, key)
-        return Call(args, kwargs, named, fixed, text_of(key), problem, place)
+        return FunctionCall(args, kwargs, named, fixed, text_of(key), problem, place)
 
-    def candidates(self, call: Call) -> tuple[dict[Candidate, str], tuple[Candidate, ...]]:
+    def candidates(self, call: FunctionCall) -> tuple[dict[Candidate, str], tuple[Candidate, ...]]:
         """Return the refused configs of a call with the reasons, and the accepted ones in the order of the space.
 
         Raises:
@@ -118,12 +118,12 @@ class CallReader:
             raise all_failed(self._name, [Trial(one.knobs, Status.INVALID, error=why) for one, why in refused.items()])
         return refused, left
 
-    def metrics(self, call: Call) -> Callable[[float | None], dict[str, float]]:
+    def metrics(self, call: FunctionCall) -> Callable[[float | None], dict[str, float]]:
         """Return a function from a time in microseconds to metrics; they are empty if the work is not known."""
         work, device = self._work_of(call), self._device or call.place.spec
         return lambda time_us: {} if work is None or time_us is None else work.metrics(time_us, device)
 
-    def _refusal(self, candidate: Candidate, call: Call) -> str | None:
+    def _refusal(self, candidate: Candidate, call: FunctionCall) -> str | None:
         """Return why a config is refused; None if it is accepted."""
         if self._family is not None and call.problem is not None:
             device = self._device or call.place.spec
@@ -145,7 +145,7 @@ class CallReader:
             raise ForetuneError(f"prune must return True, or False or the reason why not, but returned {shown(kept)}")
         return None if kept else "refused by prune"
 
-    def _work_of(self, call: Call) -> Work | None:
+    def _work_of(self, call: FunctionCall) -> Work | None:
         if self._work is not None:
             return work_of(self._work(*call.args, **call.own_kwargs))
         if isinstance(self._family, Measurable) and call.problem is not None:
@@ -193,9 +193,9 @@ def _cpu() -> Place:
 
 
 def problem_of_key(function: str, key: Any) -> Problem | None:
-    """Return a key that `plain` created as a `Problem`; None if it has no number, or too many for a problem.
+    """Convert a key that `plain` created to a `Problem`; None if it has no number, or too many for a problem.
 
-    Integers >= 0 become dimensions, the dtypes of tensors dtypes, and all other values flags.
+    Integers >= 0 become dimensions, dtypes of tensors become the problem's dtypes, and other values become flags.
 
     >>> print(problem_of_key("scale", {"x": {"shape": [64, 8], "dtype": "float16"}, "mode": "fast"}))
     scale x.0=64 x.1=8 fp16 mode=fast

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from ....datasets import ForetuneError
 from ....datasets.errors import check_flag, check_path
 from ....datasets.forking import renew_in_children
-from ...arguments import warn_once
+from ...arguments import Mode, resolve_mode, warn_once
 from ..session import is_capturing
 from .call_timer import CallTimer
-from .calls import Call, place_of, problem_of_key
+from .calls import FunctionCall, place_of, problem_of_key
 from .config_cache import ConfigCache
 from .function_tuner import CallTuning, FunctionTuner, Reuse, resolve_reuse, trials_of
 from .in_step import Ranks
@@ -59,57 +59,23 @@ class ContextualFunction(FunctionTuner[P, R]):
         renew_in_children(self)
 
     def renew(self) -> None:
-        """See `renew_in_children`."""
+        """Create a new lock for tuning, at construction and in forked processes (see `renew_in_children`)."""
         self._lock = TuningLock()
 
-    @overload
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
-
-    @overload
-    def __call__(
-        self, *args: Any, autotune: bool, autotune_verbose: bool = ..., autotune_pg: Any = ..., **kwargs: Any
-    ) -> R: ...
-
-    @overload
-    def __call__(self, *args: Any, autotune_verbose: bool, autotune_pg: Any = ..., **kwargs: Any) -> R: ...
-
-    @overload
-    def __call__(self, *args: Any, autotune_pg: Any, **kwargs: Any) -> R: ...
-
-    def __call__(  # type: ignore[misc]  # P might contain the options, but `CallKey` refuses such functions
-        self, *args: Any, autotune: bool = True, autotune_verbose: bool = False, autotune_pg: Any = None, **kwargs: Any
-    ) -> Any:
-        """Call the function; the first call with a new key tunes all kernels in it.
-
-        Nothing is tuned while an outer contextual function is being tuned, or a CUDA graph is captured.
-
-        Args:
-            args: Arguments of the function.
-            autotune: False runs the function without tuning.
-            autotune_verbose: Print the progress of tuning to stderr.
-            autotune_pg: A torch process group whose ranks tune together.
-            kwargs: Keyword arguments of the function.
-
-        Returns:
-            The function's result.
-
-        Raises:
-            ForetuneError: As for a call of a `TunedFunction`.
-            TuningFailed: As for a call of a `TunedFunction`, if no config of a kernel works.
-        """
-        tunes = check_flag("autotune", autotune) and context_now() is None
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], tunes: bool, verbose: bool, group: Any) -> Any:
+        tunes = tunes and context_now() is None
         if tunes and is_capturing():
             warn_once(f"{self.name}: a CUDA graph is being captured", ": nothing in it is tuned")
             tunes = False
-        if tunes:
-            call = self._read(args, kwargs, autotune_pg)
-            key = self._memory_key(call, autotune_pg)
+        if tunes and resolve_mode() is not Mode.OFF:
+            call = self._read(args, kwargs, group)
+            key = self._memory_key(call, group)
             if not self._remembered(key) and self._is_repeatable(call, ": it is not tuned as a whole"):
                 with self._lock.turn() as is_mine:  # another thread may tune it meanwhile
                     if is_mine and not self._remembered(key):
                         with context_turn() as has_turn:
                             if has_turn:  # else the function runs untuned
-                                self._tune(call, False, autotune_verbose, autotune_pg)
+                                self._tune(call, False, verbose, group)
         return self.function(*args, **kwargs)
 
     def tune(
@@ -143,12 +109,12 @@ class ContextualFunction(FunctionTuner[P, R]):
                     raise ForetuneError(f"{self.name} is run by a function that is being tuned as a whole")
                 return self._tune(call, check_flag("force", force), autotune_verbose, autotune_pg)
 
-    def _read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], group: Any) -> Call:
+    def _read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], group: Any) -> FunctionCall:
         named = self._key.named(args, kwargs, {})
         key = text_of(self._key.of(args, kwargs, named))
-        return Call(args, kwargs, named, {}, key, None, place_of(named.values(), Ranks(group).size))
+        return FunctionCall(args, kwargs, named, {}, key, None, place_of(named.values(), Ranks(group).size))
 
-    def _tune(self, call: Call, force: bool, verbose: bool, group: Any) -> tuple[TuneResult, ...]:
+    def _tune(self, call: FunctionCall, force: bool, verbose: bool, group: Any) -> tuple[TuneResult, ...]:
         with self._tuning(call, group, verbose, self._logs) as tuning:
             results = self._tune_in_step(tuning, force)
         self._chosen[self._memory_key(call, group)] = True
@@ -157,7 +123,7 @@ class ContextualFunction(FunctionTuner[P, R]):
     def _tune_in_step(self, tuning: CallTuning, force: bool) -> tuple[TuneResult, ...]:
         call, began = tuning.call, self._clock()
         records = {} if force else self._records(call)
-        if not tuning.is_shared(text_of({label: record.gist for label, record in records.items()})):
+        if not tuning.is_shared(text_of({label: record.digest for label, record in records.items()})):
             records = {}
         sites = Sites({label: (record.chosen, record.done) for label, record in records.items()})
         with in_context(sites), forced(), tuning.undone():
@@ -217,7 +183,7 @@ class ContextualFunction(FunctionTuner[P, R]):
         self._keep(tuning.call, {"sites": {name: one.to_json() for name, one in records.items()}})
         return reason
 
-    def _run(self, call: Call, site: Site, candidate: Any) -> Any:
+    def _run(self, call: FunctionCall, site: Site, candidate: Any) -> Any:
         site.now = candidate
         return self.function(*call.args, **call.kwargs)
 
@@ -226,7 +192,7 @@ class ContextualFunction(FunctionTuner[P, R]):
             tuning.undo()
         return self.function(*tuning.call.args, **tuning.call.kwargs)
 
-    def _records(self, call: Call) -> dict[str, KeyRecord]:
+    def _records(self, call: FunctionCall) -> dict[str, KeyRecord]:
         """Return the usable cached records of the sites of a call's key, by label."""
         if resolve_reuse() is Reuse.ALWAYS:
             return {}

@@ -18,10 +18,10 @@ from ....datasets.errors import MOST, check_integer, shown
 from ...arguments import warn_once
 from ...launching.stub_driver import measures
 from ...timing.flywheel import Software
-from ..progress import teller
+from ..progress import line_reporter
 from ..session import Measured, TuningSession
 from .call_timer import CallTimer, CallTrials, check_timer, timer_for
-from .calls import Call
+from .calls import FunctionCall
 from .config_cache import ConfigCache
 from .config_space import Candidate
 from .in_step import Ranks
@@ -97,14 +97,14 @@ class FunctionTuner(WrappedFunction[P, R]):
             self._chosen.clear()
         return self._chosen.get(key)
 
-    def _record_key(self, call: Call) -> str:
+    def _record_key(self, call: FunctionCall) -> str:
         return record_key(self.name, self._digest, call.place.name, call.key)
 
-    def _memory_key(self, call: Call, group: Any) -> tuple[str, str, int]:
+    def _memory_key(self, call: FunctionCall, group: Any) -> tuple[str, str, int]:
         fixed = text_of(plain(call.fixed, str)) if call.fixed else ""
         return self._record_key(call), fixed, Ranks(group).number
 
-    def _is_repeatable(self, call: Call, consequence: str | None = None) -> bool:
+    def _is_repeatable(self, call: FunctionCall, consequence: str | None = None) -> bool:
         """Return whether a call can be repeated. If not, warn of the consequence, or raise `ForetuneError` if None."""
         if (reason := self._effects.used_up(call.named)) is None:
             return True
@@ -126,19 +126,19 @@ class FunctionTuner(WrappedFunction[P, R]):
             warn_once(f"{self.name}: was tuned with {then}", ": that choice runs; FORETUNE_TUNE=strict tunes again")
         return dict(records)
 
-    def _keep(self, call: Call, entry: dict[str, Any]) -> None:
+    def _keep(self, call: FunctionCall, entry: dict[str, Any]) -> None:
         """Cache the entry of a call's key, unless the driver is a stub, whose times are not real (see `measures`)."""
         if self._timer is not None or measures():
             self.cache.set(self._record_key(call), entry)
 
     @contextmanager
     def _tuning(
-        self, call: Call, group: Any, verbose: bool, logs: Path | None = None, **terms: object
+        self, call: FunctionCall, group: Any, verbose: bool, logs: Path | None = None, **terms: object
     ) -> Iterator[CallTuning]:
         """Begin and end a tuning on all ranks, which must have equal terms (see `Ranks.together`)."""
         ranks, runs = Ranks(group), f"{self.n_warmup} + {self.n_repeat}"
         with ranks.together(self.name, {"key": call.key, "source": self._code, **terms, "runs": runs}):
-            yield CallTuning(self, call, ranks, teller(verbose, self.name, call.key, ranks, logs))
+            yield CallTuning(self, call, ranks, line_reporter(verbose, self.name, call.key, ranks, logs))
 
 
 @dataclass
@@ -149,13 +149,13 @@ class CallTuning:
         tuner: The function that is tuned.
         call: The call.
         ranks: The ranks that tune together.
-        say: Reports a line of progress.
+        report_line: Reports a line of progress.
     """
 
     tuner: FunctionTuner[Any, Any]
-    call: Call
+    call: FunctionCall
     ranks: Ranks
-    say: Callable[[str], object]
+    report_line: Callable[[str], object]
 
     @cached_property
     def undo(self) -> Callable[[], object] | None:
@@ -172,9 +172,9 @@ class CallTuning:
             if undo is not None:
                 undo()
 
-    def is_shared(self, gist: str) -> bool:
-        """Return whether all ranks have the same earlier results (`gist`). If not, all measure again in lockstep."""
-        return len(set(self.ranks.exchange("what is known", gist))) == 1
+    def is_shared(self, digest: str) -> bool:
+        """Return whether all ranks have the same earlier results (`digest`). If not, all measure again in lockstep."""
+        return len(set(self.ranks.exchange("what is known", digest))) == 1
 
     def measure(
         self,
@@ -208,7 +208,7 @@ class CallTuning:
             if measured.time_us is not None:
                 took = f"{measured.time_us:.1f} us"
             so_far = "" if best is None else f" (best {session.measured[best].time_us:.1f} us: {best})"
-            self.say(f"{label}{len(record.measured)}/{len(candidates)} {candidate}: {took}{so_far}")
+            self.report_line(f"{label}{len(record.measured)}/{len(candidates)} {candidate}: {took}{so_far}")
 
         timer = tuner._timer or timer_for(self.call.place.on_gpu, in_step=not ranks.alone)
         session = TuningSession(

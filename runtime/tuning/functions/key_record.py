@@ -91,7 +91,7 @@ class KeyRecord:
         }
 
     @property
-    def gist(self) -> str:
+    def digest(self) -> str:
         """A digest of times and choice, which must be equal on all ranks; spreads and errors may differ."""
         times = {text: one.time_us for text, one in self.measured.items()}
         return hashlib.sha256(text_of([times, self.chosen, self.done]).encode()).hexdigest()
@@ -160,7 +160,7 @@ def records_of(entry: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], 
 
 
 def shorten_largest(records: Sequence[dict[str, Any]]) -> bool:
-    """Drop the slower half of the largest record if it holds a large share of all outcomes; return whether it did."""
+    """Drop the slower half of the largest record if it has a large share of all results; return whether it did."""
     largest: dict[str, Any] = max(records, key=lambda value: len(value["outcomes"]), default={"outcomes": {}})
     outcomes, total = largest["outcomes"], sum(len(value["outcomes"]) for value in records)
     if len(outcomes) <= max(_FEW, _LARGE_SHARE * total):
@@ -188,11 +188,11 @@ class RecordTimes:
         self._began = self._saved = clock()
 
     def recall(self, candidates: Sequence[Candidate]) -> dict[Candidate, Measured]:
-        """See `Known`."""
+        """Return the record's measurements of these candidates; see `Known.recall`."""
         return self._record.of(candidates)
 
     def record(self, candidate: Candidate, measured: Measured, error: Exception | None) -> None:
-        """See `Known`."""
+        """Add a candidate's measurement to the record, which is saved if that is due; see `Known.record`."""
         self._record.measured[candidate.text] = measured
         if measured.time_us is None and self._record.failed_at is None:
             self._record.failed_at = self._now()

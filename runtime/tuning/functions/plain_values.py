@@ -134,7 +134,7 @@ class Reader:
         return self._opened(value, wrapped)
 
     def _opened(self, function: Any, read: Callable[[], Any]) -> Any:
-        """Read a function, unless its name identifies it or it is already being read."""
+        """Return `read()`, or the function's name if that identifies it or it is already being read."""
         if named_in_module(function) is function or id(function) in self._open:
             return f"<function {_name_of(function)}>"
         self._open.add(id(function))
@@ -188,7 +188,7 @@ def _name_of(value: Any) -> str:
 
 
 def named_in_module(function: Any) -> Any:
-    """Return the object that a function's module has under the function's name; None if there is none."""
+    """Return the object at a function's qualified name in its module; None if there is none."""
     found: Any = sys.modules.get(str(function.__module__))
     for name in str(function.__qualname__).split("."):
         found = getattr(found, name, None)

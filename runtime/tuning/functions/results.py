@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....datasets import Problem, Status
 from ....datasets.console import table
-from ....datasets.errors import ForetuneError
+from ....datasets.errors import ForetuneError, abridged, printable
 from ....datasets.files import replacing
 from ..session import TuningFailed
 from .config_space import Candidate
@@ -70,7 +70,7 @@ class Trial:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TuneResult:
     """The result of tuning one function or kernel for one key.
 
@@ -91,6 +91,8 @@ class TuneResult:
 
     >>> trials = (Trial({"tile": 8}, Status.OK, 20.0, 0.0, 3), Trial({"tile": 16}, Status.OK, 10.0, 0.0, 3))
     >>> result = TuneResult("scale", "[64]", None, "cpu", {}, {"tile": 16}, 10.0, trials, 0, 1.5, "the whole space")
+    >>> result
+    <TuneResult of scale [64] on cpu: 2 trials, best tile=16 (10 us)>
     >>> result.best_config, result.to_json()["trials"][0]["time_us"]
     ({'tile': 16}, 20.0)
     >>> print(result.to_csv().splitlines()[1])
@@ -108,6 +110,12 @@ class TuneResult:
     untried: int
     tuned_s: float
     reason: str
+
+    def __repr__(self) -> str:
+        count = f"{len(self.trials)} trial{'s' * (len(self.trials) != 1)}"
+        time = "" if self.best_time_us is None else f" ({self.best_time_us:.4g} us)"
+        key, best = (abridged(printable(str(one)), 60) for one in (self.key, Candidate(self.best_config, "")))
+        return f"<TuneResult of {self.function} {key} on {self.device}: {count}, best {best}{time}>"
 
     @property
     def best(self) -> Trial | None:
@@ -162,6 +170,9 @@ class TuneResult:
         left = len(rows) - len(shown)
         below = [f"On {self.device}, {self.reason}."] + [f"{left} more are in to_csv()."] * (left > 0)
         return table(f"{self.function} {self.key}", columns, shown, below=below)
+
+    def _repr_html_(self) -> str:
+        return str(self.__rich__()._repr_html_())
 
 
 def all_failed(function: str, trials: Sequence[Trial]) -> TuningFailed:

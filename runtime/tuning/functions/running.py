@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from ....datasets.forking import renew_in_children
-from .calls import Call
+from .calls import FunctionCall
 from .config_space import Candidate
 
 #: A thread that waits for a tuning checks the tuning thread every `_LOOK_EVERY_S` seconds. It gives up once that thread
@@ -26,7 +26,7 @@ _here = threading.local()
 class Context(Protocol):
     """A contextual function that is being tuned: it chooses the configs of all tuned functions and kernels in it."""
 
-    def run_function(self, function: Any, call: Call) -> Any:
+    def run_function(self, function: Any, call: FunctionCall) -> Any:
         """Run a call of a `TunedFunction` with the config that this context chooses; return the result."""
 
 
@@ -94,7 +94,7 @@ class _Contexts:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """See `renew_in_children`: a forked child only has the thread that forked, so other holders are gone."""
+        """Forget a context and lock of another thread, which a forked process lacks (see `renew_in_children`)."""
         if self.now is None or self.now[0] != threading.get_ident():
             self.now, self.taken = None, TuningLock()
 

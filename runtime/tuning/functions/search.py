@@ -24,8 +24,8 @@ class Search:
     Args:
         strategy: "exhaustive"; "guided": a model of the function's own timings, trained on every tuned key, selects
             configs; or an `Advisor` of the user's that does so.
-        budget_s: Most seconds of tuning for each key, or None.
-        max_trials: Most configs measured for each key, or None.
+        budget_s: The maximum seconds of tuning for each key, or None.
+        max_trials: The maximum number of configs measured for each key, or None.
 
     Raises:
         ForetuneError: The strategy is unknown, or a limit is not a positive number.
@@ -112,9 +112,8 @@ class Search:
 
     def _advisor_of(self, problem: Problem) -> Advisor:
         if self._advisor is None:
-            self._advisor = OwnTimings(
-                cast(Any, SimpleNamespace(name=problem.family))
-            )  # `OwnTimings` reads only the name
+            # `OwnTimings` reads only the name of a family.
+            self._advisor = OwnTimings(cast(Any, SimpleNamespace(name=problem.family)))
         return self._advisor
 
     def _advised(self, problem: Problem | None, candidates: Sequence[Candidate]) -> Advice:

@@ -15,7 +15,7 @@ from typing import Any
 from ...launching.kernel import Kernel
 from ...launching.source_hash import digest_of
 from ..triton_adapter import Attachment
-from .calls import Call
+from .calls import FunctionCall
 from .config_space import Candidate
 from .in_step import listed
 from .plain_values import plain, text_of, type_name
@@ -116,7 +116,7 @@ class Sites:
         """All sites, in the order of their first launches."""
         return list(self._sites.values())
 
-    def run_function(self, function: Any, call: Call) -> Any:
+    def run_function(self, function: Any, call: FunctionCall) -> Any:
         """Run a call of a `TunedFunction` with its site's current config; return the result."""
         place = (id(function), call.key, text_of(plain(call.fixed, str)))
         site = self._sites.get(place)
@@ -204,19 +204,19 @@ class ForcedCache(dict[Any, Any]):
         self._context = context_now()
 
     def __contains__(self, key: object) -> bool:
-        return self._is_ours() or key in self._real
+        return self._is_same_context() or key in self._real
 
     def __getitem__(self, key: Any) -> Any:
-        return self._config_of(key) if self._is_ours() else self._real[key]
+        return self._config_of(key) if self._is_same_context() else self._real[key]
 
     def get(self, key: Any, default: Any = None) -> Any:
         """See `dict.get`."""
-        return self._config_of(key) if self._is_ours() else self._real.get(key, default)
+        return self._config_of(key) if self._is_same_context() else self._real.get(key, default)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self._real[key] = value
 
-    def _is_ours(self) -> bool:
+    def _is_same_context(self) -> bool:
         return self._context is not None and context_now() is self._context
 
 
@@ -239,7 +239,10 @@ def forced() -> Iterator[None]:
 
 
 def _intercepting_attached(run: Run) -> Run:
-    """Do as `_intercepting` for an attached autotuner: the context bypasses the attachment's own tuning."""
+    """Return a `run` of attachments that lets the context of the thread, if any, choose the config.
+
+    It is as `_intercepting`, and bypasses the attachment's own tuning.
+    """
 
     def intercept(attachment: Attachment, /, *args: Any, **kwargs: Any) -> Any:
         if context_now() is None:

@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from ....datasets import DeviceSpec, Family, ForetuneError, Status
 from ....datasets.errors import check_flag
 from ....datasets.forking import renew_in_children
-from ...arguments import warn_once
+from ...arguments import Mode, resolve_mode, warn_once
 from ...launching.source_hash import digest_of
 from ..session import Measured, is_capturing
-from .calls import Call, CallReader
+from .calls import CallReader, FunctionCall
 from .config_space import Candidate
 from .function_tuner import CallTuning, FunctionTuner, Reuse, resolve_reuse, trials_of
 from .in_step import Ranks, listed
@@ -66,7 +66,7 @@ class TunedFunction(FunctionTuner[P, R]):
         renew_in_children(self)
 
     def renew(self) -> None:
-        """See `renew_in_children`."""
+        """Create new locks, at construction and in forked processes (see `renew_in_children`)."""
         self._guard = threading.Lock()
         self._locks: dict[str, TuningLock] = {}
 
@@ -75,46 +75,13 @@ class TunedFunction(FunctionTuner[P, R]):
         """All configs of the space, as keyword arguments."""
         return [dict(candidate.knobs) for candidate in self._calls.space.candidates()]
 
-    @overload
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
-
-    @overload
-    def __call__(
-        self, *args: Any, autotune: bool, autotune_verbose: bool = ..., autotune_pg: Any = ..., **kwargs: Any
-    ) -> R: ...
-
-    @overload
-    def __call__(self, *args: Any, autotune_verbose: bool, autotune_pg: Any = ..., **kwargs: Any) -> R: ...
-
-    @overload
-    def __call__(self, *args: Any, autotune_pg: Any, **kwargs: Any) -> R: ...
-
-    def __call__(  # type: ignore[misc]  # P might contain the options, but `CallKey` refuses such functions
-        self, *args: Any, autotune: bool = True, autotune_verbose: bool = False, autotune_pg: Any = None, **kwargs: Any
-    ) -> Any:
-        """Call the function with the fastest config; the first call with a new key tunes it.
-
-        Args:
-            args: Arguments of the function.
-            autotune: False measures nothing: a new key runs the best known config, or the first one.
-            autotune_verbose: Print the progress of tuning to stderr.
-            autotune_pg: A torch process group whose ranks tune together.
-            kwargs: Keyword arguments of the function; they may include knobs.
-
-        Returns:
-            The function's result.
-
-        Raises:
-            ForetuneError: An option is not valid, or the result's work is done after the call (futures, generators).
-            TuningFailed: No config works, and they failed with exceptions of different types; the first one is the
-                cause. If all exceptions have one type, the first exception itself is raised. The next call tries again.
-        """
-        call, tunes = self._calls.read(args, kwargs, Ranks(autotune_pg).size), check_flag("autotune", autotune)
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], tunes: bool, verbose: bool, group: Any) -> Any:
+        call = self._calls.read(args, kwargs, Ranks(group).size)
         candidate = config_on_trial(self)  # the function called itself while a config is timed
         if candidate is None:
             if (context := context_now()) is not None:
                 return context.run_function(self, call)
-            candidate = self._choice(call, tunes, autotune_verbose, autotune_pg)
+            candidate = self._choice(call, tunes, verbose, group)
         return self.run(call, candidate)
 
     def tune(
@@ -147,22 +114,24 @@ class TunedFunction(FunctionTuner[P, R]):
             self.remember(call, candidate, group)
         return result
 
-    def candidates(self, call: Call) -> tuple[Candidate, ...]:
+    def candidates(self, call: FunctionCall) -> tuple[Candidate, ...]:
         """Return the configs worth trying for a call. Raises as `CallReader.candidates` does."""
         return self._calls.candidates(call)[1]
 
-    def run(self, call: Call, candidate: Candidate) -> Any:
+    def run(self, call: FunctionCall, candidate: Candidate) -> Any:
         """Call the function with a config."""
         knobs = {name: value for name, value in candidate.knobs.items() if name not in call.fixed}
         return self.function(*call.args, **call.kwargs, **knobs)
 
-    def remember(self, call: Call, candidate: Candidate, group: Any = None) -> None:
+    def remember(self, call: FunctionCall, candidate: Candidate, group: Any = None) -> None:
         """Use this config for all further calls with this key in this process."""
         self._chosen[self._memory_key(call, group)] = candidate
 
-    def _choice(self, call: Call, tunes: bool, verbose: bool, group: Any) -> Candidate:
+    def _choice(self, call: FunctionCall, tunes: bool, verbose: bool, group: Any) -> Candidate:
         memory_key = self._memory_key(call, group)
         known: Candidate | None = self._remembered(memory_key)
+        if resolve_mode() is Mode.OFF:
+            return self.candidates(call)[0]
         if known is not None:
             return known
         if not tunes:
@@ -182,12 +151,12 @@ class TunedFunction(FunctionTuner[P, R]):
                 self.remember(call, known, group)
             return known
 
-    def _untuned(self, call: Call) -> Candidate:
+    def _untuned(self, call: FunctionCall) -> Candidate:
         """Return the config that runs without tuning: the fastest known one, else the first."""
         left, record = self.candidates(call), self._record(call)
         return (None if record is None else record.fastest(left)) or left[0]
 
-    def _tuned(self, call: Call, force: bool, verbose: bool, group: Any) -> tuple[Candidate, TuneResult]:
+    def _tuned(self, call: FunctionCall, force: bool, verbose: bool, group: Any) -> tuple[Candidate, TuneResult]:
         with self._tuning(call, group, verbose, search=self._search) as tuning:
             return self._tuned_in_step(tuning, force)
 
@@ -200,7 +169,7 @@ class TunedFunction(FunctionTuner[P, R]):
         if record is not None:
             record.retry_failures(left, self._now())
         tuning.ranks.check_alike({"configs": listed(texts)})
-        if not tuning.is_shared("" if record is None else record.gist):
+        if not tuning.is_shared("" if record is None else record.digest):
             record = None
         record = record or self._new_record(call.problem)
         is_known = record.done == done and record.chosen in texts and record.chosen in record.measured
@@ -231,11 +200,11 @@ class TunedFunction(FunctionTuner[P, R]):
             self.name, call.key, record, best, trials, untried=untried, tuned_s=tuned_s, reason=reason
         )
 
-    def _run_on_trial(self, call: Call, candidate: Candidate) -> Any:
+    def _run_on_trial(self, call: FunctionCall, candidate: Candidate) -> Any:
         with on_trial(self, candidate):
             return self.run(call, candidate)
 
-    def _learn_earlier(self, call: Call) -> None:
+    def _learn_earlier(self, call: FunctionCall) -> None:
         """Train the search's model on the times of other keys, measured by other or earlier processes."""
         if not self._search.is_guided:
             return
@@ -245,7 +214,7 @@ class TunedFunction(FunctionTuner[P, R]):
             if record is not None and record.done:
                 self._search.learn(key, record.problem, record.times(self._calls.space.candidates()))
 
-    def _record(self, call: Call) -> KeyRecord | None:
+    def _record(self, call: FunctionCall) -> KeyRecord | None:
         """Return the usable cached record of a call's key, or None."""
         key = self._record_key(call)
         if resolve_reuse() is Reuse.ALWAYS and key not in self._tuned_here:
@@ -253,6 +222,6 @@ class TunedFunction(FunctionTuner[P, R]):
         record = KeyRecord.from_json(self.cache.get(key))
         return None if record is None else self._usable({"": record}).get("")
 
-    def _turn(self, call: Call) -> AbstractContextManager[bool]:
+    def _turn(self, call: FunctionCall) -> AbstractContextManager[bool]:
         with self._guard:
             return self._locks.setdefault(self._record_key(call), TuningLock()).turn()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 from weakref import WeakKeyDictionary
 
 from ....datasets import ForetuneError
-from ....datasets.errors import check_words, shown
+from ....datasets.errors import check_flag, check_words, shown
 from ...arguments import warn_once
 from ...launching.source_hash import captured_by, digest_of, hash_of_kernel, source_texts
 from .config_cache import ConfigCache
@@ -45,7 +45,53 @@ CALL_OPTIONS = ("autotune", "autotune_verbose", "autotune_pg")
 _MOST_FUNCTIONS = 200
 
 
-class WrappedFunction(Generic[P, R]):
+class CallWithOptions(Generic[P, R]):
+    """A callable that takes the parameters of a function, and the options of `CALL_OPTIONS`."""
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    @overload
+    def __call__(
+        self, *args: Any, autotune: bool, autotune_verbose: bool = ..., autotune_pg: Any = ..., **kwargs: Any
+    ) -> R: ...
+
+    @overload
+    def __call__(self, *args: Any, autotune_verbose: bool, autotune_pg: Any = ..., **kwargs: Any) -> R: ...
+
+    @overload
+    def __call__(self, *args: Any, autotune_pg: Any, **kwargs: Any) -> R: ...
+
+    def __call__(  # type: ignore[misc]  # P might contain the options, but `CallKey` refuses such functions
+        self, *args: Any, autotune: bool = True, autotune_verbose: bool = False, autotune_pg: Any = None, **kwargs: Any
+    ) -> Any:
+        """Call the function with the fastest config; the first call with a new key tunes it.
+
+        A contextual function tunes all kernels in it, unless an outer contextual function is being tuned, or a CUDA
+        graph is captured.
+
+        Args:
+            args: Arguments of the function.
+            autotune: False measures nothing: a new key runs the best known config, or the first one.
+            autotune_verbose: Print the progress of tuning to stderr.
+            autotune_pg: A torch process group whose ranks tune together.
+            kwargs: Keyword arguments of the function; they may include knobs.
+
+        Returns:
+            The function's result.
+
+        Raises:
+            ForetuneError: An option is not valid, or the result's work is done after the call (futures, generators).
+            TuningFailed: No config works, and they failed with exceptions of different types; the first one is the
+                cause. If all exceptions have one type, the first exception itself is raised. The next call tries again.
+        """
+        return self._call(args, kwargs, check_flag("autotune", autotune), autotune_verbose, autotune_pg)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], tunes: bool, verbose: bool, group: Any) -> Any:
+        raise NotImplementedError
+
+
+class WrappedFunction(CallWithOptions[P, R]):
     """An object that replaces a function, also as a method; copying returns itself, and pickling stores its name.
 
     Raises:
@@ -108,29 +154,14 @@ class WrappedFunction(Generic[P, R]):
         return f"<{type(self).__name__} of {self.name}>"
 
 
-class BoundFunction(Generic[P, R]):
+class BoundFunction(CallWithOptions[P, R]):
     """A bound method: a wrapped function and the object that is its first argument."""
 
     def __init__(self, function: Any, instance: Any) -> None:
         self.__func__, self.__self__ = function, instance
 
-    @overload
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
-
-    @overload
-    def __call__(
-        self, *args: Any, autotune: bool, autotune_verbose: bool = ..., autotune_pg: Any = ..., **kwargs: Any
-    ) -> R: ...
-
-    @overload
-    def __call__(self, *args: Any, autotune_verbose: bool, autotune_pg: Any = ..., **kwargs: Any) -> R: ...
-
-    @overload
-    def __call__(self, *args: Any, autotune_pg: Any, **kwargs: Any) -> R: ...
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function with the object as its first argument."""
-        return self.__func__(self.__self__, *args, **kwargs)
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], tunes: bool, verbose: bool, group: Any) -> Any:
+        return self.__func__._call((self.__self__, *args), kwargs, tunes, verbose, group)
 
     def tune(self, *args: Any, **kwargs: Any) -> Any:
         """Tune for a call of this method; see `TunedFunction.tune`."""

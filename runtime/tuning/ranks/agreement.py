@@ -118,7 +118,7 @@ def agree(group: ProcessGroup | None = None, timeout_s: float = PATIENCE_S) -> A
     """
     global _last, _epoch
     check_between("timeout_s", timeout_s, 0, _LONGEST_PATIENCE_S)
-    if group is not None and not _is_ours(group):
+    if group is not None and not _is_member(group):
         raise ForetuneError(f"group must be a process group that this process is in, or None, but is {shown(group)}")
     _last = Agreement(group, timeout_s)
     _in_force.append(_last)
@@ -274,12 +274,12 @@ def _group(agreement: Agreement | None) -> ProcessGroup | None:
     if distributed is None:
         return None
     group: ProcessGroup | None = agreement.group if agreement else None
-    if group is None or not _is_ours(group):  # it may have been destroyed meanwhile
+    if group is None or not _is_member(group):  # it may have been destroyed meanwhile
         group = distributed.group.WORLD
     return group if distributed.get_world_size(group) > 1 else None
 
 
-def _is_ours(group: Any) -> bool:
+def _is_member(group: Any) -> bool:
     """Return whether a value is a process group that this process is in."""
     try:
         return bool(distributed_in_use().get_rank(group) >= 0)

@@ -17,6 +17,7 @@ CPU = replace(DeviceSpec.named("h200"), backend="cpu", sm_count=2)
 class TestGatedMlp(FamilyContract):
     family = GatedMlp
     compiled = 1
+    launched = 2  # each takes seconds in the interpreter
 
     def problems(self):
         dims = {"m": 100, "n": 328, "k": 1024}

@@ -35,8 +35,8 @@ class TestMM(FamilyContract):
         monkeypatch.setattr(workloads, "load_dense_models", lambda path=None: some)
         super().test_cases_follow_their_seed_and_their_limits()
 
-    def small_problem(self):
-        return None  # Inductor's decorators want a compiled kernel
+    def small_problems(self):
+        return []  # Inductor's decorators want a compiled kernel
 
 
 class PredictOnly(FamilyContract):

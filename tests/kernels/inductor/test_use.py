@@ -206,6 +206,14 @@ def test_undone_everything_is_as_it_was_in_whatever_thread(recwarn):
     assert seams() == before
 
 
+def test_in_mode_off_nothing_is_installed(monkeypatch):
+    monkeypatch.setenv("FORETUNE_MODE", "off")
+    before = seams()
+    with foretune.use("inductor", k=4):
+        assert seams() == before
+    assert seams() == before
+
+
 def test_the_keys_of_inductors_caches_say_how_many_and_by_what():
     def key():
         return config.save_config_portable()["inductor_choices_class"]

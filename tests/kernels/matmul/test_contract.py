@@ -12,6 +12,7 @@ from products import problem
 class TestMatmul(FamilyContract):
     family = "matmul"
     compiled = 2
+    launched = 2  # each takes seconds in the interpreter
 
     def problems(self):
         return [

@@ -14,6 +14,7 @@ CPU = replace(DeviceSpec.named("h200"), backend="cpu", sm_count=4)
 
 class NormRopeContract(FamilyContract):
     compiled = 1
+    launched = 2  # each takes seconds in the interpreter
 
     def problems(self):
         odd = {"tokens": 100, "q_heads": 6, "kv_heads": 3, "head_dim": 80}

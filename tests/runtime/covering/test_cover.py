@@ -50,12 +50,12 @@ def data():
     return fake_dataset(cases)
 
 
-def cover(n=2, span=(8, 512), **options):
-    return make_cover(FakeFamily(), PROBLEM, "rows", span, n, DEVICE, bundle=Fast(), **options)
+def cover(k=2, span=(8, 512), **options):
+    return make_cover(FakeFamily(), PROBLEM, "rows", span, k, DEVICE, bundle=Fast(), **options)
 
 
 def test_a_cover_s_table_is_what_is_best_at_each_size():
-    found = cover(n=4, sizes=[16, 32, 64, 128])
+    found = cover(k=4, sizes=[16, 32, 64, 128])
     blocks = [found.config_for(size)["BLOCK_M"] for size in (16, 32, 64, 128)]
     assert blocks == [16, 32, 64, 128]
     assert found.crossovers == (17, 33, 65)  # between two sizes that were looked at, the larger one's runs
@@ -65,7 +65,7 @@ def test_a_cover_s_table_is_what_is_best_at_each_size():
 
 
 def test_fewer_configs_lose_more_and_say_what():
-    one, two, three = (cover(n=n) for n in (1, 2, 3))
+    one, two, three = (cover(k=k) for k in (1, 2, 3))
     assert one.mean_loss > two.mean_loss > three.mean_loss > 0
     assert len(one.configs) == len(one.choices) == 1
     assert one.crossovers == ()
@@ -78,20 +78,20 @@ def test_fewer_configs_lose_more_and_say_what():
 
 def test_as_few_as_lose_no_more_than_is_said():
     for within in (0.0, 0.05, 0.3, 10.0):
-        found = cover(n=None, within=within)
+        found = cover(k=None, within=within)
         assert found.worst_loss <= within + 1e-9
         if len(found.configs) > 1:  # one less does not do, wherever it is changed over
-            assert cover(n=len(found.configs) - 1, ranges=256).worst_loss > within
-    assert len(cover(n=None, within=10.0).configs) == 1
-    assert len(cover(n=None, within=0.3).configs) < len(cover(n=None, within=0.0).configs)
-    assert len(cover(n=None).configs) == 3
+            assert cover(k=len(found.configs) - 1, ranges=256).worst_loss > within
+    assert len(cover(k=None, within=10.0).configs) == 1
+    assert len(cover(k=None, within=0.3).configs) < len(cover(k=None, within=0.0).configs)
+    assert len(cover(k=None).configs) == 3
 
 
 def test_what_cannot_be_held_loses_as_little_as_it_can():
-    found = cover(n=None, within=0.0, ranges=2)
+    found = cover(k=None, within=0.0, ranges=2)
     assert len(found.choices) == 2
     assert found.worst_loss > 0
-    assert found.mean_loss == cover(n=16, ranges=2).mean_loss
+    assert found.mean_loss == cover(k=16, ranges=2).mean_loss
 
 
 def test_measured_times_are_covered_within_so_much_too(data):
@@ -105,9 +105,9 @@ def test_measured_times_are_covered_within_so_much_too(data):
 
 
 def test_ranges_and_weights_are_heeded():
-    assert len(cover(n=3, ranges=2).choices) == 2
-    assert cover(n=1, sizes=[16, 16, 16, 16, 128]).configs[0]["BLOCK_M"] == 16
-    assert cover(n=1, sizes=[16, 128, 128, 128, 128]).configs[0]["BLOCK_M"] == 128
+    assert len(cover(k=3, ranges=2).choices) == 2
+    assert cover(k=1, sizes=[16, 16, 16, 16, 128]).configs[0]["BLOCK_M"] == 16
+    assert cover(k=1, sizes=[16, 128, 128, 128, 128]).configs[0]["BLOCK_M"] == 128
 
 
 def test_sizes_are_predicted_themselves_and_not_their_bucket():
@@ -210,12 +210,12 @@ def test_a_size_that_was_hardly_begun_is_left_out(data):
         ({"range": (64, 8)}, "the largest size must be"),
         ({"range": (0, 8)}, "the smallest size must be"),
         ({"range": (1, 2**40)}, "the largest size must be"),
-        ({"n": 0}, "how many configs must be"),
-        ({"n": 17}, "how many configs must be"),
+        ({"k": 0}, "k, the number of configs, must be"),
+        ({"k": 17}, "k, the number of configs, must be"),
         ({"ranges": 0}, "ranges must be"),
         ({"within": -0.1}, "within must be"),
         ({"within": "2 %"}, "within must be"),
-        ({"n": 3, "within": 0.02}, "n and within exclude each other but are 3 and 0.02"),
+        ({"k": 3, "within": 0.02}, "k and within exclude each other but are 3 and 0.02"),
         ({"sizes": []}, "sizes must be a list of sizes"),
         ({"sizes": [32]}, "each of sizes must be"),
         ({"sizes": itertools.cycle([64, 128])}, "sizes must be a list of sizes, 1 to 1048576 of them, but has more"),
@@ -252,19 +252,19 @@ def test_the_shipped_bundle_covers_a_layer_s_rows():
 
 @pytest.mark.parametrize("size", [16.0, float("nan"), True, "16", None, torch.tensor(16), [16], 16 + 0j])
 def test_a_size_that_is_no_integer_is_refused(size):
-    found = cover(n=3, sizes=[16, 32, 64, 128], span=(8, 128))
+    found = cover(k=3, sizes=[16, 32, 64, 128], span=(8, 128))
     for ask in (found.config_for, found.index_for):
         with pytest.raises(ForetuneError, match="size must be an integer but is"):
             ask(size)
 
 
 def test_a_size_may_be_an_integer_of_numpys():
-    found = cover(n=3, sizes=[16, 32, 64, 128], span=(8, 128))
+    found = cover(k=3, sizes=[16, 32, 64, 128], span=(8, 128))
     assert all(found.config_for(np.int64(size)) is found.config_for(size) for size in (8, 33, 128))
 
 
 def test_a_compiled_graph_stays_dynamic_and_is_compiled_once_a_range():
-    found, compiled = cover(n=3, sizes=[16, 32, 64, 128], span=(8, 128)), []
+    found, compiled = cover(k=3, sizes=[16, 32, 64, 128], span=(8, 128)), []
 
     def backend(graph, inputs):
         compiled.append(graph)

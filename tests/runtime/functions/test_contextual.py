@@ -47,6 +47,14 @@ def test_each_part_runs_its_configs_in_turn_while_the_others_run_their_best(part
     assert "nothing was left to measure" in results[0].reason
 
 
+def test_in_mode_off_each_part_runs_its_first_config(part, watch, monkeypatch):
+    monkeypatch.setenv("FORETUNE_MODE", "off")
+    log = []
+    inner = part({3: 3, 1: 1}, log=log)
+    assert whole(watch, lambda x: inner(x))(0) == 3
+    assert log == [3]
+
+
 def test_what_is_chosen_stays_outside_too_and_nothing_is_measured_again(part, watch):
     log = []
     inner = part({3: 3, 1: 1}, log=log)

@@ -7,6 +7,7 @@ import io
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 
 import foretune
 import pytest
@@ -41,6 +42,18 @@ def test_a_result_says_all_there_is(result):
     assert {"python", "torch", "triton", "driver"} == set(said["software"])
     assert result.best.metrics["tflops"] == 4.0
     assert pickle.loads(pickle.dumps(result)).to_json() == said
+
+
+def test_it_is_one_line_and_a_table_in_a_notebook(result):
+    result = replace(result, function="scale", device="cpu")
+    assert repr(result) == '<TuneResult of scale {"x":64} on cpu: 6 trials, best tile=2 mode=fast (2 us)>'
+    assert "best tile=2 mode=fast>" in repr(replace(result, best_time_us=None))
+    long = replace(result, key='"\n' * 1000, trials=())
+    assert "\n" not in repr(long)
+    assert len(repr(long)) < 200
+    shown = result._repr_html_()
+    assert shown.count("<tr>") == 7  # a header and six trials
+    assert "a, b\\n[red]" in shown
 
 
 def test_it_is_a_table_a_file_and_a_data_frame(result, tmp_path):

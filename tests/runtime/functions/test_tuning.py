@@ -64,6 +64,17 @@ def test_without_autotune_the_best_known_runs_or_the_first_and_nothing_is_measur
         tuned(1, autotune=1)
 
 
+def test_in_mode_off_the_first_config_runs_and_nothing_is_measured(watch, monkeypatch):
+    tuned = foretune.tune({"tile": [5, 2]}, cache=False, timer=watch)(slow_tiles(watch))
+    monkeypatch.setenv("FORETUNE_MODE", "off")
+    assert tuned(1) == (1, 5)
+    assert watch.samples == 0
+    monkeypatch.delenv("FORETUNE_MODE")
+    assert tuned(1) == (1, 2)
+    monkeypatch.setenv("FORETUNE_MODE", "off")
+    assert tuned(1) == (1, 5)  # known times do not count, either
+
+
 def test_a_config_that_fails_is_one_config_less_and_is_told(watch):
     tuned = foretune.tune({"tile": [1, 5, 2]}, cache=False, timer=watch)(slow_tiles(watch, fails=[1]))
     assert tuned(0) == (0, 2)

@@ -32,7 +32,7 @@ class LayerNorm(TritonFamily):
     def arguments(self, problem: Problem, where: str) -> dict:
         rows, columns = problem["rows"], problem["columns"]
         x, weight, bias = (
-            torch.randn(shape, dtype=torch_dtype(problem.dtype), device=where)
+            torch.randn(shape, dtype=torch_dtype(problem.dtype_name), device=where)
             for shape in ((rows, columns), (columns,), (columns,))
         )
         tensors = {"x_ptr": x, "weight_ptr": weight, "bias_ptr": bias, "y_ptr": torch.empty_like(x)}

@@ -31,7 +31,7 @@ class RowSoftmax(TritonFamily):
 
     def arguments(self, problem: Problem, where: str) -> dict:
         rows, columns = problem["rows"], problem["columns"]
-        x = torch.randn(rows, columns, dtype=torch_dtype(problem.dtype), device=where)
+        x = torch.randn(rows, columns, dtype=torch_dtype(problem.dtype_name), device=where)
         return {
             "x_ptr": x,
             "y_ptr": torch.empty_like(x),

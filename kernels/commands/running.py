@@ -1,0 +1,92 @@
+"""The command that runs another program with Foretune attached to the kernels that it uses."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from ...datasets import ForetuneError
+from ...datasets.errors import shown
+from ...runtime.arguments import VARIABLE as MODE
+from ...runtime.arguments import Mode, resolve_mode
+from ...runtime.tuning.packages import VARIABLE as ATTACH
+from ...runtime.tuning.packages import packages_of
+from ...runtime.tuning.program import Program
+from .app import command
+from .options import argument, option, read_by, words
+
+MODES = tuple(mode.value for mode in Mode)
+#: What `foretune run` has been given; `foretune.__main__` starts it after the command line has ended.
+chosen: Program | None = None
+
+
+def _one_of_modes(text: str) -> str:
+    """Return a mode; raise `ForetuneError` for other texts."""
+    return resolve_mode(text).value
+
+
+def _folder(text: str) -> str:
+    """Return the absolute path of a folder that can be written; raise `ForetuneError` otherwise."""
+    from ...datasets.files import check_folder
+
+    if not text:
+        raise ForetuneError("a folder must have a name but is ''")
+    check_folder(text)
+    return os.path.abspath(text)
+
+
+@command(
+    "run",
+    "foretune run --attach fla,liger_kernel train.py --lr 1e-4",
+    context_settings={"allow_interspersed_args": False},
+)
+def run(
+    program: Annotated[str, argument("SCRIPT|MODULE", "The program to run.")],
+    arguments: Annotated[
+        list[str] | None, argument("ARGS", "The program's own options and arguments.", unset="none")
+    ] = None,
+    module: Annotated[
+        bool, typer.Option("-m", help="The program is a module, as after `python -m`, not a script.")
+    ] = False,
+    attach: Annotated[
+        str | None,
+        option(
+            "Packages or modules, separated by commas, whose autotuned kernels get shortlists (FORETUNE_ATTACH).",
+            "none",
+            parser=read_by(lambda text: ",".join(packages_of(text))),
+            metavar="PACKAGES",
+        ),
+    ] = None,
+    mode: Annotated[
+        str | None,
+        option(
+            "How predictions are used (FORETUNE_MODE); off: not at all.",
+            "each function's own",
+            words(*MODES),
+            parser=read_by(_one_of_modes),
+            metavar="|".join(MODES),
+        ),
+    ] = None,
+    log: Annotated[
+        str | None,
+        option(
+            "Folder of a dataset to which everything that is timed is added (FORETUNE_LOG).",
+            "none",
+            parser=read_by(_folder),
+            metavar="DIR",
+        ),
+    ] = None,
+) -> None:
+    """Run a Python program unchanged, with Foretune attached to the kernels of packages that it uses.
+
+    The program runs as `python` would run it, with its own exit code. Its child processes inherit the environment
+    variables; those of multiprocessing also attach. For several ranks: `torchrun --no-python foretune run ...`.
+    """
+    global chosen
+    if not module and not os.path.exists(program):
+        raise typer.BadParameter(f"there is no {shown(program)}; for a module, give -m", param_hint="SCRIPT|MODULE")
+    given = {ATTACH: attach, MODE: mode, "FORETUNE_LOG": log}
+    environment = {name: value for name, value in given.items() if value is not None}
+    chosen = Program(program, tuple(arguments or ()), module, environment)

@@ -1,0 +1,125 @@
+"""`Redzones`: memory around the tensors of a launch, which shows whether the kernel writes outside of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+#: Bytes before and after each storage: those of the largest tile of fp32 that Triton allows, 2**20 elements. It is a
+#: multiple of the alignment of every allocation, so tensors stay as aligned as they were.
+REDZONE_BYTES = 4 << 20
+
+
+class Redzones:
+    """Move every tensor of a launch's inputs into a larger buffer, and find what is written around it there.
+
+    Tensors that share memory still do afterwards. The redzones have random bytes, so that writing what was read there
+    changes them too, and that reading them where the result depends on it makes the result wrong.
+
+    Args:
+        inputs: What `Measurable.inputs` returned: tensors in dataclasses, mappings, lists and tuples.
+
+    >>> import torch
+    >>> inputs = {"x": torch.zeros(4), "y": torch.zeros(4)}
+    >>> redzones = Redzones(inputs)
+    >>> inputs["y"].fill_(1.0).tolist(), redzones.overwritten()
+    ([1.0, 1.0, 1.0, 1.0], None)
+    >>> _ = inputs["y"].as_strided((6,), (1,)).fill_(1.0)
+    >>> redzones.overwritten()
+    '8 bytes outside of y, starting 0 bytes after its end'
+    """
+
+    def __init__(self, inputs: Any) -> None:
+        by_storage: dict[int, dict[str, torch.Tensor]] = {}
+        for name, tensor in _tensors(inputs, "inputs", set()):
+            place = tensor.untyped_storage().data_ptr() or id(tensor)  # empty storages have no address
+            by_storage.setdefault(place, {}).setdefault(name, tensor)
+        self._buffers = [_Buffer(tensors, seed) for seed, tensors in enumerate(by_storage.values())]
+
+    def restore(self) -> None:
+        """Give the tensors and the redzones the contents that they had at first."""
+        for buffer in self._buffers:
+            buffer.now.copy_(buffer.before)
+
+    def overwritten(self) -> str | None:
+        """Return None if no byte outside of the tensors was changed, else how many and where."""
+        return next(filter(None, (buffer.overwritten() for buffer in self._buffers)), None)
+
+
+class _Buffer:
+    """The memory of tensors that share a storage, with a redzone on both sides."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], seed: int) -> None:
+        import torch
+
+        self.tensors = tensors
+        first = next(iter(tensors.values()))
+        held = torch.empty(0, dtype=torch.uint8, device=first.device).set_(first.untyped_storage())
+        random = torch.Generator(first.device).manual_seed(seed)
+        words = (2 * REDZONE_BYTES + len(held) + 7) // 8
+        drawn = torch.randint(-(2**63), 2**63 - 1, (words,), generator=random, dtype=torch.int64, device=first.device)
+        self.before = drawn.view(torch.uint8)
+        self.before[REDZONE_BYTES : REDZONE_BYTES + len(held)] = held
+        self.now = self.before.clone()
+        for tensor in tensors.values():
+            start = REDZONE_BYTES // tensor.element_size() + tensor.storage_offset()
+            tensor.set_(self.now.untyped_storage(), start, tensor.size(), tensor.stride())
+
+    def overwritten(self) -> str | None:
+        after = self.now.clone()
+        for tensor in self.tensors.values():
+            _same_part(after, tensor).copy_(_same_part(self.before, tensor))
+        changed = (after != self.before).nonzero().flatten()
+        if not len(changed):
+            return None
+        starts = [tensor.storage_offset() * tensor.element_size() for tensor in self.tensors.values()]
+        ends = [start + _bytes_of(tensor) for start, tensor in zip(starts, self.tensors.values(), strict=True)]
+        low, high, start, end = int(changed[0]), int(changed[-1]), min(starts), max(ends)
+        if low >= end:
+            where = f"starting {low - end} bytes after its end"
+        elif high < start:
+            where = f"ending {start - high - 1} bytes before its start"
+        else:
+            where = "around it or between its rows"
+        return f"{len(changed)} bytes outside of {' and '.join(self.tensors)}, {where}"
+
+
+def _same_part(buffer: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return the view of a buffer that a tensor is of another one; expanded dimensions have one element."""
+    sizes = [size if stride else min(size, 1) for size, stride in zip(tensor.size(), tensor.stride(), strict=True)]
+    view = tensor.new_empty(0)
+    return view.set_(buffer.untyped_storage(), tensor.storage_offset(), sizes, tensor.stride())
+
+
+def _bytes_of(tensor: torch.Tensor) -> int:
+    """Return the bytes from the first element of a tensor to the end of its last one in memory."""
+    if not tensor.numel():
+        return 0
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+    return (steps + 1) * tensor.element_size()
+
+
+def _tensors(value: Any, name: str, seen: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield each tensor in a value once, with the name of the attribute, key or index that holds it."""
+    import torch
+
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        yield name, value
+        return
+    parts: Iterator[tuple[Any, Any]] = iter(())
+    if isinstance(value, Mapping):
+        parts = iter(value.items())
+    elif is_dataclass(value):
+        parts = ((field.name, getattr(value, field.name)) for field in fields(value))
+    elif isinstance(value, (list, tuple)):
+        names = getattr(value, "_fields", None) or [f"{name}[{place}]" for place in range(len(value))]
+        parts = zip(names, value, strict=True)
+    for part_name, part in parts:
+        yield from _tensors(part, str(part_name), seen)

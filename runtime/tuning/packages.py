@@ -1,0 +1,226 @@
+"""FORETUNE_ATTACH and `foretune run --attach`: attach to the autotuners of packages as soon as they are created.
+
+All autotuners are created by Triton's `Autotuner.__init__`: of kernels that are decorated at import, in a submodule
+that is imported late or again, or inside a function. So this method is wrapped, once Triton is imported. No package is
+imported, and how packages are imported does not change.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from functools import wraps
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ...datasets import ForetuneError
+from ...datasets.errors import reason_of, shown
+from ..arguments import Mode, resolve_mode, warn_once
+
+if TYPE_CHECKING:
+    import triton
+
+_log = logging.getLogger("foretune")
+#: The environment variable with the packages' names, separated by commas.
+VARIABLE = "FORETUNE_ATTACH"
+#: The module of Triton that defines `Autotuner`.
+_TRITONS = "triton.runtime.autotuner"
+
+
+class _State:
+    """The packages that this process attaches, and its changes to Triton and Python."""
+
+    names: tuple[str, ...] = ()
+    used: ClassVar[set[str]] = set()  # packages with an attached autotuner
+    wrapped: type | None = None  # Triton's `Autotuner`, once it is wrapped
+    begun = False  # whether `_TritonFinder` and `_report` are installed
+    follows = False  # whether child processes attach, too
+
+
+def packages_of(text: str) -> tuple[str, ...]:
+    """Return the names in a list of packages or modules.
+
+    Args:
+        text: The names, separated by commas.
+
+    Raises:
+        ForetuneError: One of them cannot be the name of a module, or there are none.
+
+    >>> packages_of("fla, liger_kernel.ops")
+    ('fla', 'liger_kernel.ops')
+    """
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ForetuneError(f"packages must be names of modules, separated by commas, but one is {shown(name)}")
+    return tuple(dict.fromkeys(names))
+
+
+def is_installed(name: str) -> bool:
+    """Return whether a module can be found. Neither it nor a package above it is imported.
+
+    A module that can only be found by importing a package above it counts as installed.
+
+    >>> is_installed("json.decoder"), is_installed("jsen"), is_installed("json.decodar")
+    (True, False, False)
+    """
+    parts, path = name.split("."), None
+    for end in range(1, len(parts) + 1):
+        place = ".".join(parts[:end])
+        if (module := sys.modules.get(place)) is not None:  # it may have changed its path
+            path = getattr(module, "__path__", None)
+        else:
+            try:
+                spec = _spec_of(place, path)
+            except Exception:  # noqa: BLE001 - a KeyError of a namespace package in another, or of a foreign finder
+                return True
+            if spec is None:
+                return False
+            path = spec.submodule_search_locations
+        if path is None:
+            return end == len(parts)
+    return True
+
+
+def _spec_of(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    """Return what Python finds for a module's name, in the folders of `path` if it is a submodule."""
+    finders = (one for one in list(sys.meta_path) if not isinstance(one, _TritonFinder) and hasattr(one, "find_spec"))
+    return next((spec for one in finders if (spec := one.find_spec(name, path, target)) is not None), None)
+
+
+def attach_named() -> None:
+    """Attach the packages that FORETUNE_ATTACH names; in case of trouble none of them, with one warning."""
+    try:
+        attach_packages(packages_of(os.environ[VARIABLE]))
+    except Exception as error:  # noqa: BLE001 - importing Foretune must not fail
+        warn_once(f"{VARIABLE}: {reason_of(error)}", ": nothing is attached")
+
+
+def attach_packages(names: Sequence[str], children: bool = False) -> None:
+    """Attach the autotuners of packages or modules: those that exist, and each that is created from now on.
+
+    With FORETUNE_MODE=off nothing is done.
+
+    Args:
+        names: The packages or modules; they replace those of an earlier call.
+        children: Whether processes that `multiprocessing` starts from this one by "spawn" or "forkserver" attach them,
+            too, if FORETUNE_ATTACH is set. Forked ones do so anyway.
+
+    Raises:
+        ForetuneError: FORETUNE_MODE is not valid.
+    """
+    if resolve_mode() is Mode.OFF:
+        return
+    _State.names = tuple(names)
+    if not _State.begun:
+        _State.begun = True
+        sys.meta_path.insert(0, _TritonFinder())
+        atexit.register(_report)
+    if children:
+        _follow_children()
+    if hasattr(module := sys.modules.get(_TRITONS), "Autotuner"):
+        from .launches import autotuners_among
+
+        _wrap(module)
+        named = [module for name, module in list(sys.modules.items()) if _package_of(name)]
+        for tuner in autotuners_among(module for module in named if isinstance(module, ModuleType)):
+            _attach(tuner)
+
+
+def _follow_children() -> None:
+    """Attach in child processes of `multiprocessing`, too.
+
+    They unpickle a description of their parent process before they import its program. Unpickling `_Parent` imports
+    Foretune, which attaches what FORETUNE_ATTACH names.
+    """
+    from multiprocessing import spawn
+
+    if not _State.follows:
+        _State.follows, describe = True, spawn.get_preparation_data
+        spawn.get_preparation_data = wraps(describe)(lambda name: {**describe(name), "foretune": _Parent()})
+
+
+class _Parent:
+    """An object whose unpickling in a child process calls `_follow_children` there."""
+
+    def __reduce__(self) -> Any:
+        return _follow_children, ()
+
+
+def _report() -> None:
+    """Log the packages that have created no autotuner, at the end of the process."""
+    for name in _State.names:
+        if name not in _State.used:
+            _log.info("foretune: no autotuned kernel of %s was created in this process", name)
+
+
+class _TritonFinder(MetaPathFinder):
+    """Wraps Triton's `Autotuner` when Triton is imported."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Return the spec of the autotuner's module, with a loader that also wraps it; None for all other modules."""
+        spec = _spec_of(name, path, target) if name == _TRITONS else None
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_wrap(module: ModuleType) -> None:
+                execute(module)
+                _wrap(module)
+
+            spec.loader.exec_module = execute_and_wrap  # type: ignore[method-assign]
+        return spec
+
+
+def _wrap(module: Any) -> None:
+    """Have each new autotuner of the packages attached, and warn of packages that are not installed."""
+    autotuner = module.Autotuner
+    if autotuner is not _State.wrapped:
+        _State.wrapped, create = autotuner, autotuner.__init__
+
+        @wraps(create)  # Dynamo reads the signature
+        def create_and_attach(tuner: triton.runtime.Autotuner, *args: Any, **kwargs: Any) -> None:
+            create(tuner, *args, **kwargs)
+            if not _is_created_by_torch():
+                _attach(tuner)
+
+        autotuner.__init__ = create_and_attach
+    for name in _State.names:
+        if not is_installed(name):
+            warn_once(f"{VARIABLE} names {shown(name)}, which is not installed", ": no kernel of it is attached")
+
+
+def _is_created_by_torch() -> bool:
+    """Return whether Dynamo creates an autotuner, for a graph: kernels there are not attached."""
+    frame = sys._getframe(2)
+    while (module := str(frame.f_globals.get("__name__"))).startswith("triton.") and frame.f_back is not None:
+        frame = frame.f_back
+    return module.startswith("torch.")
+
+
+def _package_of(module: str) -> str | None:
+    """Return the first package that is named and that a module belongs to; None if there is none."""
+    return next((name for name in _State.names if f"{module}.".startswith(f"{name}.")), None)
+
+
+def _attach(tuner: triton.runtime.Autotuner) -> None:
+    """Attach an autotuner if it is one of a named package and not attached. Trouble is one warning."""
+    if (package := _package_of(tuner.base_fn.__module__)) is None or _is_ours(tuner):
+        return
+    from .attach import attach_created
+
+    try:
+        if attach_created(tuner):
+            _State.used.add(package)
+            _log.info("foretune: attached %s.%s", tuner.base_fn.__module__, tuner.base_fn.__qualname__)
+    except Exception as error:  # noqa: BLE001 - creating a kernel must not fail
+        warn_once(f"{VARIABLE}: {tuner.base_fn.__qualname__}: {reason_of(error)}", ": it is not attached")
+
+
+def _is_ours(tuner: triton.runtime.Autotuner) -> bool:
+    """Return whether an autotuner is one of `foretune.autotune`, which needs no attachment."""
+    return type(tuner).__module__.partition(".")[0] == __name__.partition(".")[0]
