@@ -167,7 +167,7 @@ def test_a_kernel_without_a_family_starts_with_its_first_config(filler, watch):
 def test_a_launch_of_another_key_is_refined_apart(filler, watch):
     kernel = triton.autotune(filler.configs(), ["M", "N"])(triton.jit(filler.fill_kernel))
     foretune.attach(kernel, mode="refine")
-    for call in range(20):
+    for call in range(60):
         filler.launch(kernel, n=(64, 128)[call % 2])
     assert len(triton_adapter.Attachment.of(kernel)._refining) == 2
     assert len({row["problem"] for row in foretune.refining().rows}) == 2

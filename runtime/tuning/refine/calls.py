@@ -8,7 +8,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from ....datasets import ForetuneError
 from ....datasets.errors import shown
@@ -19,8 +19,6 @@ from ..ranks.agreement import may_tune
 #: The environment variable with the most that exploring may cost: a share of an op's time, or seconds ("2s").
 VARIABLE = "FORETUNE_MAX_COST"
 _MAX_COST = "0.01"
-#: Pairs of events in flight for one problem; when all are, calls are not timed.
-_MOST_EVENTS = 8
 
 
 def check_cost(max_cost: Any = None) -> dict[str, float]:
@@ -47,7 +45,7 @@ class Stopwatch(Protocol):
     """Times calls without waiting for them."""
 
     def begin(self) -> Any:
-        """Return a mark before a call; None if it cannot be timed now."""
+        """Return a mark before a call."""
 
     def end(self, mark: Any, about: Any) -> None:
         """Mark the end of the call."""
@@ -62,36 +60,42 @@ class Stopwatch(Protocol):
 class CudaEvents:
     """A `Stopwatch` of CUDA events on the current stream."""
 
+    #: Pairs of events that can be used again, by device.
+    free: ClassVar[dict[int, list[tuple[Any, Any]]]] = {}
+
     def __init__(self) -> None:
-        self._free: list[tuple[Any, Any]] = []
-        self._running: deque[tuple[tuple[Any, Any], Any]] = deque()
+        import torch
+
+        self._cuda: Any = torch.cuda  # `Event` is untyped
+        self._running: deque[tuple[Any, Any]] = deque()
 
     def begin(self) -> Any:
         """See `Stopwatch`."""
-        import torch
-
-        if len(self._running) >= _MOST_EVENTS:
-            return None
-        new: Any = torch.cuda.Event  # untyped
-        pair = self._free.pop() if self._free else (new(enable_timing=True), new(enable_timing=True))
-        pair[0].record()
-        return pair
+        stream = self._cuda.current_stream()
+        free = self.free.setdefault(stream.device_index, [])
+        try:
+            start, end = free.pop()
+        except IndexError:
+            start, end = self._cuda.Event(enable_timing=True), self._cuda.Event(enable_timing=True)
+        start.record(stream)
+        return start, end, stream, free
 
     def end(self, mark: Any, about: Any) -> None:
         """See `Stopwatch`."""
-        mark[1].record()
+        mark[1].record(mark[2])
         self._running.append((mark, about))
 
     def cancel(self, mark: Any) -> None:
         """See `Stopwatch`."""
-        self._free.append(mark)
+        mark[3].append(mark[:2])
 
     def read(self) -> Iterator[tuple[Any, float]]:
         """See `Stopwatch`."""
         while self._running and self._running[0][0][1].query():
-            pair, about = self._running.popleft()
-            self._free.append(pair)
-            yield about, 1e3 * pair[0].elapsed_time(pair[1])
+            (start, end, _, free), about = self._running.popleft()
+            time_us = 1e3 * start.elapsed_time(end)
+            free.append((start, end))
+            yield about, time_us
 
 
 def stopwatch() -> Stopwatch | None:
@@ -100,10 +104,15 @@ def stopwatch() -> Stopwatch | None:
     return CudaEvents() if torch is not None and torch.cuda.is_available() and stubbed() is None else None
 
 
+def is_deterministic() -> bool:
+    """Return whether `torch.use_deterministic_algorithms` is on."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.are_deterministic_algorithms_enabled()
+
+
 def why_paused() -> str:
     """Return why no config may be explored now, "" if it may."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.are_deterministic_algorithms_enabled():
+    if is_deterministic():
         return "torch.use_deterministic_algorithms is on"
     if is_pinned():
         return "choices are pinned"

@@ -1,8 +1,9 @@
-"""`Race`: decide which config each call of an op runs, and which one it runs in the end."""
+"""`Race`: decide which configs the calls of an op run, and which one they run in the end."""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,13 @@ if TYPE_CHECKING:
 
 #: Timed calls, after the last candidate has joined, that a decision takes at most.
 CALLS = 200
-#: The standard deviation of the log of a config's time around the prediction. A slowdown, which has two of them, has
-#: sqrt(2) * 0.045 = 0.064 on held-out models of shipped data, which `refine_replay.py` prints.
-_PRIOR = 0.045
+#: The least and the most calls that are planned at once; between them, an eighth of the calls so far. Longer plans cost
+#: less of the host's time in each call, but react later.
+_SHORTEST, _LONGEST = 8, 24
+#: The standard deviation of the log of a config's time around the prediction, and the part of a predicted log slowdown
+#: that is real (regression to the mean). Shipped data, with held-out models: 0.051 and 0.70, as `refine_replay.py`
+#: prints.
+_PRIOR, _SHRUNK = 0.045, 0.7
 #: The first guess of a call's noise (standard deviation of the log time), and how fast the estimate follows the data.
 _NOISE, _NOISE_RATE = 0.02, 0.05
 #: The variance by which the common level of all configs (clock, data) moves from call to call, in units of the
@@ -30,8 +35,8 @@ _DROP, _CERTAIN, MARGIN = 3.0, 1.5, 0.002
 _LEAST = 2
 #: How many calls fewer a config gets that is predicted to be 100 % slower than the first.
 _SPARING = 100.0
-#: The share of `max_cost` that the estimated cost may reach, because the estimate is uncertain itself.
-_SAFE = 0.7
+#: The limit of the cost is compared with this many standard deviations more than the estimate, and by this share of it.
+_CAUTION, _SAFE = 0.5, 0.7
 
 
 class Race:
@@ -42,7 +47,8 @@ class Race:
     candidate is dropped once it is significantly slower than the current choice (successive elimination; Even-Dar et
     al. 2006). The bounds are Bayesian: the log time of a call is a level that all configs share and that drifts, plus
     the config's log slowdown, plus noise. A Kalman filter estimates all of them, with the predicted slowdowns as the
-    prior. So the clock and other data move the level rather than a config's slowdown.
+    prior. So the clock and other data move the level rather than a config's slowdown. Calls are planned and times are
+    added many at a time, which costs the host little in each call.
 
     `tests/studies/refine_replay.py` compares this with sequential halving, UCB and Thompson sampling.
 
@@ -53,9 +59,9 @@ class Race:
 
     >>> race = Race([1.0, 1.02])
     >>> race.join(1)
-    >>> for _ in range(100):
-    ...     config = race.pick()
-    ...     race.see(config, math.log((10.0, 9.0)[config]))
+    >>> for _ in range(10):
+    ...     configs = race.plan()
+    ...     race.see(configs, [math.log((10.0, 9.0)[config]) for config in configs])
     >>> race.best, round(race.slowdown(1)[0], 2)
     (1, 0.9)
     """
@@ -64,10 +70,12 @@ class Race:
         count = len(slowdowns)
         self._max_cost, self._max_s = max_cost, max_s
         # The state of the filter: the level, then the log slowdown of each config.
-        self._mean: NDArray[np.float64] = np.concatenate([[0.0], np.log(np.asarray(slowdowns, float) / slowdowns[0])])
+        logs = _SHRUNK * np.log(np.asarray(slowdowns, float) / slowdowns[0])
+        self._mean: NDArray[np.float64] = np.concatenate([[0.0], logs])
         self._cov: NDArray[np.float64] = np.diag([0.0] + [_PRIOR**2] * count)
         self._noise = _NOISE**2  # variance
-        self.calls = np.zeros(count, int)  # calls that a config was picked for, (n_configs,)
+        self._fastest = np.full(count, np.inf)  # the least log slowdown of a call, (n_configs,)
+        self.calls = np.zeros(count, int)  # calls that ran a config, (n_configs,)
         self.seen = np.zeros(count, int)  # times that were read, (n_configs,)
         self.alive = np.ones(count, bool)
         self.ready = np.zeros(count, bool)  # whether a config's binary exists
@@ -100,45 +108,75 @@ class Race:
         self.alive[config] = False
         self._choose()
 
-    def pick(self) -> int:
-        """Return the config that the next call runs."""
-        number, can_run = int(self.calls.sum()), self.alive & self.ready
-        picked = self.best
-        if number % 2 and can_run.sum() > 1:
-            excess = np.exp(self._mean[1:] - self._mean[1]) - 1  # relative to a call of the first config
-            spent, allowed = float((self.calls * excess).sum()), self._max_cost * (number + 1)
-            if self._max_s is not None:
-                allowed = self._max_s * 1e6 / self.time_us(0)
-            others = can_run.copy()
-            others[self.best] = False
-            turn = int(np.argmin(np.where(others, self.calls + _SPARING * excess, np.inf)))
-            if spent + excess[turn] <= _SAFE * allowed:  # otherwise save for it
-                picked = turn
-        self.calls[picked] += 1
-        if not (self.alive & ~self.ready).any():
-            self._since_joined += 1
-        return picked
+    def plan(self, most: int = _LONGEST) -> list[int]:
+        """Return the configs that the next calls run, in this order, and count these calls; at most `most`."""
+        number, limit = int(self.calls.sum()), self._max_cost
+        if self._max_s is not None:
+            limit = self._max_s * 1e6 / self.time_us(0)
+        logs = self._mean[1:] - self._mean[1]
+        # The cost of a call relative to one of the first config, with caution. The times of a config that is much
+        # slower than predicted are cut as outliers at first, so its fastest call counts, too.
+        high = logs + _CAUTION * self._deviations(0)
+        costs: list[float] = np.expm1(high).tolist()
+        known = np.where(np.isfinite(self._fastest), self._fastest, high)
+        spent = float(self.calls @ np.expm1(np.maximum(high, known)))
+        order = np.argsort(self.calls + _SPARING * np.expm1(logs), kind="stable").tolist()
+        usable, best = (self.alive & self.ready).tolist(), self.best
+        queue = deque(at for at in order if usable[at] and at != best)
+        planned: list[int] = []
+        left = max(CALLS - self._since_joined, 1)
+        for call in range(min(max(_SHORTEST, number // 8), _LONGEST, most, left)):
+            picked = best
+            if call % 2 and queue:
+                allowed = limit if self._max_s is not None else limit * (number + call + 1)
+                if spent + costs[queue[0]] <= _SAFE * allowed:  # otherwise save for it
+                    picked = queue[0]
+                    queue.rotate(-1)
+            spent += costs[picked]
+            planned.append(picked)
+        self._count(planned, 1)
+        return planned
 
-    def see(self, config: int, log_time: float) -> None:
-        """Add the time of a call that ran a config.
+    def undo(self, planned: Sequence[int]) -> None:
+        """Take back calls that were planned and do not run."""
+        self._count(planned, -1)
+
+    def _count(self, configs: Sequence[int], sign: int) -> None:
+        for config in configs:
+            self.calls[config] += sign
+        if not (self.alive & ~self.ready).any():
+            self._since_joined += sign * len(configs)
+
+    def see(self, configs: Sequence[int], log_times: Sequence[float]) -> None:
+        """Add the times of successive calls.
 
         Args:
-            config: The config.
-            log_time: The natural logarithm of the call's time, divided by the time predicted for the call's size.
+            configs: The config that each call ran, (n_calls,).
+            log_times: The natural logarithm of each call's time, divided by the time predicted for the call's size,
+                (n_calls,).
         """
-        self.seen[config] += 1
+        count, at = len(configs), np.asarray(configs) + 1
+        self.seen += np.bincount(configs, minlength=len(self.seen))
+        surprise = np.asarray(log_times) - self._mean[at]
         if self._cov[0, 0] == 0.0:
-            self._mean[0], self._cov[0, 0] = log_time - self._mean[config + 1], 0.1**2
-            return
-        self._cov[0, 0] += _DRIFT * self._noise
-        with_level = self._cov[:, 0] + self._cov[:, config + 1]
-        variance = float(with_level[0] + with_level[config + 1] + self._noise)
-        most = _OUTLIER * math.sqrt(variance)
-        surprise = min(max(log_time - float(self._mean[0] + self._mean[config + 1]), -most), most)
-        gain = with_level / variance
-        self._mean = self._mean + gain * surprise
-        self._cov = self._cov - np.outer(gain, with_level)
-        self._noise = max(self._noise * (1 + _NOISE_RATE * (surprise**2 / variance - 1)), 1e-6)
+            self._mean[0], self._cov[0, 0] = np.median(surprise[at == self.best + 1]), self._noise
+        surprise -= self._mean[0]
+        np.minimum.at(self._fastest, at - 1, surprise + self._mean[at] - self._mean[1])
+        after = np.arange(1, count + 1)  # the level has drifted since the first of these calls
+        drift = _DRIFT * self._noise
+        with_level = self._cov[:, :1] + self._cov[:, at]  # covariances of the state and the times
+        cov = with_level[0] + with_level[at] + drift * np.minimum.outer(after, after)  # of the times
+        cov.flat[:: count + 1] += self._noise
+        variances = cov.diagonal()
+        most = _OUTLIER * np.sqrt(variances)
+        surprise = np.minimum(np.maximum(surprise, -most), most)
+        with_level[0] += drift * after
+        gain = np.linalg.solve(cov, with_level.T)
+        self._mean = self._mean + surprise @ gain
+        self._cov = self._cov - with_level @ gain
+        self._cov[0, 0] += drift * count
+        follow = (1 - (1 - _NOISE_RATE) ** count) * (float(surprise @ (surprise / variances)) / count - 1)
+        self._noise = max(self._noise * (1 + follow), 1e-6)
         self._choose()
 
     def slowdown(self, config: int) -> tuple[float, float]:
@@ -151,8 +189,8 @@ class Race:
 
     def cost(self) -> float:
         """Return the estimated extra time of all calls so far, as a share of that of the first config alone."""
-        excess = np.exp(self._mean[1:] - self._mean[1]) - 1
-        return float((self.calls * excess).sum() / max(self.calls.sum(), 1))
+        excess = np.expm1(self._mean[1:] - self._mean[1])
+        return float(self.calls @ excess) / max(int(self.calls.sum()), 1)
 
     def _deviations(self, other: int) -> NDArray[np.float64]:
         """Return the standard deviation of the difference between each config's log slowdown and another one's."""

@@ -21,9 +21,9 @@ from ....datasets.forking import renew_in_children
 from ...arguments import warn_once
 from ...launching.ahead import in_background
 from ..cache.refined import RefinedTime, Refining
-from ..ranks.agreement import agreed, choose_together, scope
+from ..ranks.agreement import agreed, choose_together, epoch, scope
 from ..session import is_capturing
-from .calls import Stopwatch, check_cost, why_paused
+from .calls import Stopwatch, check_cost, is_deterministic, why_paused
 from .race import CALLS, MARGIN, Race
 from .store import Store
 
@@ -37,6 +37,11 @@ CANDIDATES = 16
 _COMPILING = 2
 #: Results are stored after this many timed calls, and at the decision.
 _STORED_EACH = 50
+#: Calls that rest where nothing can be timed or compared: the choice runs, and nothing is looked up.
+_REST = 3
+#: No further calls are planned while more timed calls than `_MOST_LATE` have not completed, and none is timed while
+#: `_MOST_UNREAD` have not.
+_MOST_LATE, _MOST_UNREAD = 8, 64
 #: Ranks decide after this many meetings even if some config has no time on some rank. They meet every `CALLS` calls.
 _MEETINGS = 5
 
@@ -78,7 +83,13 @@ class Refinement(Generic[C]):
         self._compiling: dict[int, Sequence[Future[Any]]] = {}
         self._joined = {0}
         self._known: int | None = None  # the choice of an earlier process
-        self._held: list[tuple[int, float]] = []  # times that other ranks do not know yet
+        self._planned: list[int] = []  # the configs of the next calls, last one first
+        self._resting = 0  # so many calls run the choice before anything is looked up
+        self._unread = 0  # timed calls that have not been read
+        self._unstored = 0  # times that have not been stored
+        self._epoch = epoch()
+        # Times that other ranks do not know yet: the configs, and the logarithms of the times.
+        self._held: tuple[list[int], list[float]] = ([], [])
         self._why_paused = ""
         self._loading = None if store is None or self._ranks else in_background(store.load)
         if self._ranks:  # ranks must pick the same configs, whatever is compiled on each of them
@@ -99,18 +110,18 @@ class Refinement(Generic[C]):
             compile_one: Starts to compile a config for calls like this one, and returns the jobs.
             scale: The time that is predicted for the call with the first config, in any unit that is always the same.
         """
-        mark = None
         if self.final is not None:
             return launch(self.final)
         if not self._lock.acquire(blocking=False):  # another thread is at it
             return launch(self.candidates[0 if self._ranks else self.race.best])
+        mark = None
         try:
             at = self._due(compile_one)
             if at is None:
                 at = self._chosen()
-            elif (mark := self._watch.begin()) is None:
-                self.race.calls[at] -= not self._ranks  # ranks must count the same calls
-                at = self._chosen()
+            else:
+                mark = self._watch.begin()
+                self._unread += 1
         finally:
             self._lock.release()
         if mark is None:
@@ -119,10 +130,12 @@ class Refinement(Generic[C]):
             result = launch(self.candidates[at])
         except Exception as error:
             self._watch.cancel(mark)
+            self._unread -= 1
             if at == 0:
                 raise
             result = launch(self.candidates[0])  # raises an error that is not the config's fault
             self.race.drop(at)
+            self._epoch = -1  # plan anew, without it
             warn_once(f"{self.name}: {self.candidates[at]} failed ({reason_of(error)})", ": it is not tried again")
             return result
         self._watch.end(mark, (at, scale))
@@ -138,43 +151,67 @@ class Refinement(Generic[C]):
         """Return the config to time in this call; None if the call is not timed."""
         if is_capturing():  # not even events may be queried
             return None
+        if is_deterministic() or self._epoch != epoch() or not (self._resting or self._planned):
+            self._review(compile_one)
+        if self._resting:
+            self._resting -= 1
+            return None
+        if self.final is not None:
+            return None
+        at = self._planned.pop()
+        if at not in self._joined or self._unread >= _MOST_UNREAD:  # counted, because the other ranks count it
+            return None
+        return at
+
+    def _review(self, compile_one: Callable[[C], Sequence[Future[Any]]]) -> None:
+        """Read times, decide, and plan the next calls, or let some rest: what need not be done at each call."""
+        race = self.race
+        if self._planned:
+            race.undo(self._planned)
+        self._planned, self._resting, self._epoch = [], _REST, epoch()
         if (why := why_paused()) != self._why_paused:
             self._why_paused = why
             if why:
                 _log.info("foretune: %s for %s is not refined: %s", self.name, self.problem, why)
         if why or bool(self._ranks) != choose_together():
-            return None
-        for (at, scale), time_us in self._watch.read():
-            if time_us > 0:
-                self._see(at, math.log(time_us / scale))
-        if not self._ranks:
-            self._recall()
-        self._compile(compile_one)
-        race = self.race
+            return
+        self._read()
         if self._ranks:
             if (calls := int(race.calls.sum())) and calls % CALLS == 0:
                 self._meet(calls)
-        elif self._known in self._joined:
-            self._decide(self._known or 0)
-        elif race.is_over:
-            self._decide(race.best)
-        if self.final is not None:
-            return None
-        if not self._ranks and len(self._joined) == 1:  # nothing to compare with yet
-            race.calls[0] += 1
-            return None
-        at = race.pick()
-        if at not in self._joined:  # counted, because the other ranks count it
-            return None
-        return at
-
-    def _see(self, at: int, log_time: float) -> None:
-        """Take note of the time of a call."""
+        else:
+            self._recall()
+        self._compile(compile_one)
         if self._ranks:
-            self._held.append((at, log_time))
+            most = CALLS - int(race.calls.sum()) % CALLS
+        else:
+            if self._known in self._joined:
+                self._decide(self._known or 0)
+            elif race.is_over:
+                self._decide(race.best)
+            elif len(self._joined) == 1 or self._unread > _MOST_LATE:  # nothing to compare with, or no news
+                race.calls[self._chosen()] += _REST
+                return
+            most = CALLS
+        self._resting = 0
+        if self.final is None:
+            self._planned = race.plan(most)[::-1]
+
+    def _read(self) -> None:
+        """Take note of the times of calls that have completed."""
+        configs, logs = self._held
+        for (at, scale), time_us in self._watch.read():
+            self._unread -= 1
+            if time_us > 0:
+                configs.append(at)
+                logs.append(math.log(time_us / scale))
+        if self._ranks or not configs:
             return
-        self.race.see(at, log_time)
-        if self._store is not None and int(self.race.seen.sum()) % _STORED_EACH == 0:
+        self._held = ([], [])
+        self.race.see(configs, logs)
+        self._unstored += len(configs)
+        if self._store is not None and self._unstored >= _STORED_EACH:
+            self._unstored = 0
             in_background(self._saving(None))
 
     def _compile(self, compile_one: Callable[[C], Sequence[Future[Any]]]) -> None:
@@ -220,8 +257,8 @@ class Refinement(Generic[C]):
     def _meet(self, calls: int) -> None:
         """Share the times of all ranks, and decide together: a config counts as slow as on its slowest rank."""
         own = copy.deepcopy(self.race)
-        for at, log_time in self._held:
-            own.see(at, log_time)
+        if self._held[0]:
+            own.see(*self._held)
         # A candidate's time is the upper end of its interval, because the first must be beaten for certain.
         times = [
             own.time_us(at) * math.exp(own.slowdown(at)[1]) if own.seen[at] else None

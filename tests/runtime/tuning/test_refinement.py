@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from foretune.datasets import DeviceSpec, ForetuneError, ForetuneWarning, KernelConfig, Problem, load
@@ -27,11 +28,11 @@ class World:
     def __init__(self):
         self.times = dict(zip(CONFIGS, (100.0, 101.0, 90.0, 120.0), strict=True))
         self.jobs, self.launched, self.timed, self.running = {}, [], [], []
-        self.has_completed, self.compiles, self.most = True, True, 8
+        self.has_completed, self.compiles = True, True
 
     # The stopwatch.
     def begin(self):
-        return object() if len(self.running) < self.most else None
+        return object()
 
     def end(self, mark, about):
         config, size = self.launched[-1]
@@ -128,7 +129,7 @@ def test_no_call_waits_for_the_device(world):
     world.has_completed = False
     refined = world.refined()
     run(world, refined, 50)
-    assert len(world.running) == world.most
+    assert 0 < len(world.running) <= 32
     assert world.timed == []
     world.has_completed = True
     assert run(world, refined)[-1] == CONFIGS[2]
@@ -279,7 +280,7 @@ def test_a_process_that_ends_early_has_stored_what_it_timed(world):
     run(world, world.refined(store=stored([])), 60)
     refined = ChoiceCache.of("toy", "a1b2", H200).refined(PROBLEM)
     assert refined.decided is None
-    assert sum(time.calls for time in refined.times.values()) == 50
+    assert 50 <= sum(time.calls for time in refined.times.values()) <= 60
     again = world.refined(store=stored([]))
     run(world, again, 2)
     assert again.race.seen[1:].sum() >= 10
@@ -379,8 +380,8 @@ def test_events_are_reused_and_read_only_when_they_have_completed(monkeypatch):
             self.is_done = False
             made.append(self)
 
-        def record(self):
-            self.is_done = False
+        def record(self, stream):
+            self.is_done, self.stream = False, stream
 
         def query(self):
             return self.is_done
@@ -389,15 +390,19 @@ def test_events_are_reused_and_read_only_when_they_have_completed(monkeypatch):
             return 0.25
 
     monkeypatch.setattr("torch.cuda.Event", Event)
+    streams = iter([SimpleNamespace(device_index=index) for index in (0, 0, 1, 0, 1)])
+    monkeypatch.setattr("torch.cuda.current_stream", lambda: next(streams))
+    monkeypatch.setattr(calls.CudaEvents, "free", {})
     events = calls.CudaEvents()
     for call in range(3):
         events.end(events.begin(), call)
+    assert [event.stream.device_index for event in made] == [0, 0, 0, 0, 1, 1]
     made[1].is_done = made[5].is_done = True
     assert list(events.read()) == [(0, 250.0)]  # in the order of the calls
     made[3].is_done = True
     assert [about for about, _ in events.read()] == [1, 2]
-    for call in range(20):
-        if (mark := events.begin()) is not None:
-            events.end(mark, call)
-    assert events.begin() is None
-    assert len(made) == 16
+    others = calls.CudaEvents()
+    assert others.begin()[0] is made[2]
+    others.cancel(others.begin())
+    assert len(made) == 6
+    assert len(calls.CudaEvents.free[1]) == 1
