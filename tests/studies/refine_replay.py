@@ -164,7 +164,7 @@ class Thompson(Race):
 
 
 class Raced:
-    """The product's own race with all binaries ready. It learns the times of planned calls once all of them have run."""
+    """The product's own race with all binaries ready, which learns times once all planned calls have run."""
 
     def __init__(self, slowdowns: Sequence[float], max_cost: float = 0.01) -> None:
         self.race = Race(slowdowns, max_cost)
@@ -277,8 +277,8 @@ def main() -> None:
     slope, bias = np.polyfit(predicted, predicted + np.concatenate(behind), 1)
     within = np.concatenate([one - one.mean() for one in behind]).std()
     sys.stdout.write(
-        f"log slowdowns of configs 2 to 16: measured = {slope:.2f} * predicted {bias:+.3f}; standard deviation around the "
-        f"prediction within a layer {within:.3f}, of all {np.concatenate(behind).std():.3f}\n"
+        f"log slowdowns of configs 2 to 16: measured = {slope:.2f} * predicted {bias:+.3f}; standard deviation "
+        f"around the prediction within a layer {within:.3f}, of all {np.concatenate(behind).std():.3f}\n"
     )
     head = "  ".join(f"{calls:>5}" for calls in AFTER)
     sys.stdout.write(

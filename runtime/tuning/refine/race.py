@@ -159,7 +159,8 @@ class Race:
         self.seen += np.bincount(configs, minlength=len(self.seen))
         surprise = np.asarray(log_times) - self._mean[at]
         if self._cov[0, 0] == 0.0:
-            self._mean[0], self._cov[0, 0] = np.median(surprise[at == self.best + 1]), self._noise
+            known = surprise[at == self.best + 1]
+            self._mean[0], self._cov[0, 0] = np.median(known if len(known) else surprise), self._noise
         surprise -= self._mean[0]
         np.minimum.at(self._fastest, at - 1, surprise + self._mean[at] - self._mean[1])
         after = np.arange(1, count + 1)  # the level has drifted since the first of these calls

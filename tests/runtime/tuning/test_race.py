@@ -122,3 +122,10 @@ def test_what_an_earlier_process_found_is_where_it_starts():
     assert race.best == 1
     slowdown, deviation = race.slowdown(1)
     assert (slowdown, deviation) == (pytest.approx(0.9), pytest.approx(0.005))
+
+
+def test_times_of_other_configs_than_the_choice_may_be_read_first():
+    race = Race([1.0, 1.0])
+    race.join(1)
+    race.see([1], [math.log(100.0)])
+    assert race.time_us(0) == pytest.approx(100.0, rel=0.1)
