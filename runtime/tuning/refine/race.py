@@ -28,6 +28,8 @@ _NOISE, _NOISE_RATE = 0.02, 0.05
 _DRIFT = 0.05
 #: A surprise of more standard deviations is cut to this many, so that an interrupted call counts little.
 _OUTLIER = 3.0
+#: The first time of a config is ignored if its log is above the prediction by more.
+_FIRST = 0.3
 #: A config is dropped if it is slower than the current choice by this many standard deviations, and replaces the first
 #: choice if it is faster than that by `_CERTAIN` of them and by the margin (a share of the time).
 _DROP, _CERTAIN, MARGIN = 3.0, 1.5, 0.002
@@ -155,13 +157,19 @@ class Race:
             log_times: The natural logarithm of each call's time, divided by the time predicted for the call's size,
                 (n_calls,).
         """
-        count, at = len(configs), np.asarray(configs) + 1
-        self.seen += np.bincount(configs, minlength=len(self.seen))
+        at = np.asarray(configs) + 1
         surprise = np.asarray(log_times) - self._mean[at]
         if self._cov[0, 0] == 0.0:
             known = surprise[at == self.best + 1]
             self._mean[0], self._cov[0, 0] = np.median(known if len(known) else surprise), self._noise
         surprise -= self._mean[0]
+        # The first launch of a config loads its binary. If the device had to wait for that, the time means nothing.
+        was_loaded = (surprise < _FIRST) | (self.seen[at - 1] > 0)
+        self.seen += np.bincount(configs, minlength=len(self.seen))
+        if not was_loaded.all():
+            at, surprise = at[was_loaded], surprise[was_loaded]
+        if not (count := len(at)):
+            return
         np.minimum.at(self._fastest, at - 1, surprise + self._mean[at] - self._mean[1])
         after = np.arange(1, count + 1)  # the level has drifted since the first of these calls
         drift = _DRIFT * self._noise

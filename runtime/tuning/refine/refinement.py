@@ -31,8 +31,8 @@ C = TypeVar("C", bound=Hashable)
 R = TypeVar("R")
 _log = logging.getLogger("foretune")
 
-#: The number of configs that take part; `tests/studies/refine_replay.py` compares 8, 16 and 32.
-CANDIDATES = 16
+#: The number of configs that take part; `tests/studies/refine_replay.py` compares 8, 12, 16 and 32.
+CANDIDATES = 12
 #: Candidates of one problem that compile at the same time.
 _COMPILING = 2
 #: Results are stored after this many timed calls, and at the decision.
@@ -116,21 +116,18 @@ class Refinement(Generic[C]):
             return launch(self.candidates[0 if self._ranks else self.race.best])
         mark = None
         try:
-            at = self._due(compile_one)
-            if at is None:
-                at = self._chosen()
-            else:
+            at, is_timed = self._due(compile_one)
+            if is_timed:
                 mark = self._watch.begin()
                 self._unread += 1
         finally:
             self._lock.release()
-        if mark is None:
-            return launch(self.candidates[at])
         try:
             result = launch(self.candidates[at])
         except Exception as error:
-            self._watch.cancel(mark)
-            self._unread -= 1
+            if mark is not None:
+                self._watch.cancel(mark)
+                self._unread -= 1
             if at == 0:
                 raise
             result = launch(self.candidates[0])  # raises an error that is not the config's fault
@@ -138,7 +135,8 @@ class Refinement(Generic[C]):
             self._epoch = -1  # plan anew, without it
             warn_once(f"{self.name}: {self.candidates[at]} failed ({reason_of(error)})", ": it is not tried again")
             return result
-        self._watch.end(mark, (at, scale))
+        if mark is not None:
+            self._watch.end(mark, (at, scale))
         return result
 
     def _chosen(self) -> int:
@@ -147,21 +145,19 @@ class Refinement(Generic[C]):
             return self.candidates.index(self.final)
         return 0 if self._why_paused else self.race.best
 
-    def _due(self, compile_one: Callable[[C], Sequence[Future[Any]]]) -> int | None:
-        """Return the config to time in this call; None if the call is not timed."""
+    def _due(self, compile_one: Callable[[C], Sequence[Future[Any]]]) -> tuple[int, bool]:
+        """Return the position of the config that this call runs, and whether the call is timed."""
         if is_capturing():  # not even events may be queried
-            return None
+            return self._chosen(), False
         if is_deterministic() or self._epoch != epoch() or not (self._resting or self._planned):
             self._review(compile_one)
-        if self._resting:
+        if self._resting or self.final is not None:
             self._resting -= 1
-            return None
-        if self.final is not None:
-            return None
+            return self._chosen(), False
         at = self._planned.pop()
-        if at not in self._joined or self._unread >= _MOST_UNREAD:  # counted, because the other ranks count it
-            return None
-        return at
+        if at not in self._joined:  # counted, because the other ranks count it
+            return self._chosen(), False
+        return at, self._unread < _MOST_UNREAD
 
     def _review(self, compile_one: Callable[[C], Sequence[Future[Any]]]) -> None:
         """Read times, decide, and plan the next calls, or let some rest: what need not be done at each call."""

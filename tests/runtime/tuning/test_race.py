@@ -129,3 +129,20 @@ def test_times_of_other_configs_than_the_choice_may_be_read_first():
     race.join(1)
     race.see([1], [math.log(100.0)])
     assert race.time_us(0) == pytest.approx(100.0, rel=0.1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_first_call_that_waits_for_the_binary_does_not_count(seed):
+    """It takes ten times as long, and neither the choice nor the cost is affected."""
+    random, race, loaded = np.random.default_rng(seed), Race([1.0, 1.01, 1.02]), {0}
+    race.join(1)
+    race.join(2)
+    while not race.is_over:
+        configs, logs = race.plan(), []
+        for config in configs:
+            waited = 1.0 if config in loaded else 10.0
+            loaded.add(config)
+            logs.append(math.log(100 * waited * (1.0, 0.9, 1.1)[config]) + random.normal(0, 0.01))
+        race.see(configs, logs)
+    assert race.best == 1
+    assert race.slowdown(1)[0] == pytest.approx(0.9, rel=0.01)
