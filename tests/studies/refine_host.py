@@ -1,7 +1,7 @@
 """Print the host time that mode `refine` adds to a call: `python tests/studies/refine_host.py` (seconds; no GPU).
 
-Calls do nothing, and their times are made up, so that only the bookkeeping counts: without the two CUDA events of a call,
-which `refine_on_gpu.py` includes. The least and the median of several problems, until each is decided, and afterwards.
+Calls do nothing, and their times are made up, so that only the bookkeeping counts: without the two CUDA events of a
+call, which `refine_on_gpu.py` includes. The least and the median of several problems, until each is decided, and then.
 """
 
 from __future__ import annotations
