@@ -4,8 +4,8 @@ Layers are those of no model in models.csv, and routings drift from call to call
 `fused_moe` if SGLang's files are on the path, and kernels of fla-core if fla is. The table has, in % over the best
 config of a search under the same routings (the `--searched` best predicted configs; all of an attached kernel): the
 predicted config, the best of a shortlist of 8 timed under one routing, and what refinement chose after 200 calls, timed
-side by side; and what these 200 calls cost over the predicted config alone. "calls" runs calls and training steps of the
-op under `torch.cuda.set_sync_debug_mode("error")`, and compares the host time of undecided and decided calls with mode
+side by side; and what these 200 calls cost over the predicted config alone. "calls" runs the op and training steps
+under `torch.cuda.set_sync_debug_mode("error")`, and compares the host time of undecided and decided calls with mode
 `predict`.
 
 Other processes compile what is searched. Each part writes a file of OUT, and a part whose file is there is skipped, so

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 #: Timed calls, after the last candidate has joined, that a decision takes at most.
 CALLS = 200
-#: The least and the most calls that are planned at once; between them, an eighth of the calls so far. Longer plans cost
+#: The least and the most calls that are planned at once; between them, a quarter of the calls so far. Longer plans cost
 #: less of the host's time in each call, but react later.
 _SHORTEST, _LONGEST = 8, 24
 #: The standard deviation of the log of a config's time around the prediction, and the part of a predicted log slowdown
@@ -127,7 +127,7 @@ class Race:
         queue = deque(at for at in order if usable[at] and at != best)
         planned: list[int] = []
         left = max(CALLS - self._since_joined, 1)
-        for call in range(min(max(_SHORTEST, number // 8), _LONGEST, most, left)):
+        for call in range(min(max(_SHORTEST, number // 4), _LONGEST, most, left)):
             picked = best
             if call % 2 and queue:
                 allowed = limit if self._max_s is not None else limit * (number + call + 1)
@@ -171,8 +171,8 @@ class Race:
         if not (count := len(at)):
             return
         np.minimum.at(self._fastest, at - 1, surprise + self._mean[at] - self._mean[1])
-        after = np.arange(1, count + 1)  # the level has drifted since the first of these calls
-        drift = _DRIFT * self._noise
+        drift = _DRIFT * self._noise  # of the level since the previous call
+        after = np.arange(1.0, count + 1)
         with_level = self._cov[:, :1] + self._cov[:, at]  # covariances of the state and the times
         cov = with_level[0] + with_level[at] + drift * np.minimum.outer(after, after)  # of the times
         cov.flat[:: count + 1] += self._noise
@@ -209,9 +209,12 @@ class Race:
 
     def _choose(self) -> None:
         """Update the current choice, and drop the configs that are slower."""
-        logs = self._mean[1:] - self._mean[1]
-        faster = self.alive & self.ready & (self.seen > 0) & (logs + _CERTAIN * self._deviations(0) < -MARGIN)
-        self.best = int(np.argmin(np.where(faster, logs, np.inf))) if faster.any() else 0
-        slow = (logs - logs[self.best] > _DROP * self._deviations(self.best)) & (self.seen >= _LEAST)
-        slow[[0, self.best]] = False
+        logs, deviations = self._mean[1:] - self._mean[1], self._deviations(0)
+        faster = self.alive & self.ready & (self.seen > 0) & (logs + _CERTAIN * deviations < -MARGIN)
+        self.best = 0
+        if faster.any():
+            self.best = int(np.argmin(np.where(faster, logs, np.inf)))
+            logs, deviations = logs - logs[self.best], self._deviations(self.best)
+        slow = (logs > _DROP * deviations) & (self.seen >= _LEAST)
+        slow[0] = slow[self.best] = False
         self.alive &= ~slow
