@@ -233,6 +233,12 @@ def misjudged(layer: Layer, candidates: int = 16) -> NDArray[np.float64]:
     return result
 
 
+def limit_of(layer: Layer, candidates: int) -> float:
+    """Return the loss of the best of the first candidates under equally mixed routings, as regret is defined."""
+    first, second = (np.exp(np.log(times).mean(axis=0)) for times in (layer.first_us, layer.second_us))
+    return float(second[first[:candidates].argmin()] / second[first.argmin()])
+
+
 class Played(NamedTuple):
     """The results of one layer: the regret after each number of calls in `AFTER`, and the cost."""
 
@@ -297,6 +303,12 @@ def main() -> None:
         f"log slowdowns of configs 2 to 16: measured = {slope:.2f} * predicted {bias:+.3f}; standard deviation "
         f"around the prediction within a layer {within:.3f}, of all {np.concatenate(behind).std():.3f}\n"
     )
+    for candidates in (8, 12, 16, 32):
+        left = [limit_of(layer, candidates) for layer in layers]
+        sys.stdout.write(
+            f"the best of {candidates:2} candidates over that of all configs: {100 * (geomean(left) - 1):.2f} %, worst "
+            f"{100 * (max(left) - 1):.2f} %\n"
+        )
     head = "  ".join(f"{calls:>5}" for calls in AFTER)
     sys.stdout.write(
         f"{len(layers)} layers, {given.seeds} replays each. In %: geometric mean of the regret after these calls, the "
