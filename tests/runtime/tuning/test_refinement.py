@@ -218,6 +218,35 @@ def test_nothing_is_explored_where_it_must_not_and_one_line_says_why(world, why,
     assert run(world, refined)[-1] == CONFIGS[2]
 
 
+def test_deterministic_algorithms_stop_exploring_at_the_next_call(world, monkeypatch):
+    refined = world.refined()
+    while world.call(refined) == CONFIGS[0]:
+        pass
+    counted = int(refined.race.calls.sum())
+    monkeypatch.setattr("torch.are_deterministic_algorithms_enabled", lambda: True)
+    assert set(run(world, refined, 50)) == {CONFIGS[0]}
+    assert int(refined.race.calls.sum()) <= counted  # what was planned did not run
+
+
+def test_conditions_and_times_are_looked_up_between_plans_only(world, monkeypatch):
+    looked_up = []
+    monkeypatch.setattr(refinement, "why_paused", lambda: looked_up.append(1) or "")
+    run(world, world.refined(), CALLS)
+    assert len(looked_up) <= CALLS / 8 + 5
+
+
+def test_a_device_that_is_far_behind_gets_no_further_events(world):
+    """Calls rest until some have completed, and none is lost."""
+    world.has_completed = False
+    refined = world.refined()
+    run(world, refined, 100)
+    count = len(world.running)
+    assert run(world, refined, 20) == [CONFIGS[0]] * 20
+    assert len(world.running) == count
+    world.has_completed = True
+    assert run(world, refined, 2 * CALLS)[-1] == CONFIGS[2]
+
+
 def test_refining_shows_calls_times_and_what_is_saved(world, monkeypatch):
     monkeypatch.setattr(refinement, "_all", {})
     refined = refinement.refinement_of("key", world.refined)
