@@ -298,7 +298,7 @@ def calls_of_the_op(tiny: bool) -> dict[str, float]:
         if where == "cuda":
             torch.cuda.set_sync_debug_mode("error")
         try:
-            for at in range(4 if tiny else 60):  # until all candidates have joined
+            for at in range(4 if tiny else 400):  # until all candidates have joined
                 foretune.grouped_gemm(x, w, all_sizes[at % ROUTINGS], mode="refine").sum().backward()
                 time.sleep(0 if tiny else 0.05)
                 if at > 10 and all(not one._left and not one._compiling for one in refinement._all.values()):
