@@ -49,3 +49,4 @@ from .runtime.tuning.functions import (
     gemm_work as gemm_work,
 )
 from .runtime.tuning.ranks.agreement import agree as agree
+from .runtime.tuning.refine.refinement import refining as refining

@@ -250,6 +250,8 @@ def attach(
     *,
     same_bits: bool | None = None,
     invariant: str | None = None,
+    mode: str | None = None,
+    max_cost: float | str | None = None,
 ) -> Any:
     """Let an existing `triton.autotune` kernel time only a shortlist for each new key, and return the kernel.
 
@@ -266,12 +268,17 @@ def attach(
         k: How many configs to time for each key.
         same_bits: As for `autotune`.
         invariant: As for `autotune`.
+        mode: Overrides FORETUNE_MODE. With "refine", nothing is timed apart: launches run the configs of the shortlist
+            in turn, the predicted one first, until one is known to be the fastest (see `refining`).
+        max_cost: What exploring may cost in mode "refine": a share of the kernel's time so far, or seconds ("2s").
+            FORETUNE_MAX_COST, or else 0.01, if None.
 
     Returns:
         The kernel itself, which is changed in place.
 
     Raises:
-        ForetuneError: The kernel has no autotuner or is already attached, the family is unknown, or `k` < 1.
+        ForetuneError: The kernel has no autotuner or is already attached, the family or mode is unknown, or `k` or
+            `max_cost` is out of range.
 
     >>> import triton
     >>> @triton.autotune([triton.Config({"BLOCK": size}) for size in (64, 128)], key=["n"])
@@ -305,6 +312,8 @@ def autotune(
     workers: int | None = None,
     same_bits: bool | None = None,
     invariant: str | None = None,
+    mode: str | None = None,
+    max_cost: float | str | None = None,
     **options: Any,
 ) -> Callable[[Any], triton.runtime.Autotuner]:
     """Decorate a `triton.jit` function as `triton.autotune` does, but measure only the configs predicted to be fastest.
@@ -333,6 +342,8 @@ def autotune(
         workers: The number of threads that compile; as many as there are cores if None.
         same_bits: As for `prune`; needs a family, as without one each config is a class of its own.
         invariant: As for `prune`; needs a family.
+        mode: As for `attach`.
+        max_cost: As for `attach`.
         options: The other options of `triton.autotune` in Triton 3.6 to 3.9: prune_configs_by, reset_to_zero,
             restore_value, pre_hook, post_hook, warmup, rep, use_cuda_graph, do_bench, cache_results (times are kept
             anyway).

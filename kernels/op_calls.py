@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
@@ -19,8 +20,10 @@ from triton import knobs
 
 from ..datasets import ForetuneError, KernelConfig, Problem, torch_dtype
 from ..datasets.errors import shown
-from ..runtime import stubbed
-from ..runtime.choice import choose, given
+from ..runtime import Mode, stubbed
+from ..runtime.choice import choose, given, refinement
+from ..runtime.how_many import predicted_us
+from ..runtime.launching.ahead import is_only_compiling, only_compiling
 from ..runtime.launching.collector import collecting_later
 from ..runtime.launching.stub_driver import interpreter, live
 from ..runtime.same_bits import keeping
@@ -31,6 +34,7 @@ from .op_choice import HowChosen
 
 if TYPE_CHECKING:
     from ..datasets import DeviceSpec
+    from ..runtime.tuning.refine.refinement import Refinement
 
 #: The FLOP formulas of the operators, for PyTorch's `FlopCounterMode`.
 flop_formulas: dict[Any, Any] = {}
@@ -180,7 +184,32 @@ class ConfiguredLaunch:
         def launch(config: KernelConfig) -> None:
             prepared(config)(tensors)
 
+        if self._mode is Mode.REFINE:
+            chooses = refinement(self._family, self._problem, self._device)
+            if chooses is not None:
+                return self._refining(chooses, lru_cache(maxsize=None)(prepared))
         return prepared(choose(self._family, self._problem, self._device, self._mode, launch))
+
+    def _refining(self, chooses: Refinement[KernelConfig], prepared: Callable[[KernelConfig], Launch]) -> Launch:
+        """Return a launch whose config `chooses` decides at each call; it replaces itself by the final choice."""
+        scale = predicted_us(self._family, self._problem, self._device, chooses.candidates[0])
+
+        def launch(tensors: Sequence[torch.Tensor | None]) -> None:
+            if is_only_compiling():
+                prepared(chooses.candidates[0])(tensors)
+                return
+
+            def compile_one(config: KernelConfig) -> Sequence[Future[Any]]:
+                empty = [one if one is None else torch.empty_like(one, device="meta") for one in tensors]
+                with only_compiling() as jobs:
+                    prepared(config)(empty)
+                return jobs
+
+            chooses.run(lambda config: prepared(config)(tensors), compile_one, scale)
+            if chooses.final is not None:
+                self._launch = prepared(chooses.final)
+
+        return launch
 
 
 def on_device_of(x: torch.Tensor | None) -> AbstractContextManager[Any]:

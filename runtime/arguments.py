@@ -135,6 +135,7 @@ class Mode(str, Enum):
     OFF = "off"  # not at all: all supported configs go through in the given order
     SHORTLIST = "shortlist"  # the k best configs go through and are measured
     PREDICT = "predict"  # only the best config goes through, so nothing is measured
+    REFINE = "refine"  # the best config at first, then others of the shortlist in turn: calls are the measurements
 
 
 def resolve_mode(requested: str | None = None, default: Mode = Mode.SHORTLIST) -> Mode:

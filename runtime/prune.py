@@ -221,6 +221,8 @@ class Pruner(TracedPositions):
         self.timed = "autotuner"
         #: Whether a pin file's choices for the family apply. An attached kernel has choices of its own there.
         self.is_pinnable = True
+        #: The mode that overrides FORETUNE_MODE.
+        self.mode: str | None = None
         self.own_knobs = OwnKnobs(family, knobs, fixed)
         if configs is not None:
             self.own_knobs.check(configs)
@@ -317,11 +319,16 @@ class Pruner(TracedPositions):
         usable, values = self._usable(configs)
         return tuple(usable[place] for place in self._kept(problem, self.device or device_here(), values))
 
+    def slowdowns(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[float, ...]:
+        """Return the predicted slowdowns of the configs whose positions `positions` returns in mode `refine`."""
+        chooser = chooser_of(self.family, self.device or device_here(), self._usable(configs)[1], self.bundle)
+        return chooser.choose(not_empty(self.family, problem), self.k).predicted_slowdown
+
     def _kept(
         self, problem: Problem, device: DeviceSpec, values: tuple[KernelConfig, ...], one_alone: bool = False
     ) -> tuple[int, ...]:
         """Return the places of the values that go through, best first; with `one_alone`, only the fastest."""
-        wanted, family = resolve_mode(), self._restricted(problem, device, values)
+        wanted, family = resolve_mode(self.mode), self._restricted(problem, device, values)
         if wanted is Mode.OFF:
             return supported(family, problem, device, values)
         chooser = chooser_of(family, device, values, self.bundle)

@@ -45,6 +45,13 @@ _ONE_CAPTION = (
 )
 
 
+#: Defines the rows and columns of `cache show --refining`.
+_REFINED_CAPTION = (
+    "Rows: a config of a problem. Columns: the number of timed calls, the mean time of a call, the 95 % interval of "
+    "its difference from the predicted config, and the microseconds that it saves in each call."
+)
+
+
 def kernel_names(incomplete: str) -> list[str]:
     """Return the tuned kernels and kernel families that start with `incomplete`, for shell completion."""
     return [*remembered_names(incomplete), *family_names(incomplete)]
@@ -70,10 +77,19 @@ def _pins(path: Path | None) -> PinFile | None:
 
 
 @command("show", "foretune cache show", into=cache)
-def show_cache(kernel: OneKernel = None, as_json: AsJson = False) -> None:
+def show_cache(
+    kernel: OneKernel = None,
+    refining: Annotated[
+        bool, option("What calls in mode `refine` took, by config, instead of the tuning results.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """List the tuned kernels and functions, or the tuned problems of one of them."""
-    from ...runtime.tuning.cache.cache_folder import cache_contents
+    from ...runtime.tuning.cache.cache_folder import cache_contents, refined_contents
 
+    if refining:
+        emit(refined_contents(kernel), as_json, _REFINED_CAPTION)
+        return
     emit(cache_contents(kernel), as_json, _ALL_CAPTION if kernel is None else _ONE_CAPTION)
 
 

@@ -69,8 +69,9 @@ def gated_mlp(
             run in `foretune.matmul`, which chooses its configs by `mode`; those of float32 run in PyTorch, because
             `foretune.matmul` would round their operands to tf32.
         mode: "predict" runs the config with the least predicted time. "shortlist" times the 8 most promising configs on
-            the first call with about this number of rows, and runs the fastest. "off" runs the family's default config.
-            If None, the environment variable FORETUNE_MODE decides; if that is not set, "predict".
+            the first call with about this number of rows, and runs the fastest. "refine" finds the fastest with the
+            calls themselves. "off" runs the family's default config. If None, the environment variable
+            FORETUNE_MODE decides; if that is not set, "predict".
         same_bits: Run only configs whose results have the same bits as those of the family's default config, so that no
             tuning changes a result. If None, FORETUNE_SAME_BITS=1 requests it. A given config is not restricted.
         invariant: "m": the same, with one class of bits for all numbers of rows, so that a row of the result does

@@ -108,8 +108,9 @@ def log_row(
         config: The config that was timed.
         time_us: The time in microseconds; None if the config failed.
         device: The device that it was timed on.
-        timed: How it was timed: "cold" by Foretune's `Timer`, "autotuner" by `triton.autotune`, "warm" with a warm L2.
-            In training, times that are not cold have half the weight (see `Dataset.grid`).
+        timed: How it was timed: "cold" by Foretune's `Timer`, "autotuner" by `triton.autotune`, "warm" with a warm L2,
+            "refined" in the calls of a running program. In training, times that are not cold have half the weight (see
+            `Dataset.grid`).
         source_hash: The hash of the kernel that was timed (`source_that_ran`); the family's own if None.
     """
     if not is_logging():

@@ -26,9 +26,11 @@ from ..launching.triton_hash import hash_triton
 from ..prune import Pruner, in_full
 from .isolation import IsolatedTimer, NoIsolationError
 from .known_times import KnownTimes
-from .one_launch import OneLaunch, times_one
+from .one_launch import OneLaunch, compile_in_background, own_key, times_one
 from .progress import ProgressLine
 from .ranks.agreement import choose_together, epoch, may_tune, scope
+from .refine.calls import check_cost
+from .refine.refinement import Refinement
 from .session import Measured, TuningSession, checked_time, is_capturing, none_launched
 from .shortlisters import FamilyShortlister, OwnShortlister, Shortlister, TracedPrune
 
@@ -63,6 +65,8 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         budget_s: float | None,
         workers: int | None,
         device: DeviceSpec | None,
+        mode: str | None,
+        limit: dict[str, float] | None,
         prune_configs_by: Mapping[str, Any] | None,
         **options: Any,
     ) -> None:
@@ -81,8 +85,10 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
             self.post_hook = self._restore_tensors
         self.name = f"{self.base_fn.__module__}.{self.base_fn.__qualname__}"
         self._isolate, self._budget_s, self._workers = isolate, budget_s, workers
+        self._mode, self._limit = mode, limit
         self._is_interpreted = kernel.is_interpreted
         self._shortlister = shortlister or OwnShortlister(self, k, bucket)
+        self._shortlister.mode = mode
         self._own_prune = (prune_configs_by or {}).get("early_config_prune")
         timed = "cold" if self._do_bench is None else "autotuner"
         self._known = KnownTimes(self, self.name, self._shortlister, device, timed=timed)
@@ -92,6 +98,8 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         )
         # The chosen config by stand-in problem, `scope()`, and the configs that the kernel's own callbacks allowed.
         self._tuned: dict[tuple[Problem | None, int, frozenset[triton.Config]], triton.Config] = {}
+        # The keys whose config is not decided yet in mode `refine`, and the predicted time of such a launch.
+        self._refining: dict[tuple[Any, ...], tuple[Refinement[triton.Config], float]] = {}
         self._epoch = epoch()
         self._launched: set[tuple[Any, ...]] = set()  # keys launched in an earlier epoch of `agree`
         renew_in_children(self)
@@ -112,31 +120,20 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         else:
             if self._epoch != epoch():
                 self._epoch = epoch()
-                self._launched |= self.cache.keys()
+                self._launched |= self.cache.keys() | self._refining.keys()
                 self.cache.clear()
-            key = self._key(args, kwargs)
+                self._refining.clear()
+            key = own_key(self, args, kwargs)
             found = self.cache.get(key)
             if found is None:
+                if (refining := self._refining.get(key)) is not None:
+                    return self._refined_run(key, *refining, OneLaunch(self, args, kwargs))
                 return self._first_run(key, args, kwargs)
             config = found
         self.best_config = config
         if config.pre_hook is not None:
             return OneLaunch(self, args, kwargs).launch(config)
         return self.fn.run(*args, **kwargs, **config.all_kwargs())
-
-    def _key(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return the launch's key as Triton computes it, but in the order of the kernel's parameters.
-
-        So keyword arguments in another order give the same key.
-        """
-        given = dict(zip(self.arg_names, args, strict=False))
-        given.update(kwargs)
-        key = [given[name] for name in self.keys if name in given]
-        for name in self.arg_names:
-            dtype = getattr(given.get(name), "dtype", None)
-            if dtype is not None:
-                key.append(str(dtype))
-        return tuple(key)
 
     def _first_run(self, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Choose a config for a new key and launch it; if the launch fails, take the next best config."""
@@ -146,7 +143,7 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
             hash_triton()
             call.prepare()
         with self._lock:
-            if key not in self.cache:  # otherwise another thread has tuned it
+            if key not in self.cache and key not in self._refining:  # otherwise another thread has tuned it
                 tuning = _Tuning(self, key, call)
                 resets = key not in self._launched and (len(tuning.allowed) > 1 or times_one()) and not is_capturing()
                 while True:
@@ -161,10 +158,27 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
                         tuning.session.refuse(config, error)
                         continue
                     self.best_config = config
-                    if was_launched or not (is_capturing() or tuning.ran_out):
+                    if tuning.refining is not None and tuning.refining[0].final is None:
+                        self._refining[key] = tuning.refining
+                    elif was_launched or not (is_capturing() or tuning.ran_out):
                         self.cache[key] = config
                     return result
         return self.run(*args, **kwargs)
+
+    def _refined_run(
+        self, key: tuple[Any, ...], refinement: Refinement[triton.Config], scale: float, call: OneLaunch
+    ) -> Any:
+        """Launch a key whose config is not decided yet, and remember the decision."""
+
+        def launch(config: triton.Config) -> Any:
+            self.best_config = config
+            return call.launch(config)
+
+        result = refinement.run(launch, partial(compile_in_background, self, call.arguments), scale)
+        if refinement.final is not None:
+            self.cache[key] = refinement.final
+            self._refining.pop(key, None)
+        return result
 
     def _save_tensors(self, arguments: Mapping[str, Any], reset_only: bool = False) -> None:
         """Reset and save tensors before a launch: the default `pre_hook`.
@@ -212,7 +226,7 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         stand_in = self._shortlister.stand_in(problem)
         if is_pinned() and (pinned := self._pinned(problem, stand_in, configs)) is not None:
             return configs.index(pinned)
-        if resolve_mode() is not Mode.SHORTLIST:
+        if resolve_mode(self._mode) is not Mode.SHORTLIST:
             return None
         tuned = self._tuned.get((stand_in, scope(), frozenset(configs)))
         if tuned is not None and self._shortlister.supports(tuned, problem):
@@ -273,6 +287,7 @@ class _Tuning:
             budget_s=tuner._budget_s,
         )
         self.ran_out = False  # whether budget_s ended before any config was timed
+        self.refining: tuple[Refinement[triton.Config], float] | None = None  # for `PredictedAutotuner._refining`
         # Computed for every new key: a config chosen for another launch of the same bucket may not be allowed here.
         self.allowed = tuner._allowed(call)
 
@@ -293,11 +308,15 @@ class _Tuning:
         is_usable = tuned is not None and tuned not in session.failed
         if is_usable and tuner._query(tuner._shortlister.supports, tuned, problem):
             return tuned, False
-        tuner._known.open()
+        mode = resolve_mode(tuner._mode)
+        if mode is not Mode.REFINE:  # a refinement reads the cache in a thread
+            tuner._known.open()
         while left := [config for config in self.allowed if config not in session.failed]:
             positions = None if problem is None else tuner._query(tuner._shortlister.positions, problem, tuple(left))
             chosen = [left[position] for position in positions or range(len(left))]
-            is_one = len(chosen) == 1 or resolve_mode() is Mode.PREDICT
+            if mode is Mode.REFINE and len(chosen) > 1:
+                return self._refined(left, chosen), False
+            is_one = len(chosen) == 1 or mode in (Mode.PREDICT, Mode.REFINE)
             if is_one or not may_tune() or not self._call.can_be_timed():
                 return chosen[0], False
             self._measure(chosen)
@@ -317,6 +336,20 @@ class _Tuning:
                 self.ran_out = bool(tuner._budget_s)  # with a budget of 0, later calls cannot time anything either
                 return untried[0], False
         raise none_launched(tuner.name, session)
+
+    def _refined(self, left: Sequence[triton.Config], chosen: Sequence[triton.Config]) -> triton.Config:
+        """Return the config to launch first in mode `refine`, and prepare the next launches."""
+        tuner, problem, first = self._tuner, self._problem, chosen[0]
+        shortlister, slowdowns, scale = tuner._shortlister, (1.0,) * len(chosen), 1.0
+        if problem is not None:
+            slowdowns = tuner._query(shortlister.slowdowns, problem, tuple(left), len(chosen)) or slowdowns
+            scale = tuner._query(shortlister.scale, problem, first) or scale
+        limit = tuner._limit or check_cost()
+        found = tuner._query(self._known.refinement, chosen, slowdowns, self._call.arguments, limit)
+        if found is None:
+            return first
+        self.refining = found, scale
+        return found.final or first
 
     def _measure(self, configs: Sequence[triton.Config]) -> None:
         """Measure those of the configs whose time is not known."""
@@ -364,6 +397,8 @@ def autotune(
     budget_s: float | None = None,
     isolate: bool = False,
     workers: int | None = None,
+    mode: str | None = None,
+    max_cost: float | str | None = None,
     prune_configs_by: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Callable[[Any], PredictedAutotuner]:
@@ -384,7 +419,8 @@ def autotune(
         raise ForetuneError(f"configs must be a list of triton.Configs but is {shown(configs)}")
     configs = tuple(configs or ())  # a generator may be used for several kernels
     options |= {name: check_words(name, options[name]) for name in _TENSORS if options.get(name) is not None}
-    resolve_mode()  # raise for an invalid FORETUNE_MODE here, not in a launch
+    resolve_mode(mode)  # raise for an invalid FORETUNE_MODE here, not in a launch
+    limit = None if max_cost is None else check_cost(max_cost)
     if family is None:
         given = {"problem": problem, "knobs": knobs, "fixed": fixed, "bundle": bundle}
         if idle := [name for name, value in given.items() if value is not None]:
@@ -407,6 +443,8 @@ def autotune(
         budget_s=budget_s,
         workers=workers,
         device=spec,
+        mode=mode,
+        limit=limit,
         prune_configs_by=prune_configs_by,
         **dict.fromkeys(_TENSORS) | options,
     )

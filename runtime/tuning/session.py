@@ -216,7 +216,7 @@ class TuningSession(Generic[C]):
 def is_capturing() -> bool:
     """Return whether a CUDA graph is being captured, during which the device cannot be synchronized."""
     torch = sys.modules.get("torch")
-    return torch is not None and torch.cuda.is_available() and bool(torch.cuda.is_current_stream_capturing())
+    return torch is not None and torch.cuda.is_initialized() and bool(torch.cuda.is_current_stream_capturing())
 
 
 def checked_time(time_us: float) -> Measured:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...datasets import Family, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import reason_of
 from ..arguments import Mode, resolve_mode, warn_once
+from ..how_many import predicted_us
 from ..launching.stub_driver import device_here
 from ..pin_file import PinError
 from ..prune import (
@@ -18,10 +19,10 @@ from ..prune import (
     TracedPositions,
     break_graph,
     in_full,
+    is_traced,
     leave_launches_to_triton,
     torch_release,
 )
-from ..prune import CAN_ASK_SINCE, Pruner, TracedPositions, break_graph, leave_launches_to_triton, torch_release
 from ..same_bits import VARIABLE, is_requested
 from ..shortlist import bundle_in_force
 from .launches import LaunchFamily
@@ -52,6 +53,7 @@ class Shortlister(ABC):
     """
 
     bundle = ""
+    mode: str | None = None  # overrides FORETUNE_MODE
 
     def __init__(self, family: Family, bucket: tuple[str, ...]) -> None:
         self.family, self._bucket = family, bucket
@@ -71,6 +73,14 @@ class Shortlister(ABC):
     @abstractmethod
     def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
         """Return the positions of the configs to try, best first, according to FORETUNE_MODE."""
+
+    def slowdowns(self, problem: Problem, configs: tuple[triton.Config, ...], count: int) -> tuple[float, ...]:
+        """Return the predicted slowdowns of the `count` configs that `positions` returned; 1.0 without a prediction."""
+        return (1.0,) * count
+
+    def scale(self, problem: Problem, config: triton.Config) -> float:
+        """Return the predicted time of a launch in microseconds, to compare launches of different sizes."""
+        return 1.0
 
     def supports(self, config: triton.Config, problem: Problem) -> bool:
         """Return whether a config that was chosen for the problem's stand-in can run the problem itself."""
@@ -113,7 +123,16 @@ class FamilyShortlister(Shortlister):
 
     def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
         """See `Shortlister`."""
+        self._pruner.mode = self.mode
         return self._pruner.positions(problem, configs)
+
+    def slowdowns(self, problem: Problem, configs: tuple[triton.Config, ...], count: int) -> tuple[float, ...]:
+        """See `Shortlister`."""
+        return self._pruner.slowdowns(problem, configs)
+
+    def scale(self, problem: Problem, config: triton.Config) -> float:
+        """See `Shortlister`."""
+        return predicted_us(self.family, problem, self._pruner.device or device_here(), self.value(config))
 
     def supports(self, config: triton.Config, problem: Problem) -> bool:
         """Return whether the family supports a config on a problem on this device; see `Shortlister.supports`."""
@@ -139,7 +158,7 @@ class OwnShortlister(Shortlister):
 
     def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
         """See `Shortlister`; in mode `predict`, all positions if the model is not sure."""
-        if (wanted := resolve_mode()) is Mode.OFF or len(configs) == 1:
+        if (wanted := resolve_mode(self.mode)) is Mode.OFF or len(configs) == 1:
             return tuple(range(len(configs)))
         values, k = [self.value(config) for config in configs], 1 if wanted is Mode.PREDICT else self._k
         advice = self._timings(self._ranks()).advise(self.stand_in(problem), values, k)
@@ -201,7 +220,7 @@ class TracedPrune(TracedPositions):
             if (best := self._best_known(problem, configs)) is not None:
                 return (best,)
             positions = self._shortlister.positions(problem, configs)
-            if resolve_mode() is Mode.PREDICT:
+            if resolve_mode(self._shortlister.mode) in (Mode.PREDICT, Mode.REFINE):  # nothing is timed in the graph
                 positions = positions[:1]
         except PinError:
             raise
@@ -211,3 +230,15 @@ class TracedPrune(TracedPositions):
         if not self._alters:
             return positions
         return positions[:1] if len(positions) < len(configs) or len(configs) == 1 else ()
+
+
+class PinnedPrune(TracedPrune):
+    """Replaces `early_config_prune` while a pin file is in force: Dynamo gets its config, others the kernel's own."""
+
+    def __call__(
+        self, configs: Sequence[triton.Config], named_args: Mapping[str, Any], /, **kwargs: Any
+    ) -> list[triton.Config]:
+        """Return the configs that Dynamo's autotuner gets, or those that the kernel's own callback keeps."""
+        if not is_traced():
+            return list(configs if self._own is None else self._own(configs, named_args, **kwargs))
+        return super().__call__(configs, named_args, **kwargs)

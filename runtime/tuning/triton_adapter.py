@@ -6,7 +6,8 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import DeviceSpec, Family, ForetuneError, Problem
@@ -18,13 +19,15 @@ from ..how_many import Length
 from ..launching.kernel import Kernel
 from ..launching.stub_driver import device_here, measures
 from ..launching.triton_hash import hash_triton
-from ..prune import Pruner, in_full, is_traced
+from ..prune import Pruner, in_full
 from .known_times import KeyTimes, KnownTimes
 from .launches import LaunchFamily
-from .one_launch import OneConfigCache, OneLaunch, key_of_launch, microseconds, times_one
+from .one_launch import OneConfigCache, OneLaunch, compile_in_background, key_of_launch, microseconds, times_one
 from .ranks.agreement import choose_together, epoch, may_tune, scope
+from .refine.calls import check_cost
+from .refine.refinement import Refinement
 from .session import Measured, TuningSession, is_capturing
-from .shortlisters import FamilyShortlister, OwnShortlister, Shortlister, TracedPrune
+from .shortlisters import FamilyShortlister, OwnShortlister, PinnedPrune, Shortlister
 
 if TYPE_CHECKING:
     import triton
@@ -54,7 +57,14 @@ class Attachment:
     holders, is_on = 0, False
     is_automatic = False  # attached by FORETUNE_ATTACH, so that `attach` replaces it
 
-    def __init__(self, tuner: triton.runtime.Autotuner, family: Family | None, k: Length) -> None:
+    def __init__(
+        self,
+        tuner: triton.runtime.Autotuner,
+        family: Family | None,
+        k: Length,
+        mode: str | None = None,
+        limit: dict[str, float] | None = None,
+    ) -> None:
         from triton.runtime import Autotuner
 
         own = LaunchFamily(tuner)
@@ -64,8 +74,11 @@ class Attachment:
         self._how_timed = "cold" if as_triton_does else "autotuner"
         self._pruner = None if family is None else Pruner(family, k)
         if self._pruner is not None:
-            self._pruner.timed = self._how_timed
+            self._pruner.timed, self._pruner.mode = self._how_timed, mode
             self._pruner.is_pinnable = False
+        self._mode, self._limit = mode, limit
+        # The keys whose config is not decided yet in mode `refine`, and the predicted time of such a launch.
+        self._refining: dict[Any, tuple[Refinement[triton.Config], float]] = {}
         self._k, self._is_interpreted = k, Kernel(tuner).is_interpreted
         self._known: dict[DeviceSpec, KnownTimes] = {}
         self._epoch = -1 if is_pinned() else epoch()  # a pin file also replaces choices made before
@@ -95,7 +108,7 @@ class Attachment:
         self._hooks["__getstate__"] = self.state
         self._own_prune = self.tuner.early_config_prune
         if is_pinned():
-            self._hooks["early_config_prune"] = _PinnedPrune(
+            self._hooks["early_config_prune"] = PinnedPrune(
                 self.name, self._own_prune, self._shortlister(), self._best_pinned, alters=True
             )
         self._hidden = {name: self.tuner.__dict__[name] for name in self._hooks if name in self.tuner.__dict__}
@@ -131,13 +144,19 @@ class Attachment:
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the kernel through Triton's own `run`, one thread at a time, and record what it chose."""
         with self.lock:
-            if self._epoch != epoch() and not self._is_switched_off():
+            if self._epoch != epoch() and not self._is_in(Mode.OFF):
                 self._epoch, ranks = epoch(), scope()
                 was_pinned, self._was_pinned = self._was_pinned, is_pinned()
                 if ranks or was_pinned or self._was_pinned:
                     self._launched |= self.tuner.cache.keys()
                     self.tuner.cache.clear()
                     self.tuner.cache.update({} if self._was_pinned else self._chosen_together.get(ranks, {}))
+                self._refining.clear()
+            if self._refining:
+                arguments = {**dict(zip(self.tuner.arg_names, args, strict=False)), **kwargs}
+                key = key_of_launch(self.tuner, arguments)
+                if (refining := self._refining.get(key)) is not None:
+                    return self._refined_run(key, *refining, args, kwargs, arguments)
             before, self._is_running = self.tuner.__dict__.get("configs_timings"), True
             try:
                 result = self.own_run(*args, **kwargs)
@@ -154,9 +173,26 @@ class Attachment:
             finally:
                 self._tuning, self._pinned_now, self._is_running = None, None, False
 
-    def _is_switched_off(self) -> bool:
-        """Return whether FORETUNE_MODE is "off"."""
-        return self._or_warn(resolve_mode) is Mode.OFF
+    def _refined_run(
+        self,
+        key: Any,
+        refinement: Refinement[triton.Config],
+        scale: float,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        arguments: dict[str, Any],
+    ) -> Any:
+        """Launch a key whose config is not decided yet, and remember the decision."""
+        compile_one = partial(compile_in_background, self.tuner, arguments)
+        result = refinement.run(lambda config: self._run_once(config, args, kwargs), compile_one, scale)
+        if refinement.final is not None:
+            self.tuner.cache[key] = refinement.final
+            self._refining.pop(key, None)
+        return result
+
+    def _is_in(self, mode: Mode) -> bool:
+        """Return whether this is the mode of launches. An invalid FORETUNE_MODE counts as none."""
+        return self._or_warn(resolve_mode, self._mode) is mode
 
     def _run_once(self, config: triton.Config, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Launch with a config without remembering it."""
@@ -169,7 +205,7 @@ class Attachment:
 
     def bench(self, *args: Any, config: triton.Config, **meta: Any) -> Any:
         """Return the timing of a config as Triton's `_bench` does; a known time is not measured again."""
-        if self._is_switched_off():
+        if self._is_in(Mode.OFF):
             return self._bench(*args, config=config, **meta)
         if config is self._pinned_now:  # Triton before 3.8 times even a single config
             return [0.0] * 3
@@ -205,7 +241,7 @@ class Attachment:
 
     def prune_configs(self, kwargs: dict[str, Any]) -> list[triton.Config]:
         """Return the configs that Triton should time for this launch; a single one where nothing may be timed."""
-        if self._is_switched_off():
+        if self._is_in(Mode.OFF):
             return type(self.tuner).prune_configs(self.tuner, kwargs)  # type: ignore[no-any-return]
         view = copy(self.tuner)  # the class's prune_configs with our early_config_prune, on a copy
         view.early_config_prune = self._prune
@@ -218,11 +254,25 @@ class Attachment:
         if is_capturing():
             raise _CapturedError(pruned[0])
         resets = len(pruned) == 1 and self._would_be_timed(kwargs)
+        if len(pruned) > 1 and self._is_in(Mode.REFINE):
+            resets = self._would_be_timed(kwargs)
+            pruned = [self._or_warn(self._refined, pruned) or pruned[0]]
         if len(pruned) > 1 and choose_together():
             pruned, resets = [self._chosen_with_others(pruned, kwargs)], True
         if resets and not times_one():  # as Triton does after it has timed configs
             self.tuner.pre_hook({**self.tuner.nargs, **kwargs, **pruned[0].all_kwargs()}, reset_only=True)
         return pruned
+
+    def _refined(self, configs: Sequence[triton.Config]) -> triton.Config:
+        """Return the config to launch first in mode `refine`, and prepare the next launches."""
+        if (tuning := self._tuning) is None:
+            return configs[0]
+        first, slowdowns = configs[0], [tuning.slowdowns[config] for config in configs]
+        found = tuning.times.refinement(configs, slowdowns, tuning.arguments, self._limit or check_cost())
+        if found is not None:
+            tuning.refining, first = (found, tuning.scale), found.final or first
+        tuning.session.measured[first] = Measured.of(1.0)  # Triton 3.6 times even a single config
+        return first
 
     def _would_be_timed(self, kwargs: Mapping[str, Any]) -> bool:
         """Return whether Triton alone would time configs for this launch: several are allowed, and the key is new."""
@@ -285,12 +335,16 @@ class Attachment:
         times = known.of(known.shortlister.stand_in(problem))
         if self._pruner is not None:
             kept = self._pruner(allowed, named_args, **kwargs)
-            if not may_tune() and resolve_mode() is not Mode.OFF:
+            if not may_tune() and not self._is_in(Mode.OFF):
                 kept = kept[:1]
         else:
             kept = [allowed[position] for position in known.shortlister.positions(problem, tuple(allowed))]
         if self._is_running:  # otherwise Triton only compiles
             self._or_warn(self._expect, times, kept, arguments)
+            if self._tuning is not None and self._is_in(Mode.REFINE):
+                slowdowns = known.shortlister.slowdowns(problem, tuple(allowed), len(kept))
+                self._tuning.slowdowns = dict(zip(kept, slowdowns, strict=True))
+                self._tuning.scale = known.shortlister.scale(problem, kept[0])
         return kept
 
     def _expect(self, times: KeyTimes, configs: Sequence[triton.Config], arguments: Mapping[str, Any]) -> None:
@@ -317,6 +371,12 @@ class Attachment:
     def _finish(self, tuning: _Tuning, before: Any) -> None:
         """Store the choice after a tuned launch, and learn times that came from Triton's own cache."""
         tuner, session = self.tuner, tuning.session
+        if tuning.refining is not None and tuning.refining[0].final is None:
+            for key in tuner.cache.keys() - tuning.keys:
+                self._refining[key] = tuning.refining
+                del tuner.cache[key]
+        if self._is_in(Mode.REFINE):  # nothing was timed
+            return
         after = tuner.__dict__.get("configs_timings")
         if after is not None and after is not before:
             for config, timing in after.items():
@@ -335,6 +395,7 @@ class Attachment:
         with self.lock:
             if device not in self._known:
                 shortlister = self._shortlister()
+                shortlister.mode = self._mode
                 # With a family, its pruner does the logging.
                 self._known[device] = KnownTimes(
                     self.tuner, self.name, shortlister, device, timed=self._how_timed, logs=self._pruner is None
@@ -375,18 +436,10 @@ class _Tuning:
     keys: set[Any]  # the keys that Triton already had a config for
     arguments: Mapping[str, Any]
     uncompiled: tuple[triton.Config, ...] = ()
-
-
-class _PinnedPrune(TracedPrune):
-    """Replaces `early_config_prune` while a pin file is in force: Dynamo gets its config, others the kernel's own."""
-
-    def __call__(
-        self, configs: Sequence[triton.Config], named_args: Mapping[str, Any], /, **kwargs: Any
-    ) -> list[triton.Config]:
-        """Return the configs that Dynamo's autotuner gets, or those that the kernel's own callback keeps."""
-        if not is_traced():
-            return list(configs if self._own is None else self._own(configs, named_args, **kwargs))
-        return super().__call__(configs, named_args, **kwargs)
+    # In mode `refine`: the predicted slowdowns, the predicted time of the launch, and what chooses further configs.
+    slowdowns: Mapping[triton.Config, float] = field(default_factory=dict)
+    scale: float = 1.0
+    refining: tuple[Refinement[triton.Config], float] | None = None
 
 
 class _CapturedError(Exception):

@@ -282,7 +282,7 @@ def test_a_launch_is_tuned_as_after_attach(write: Write) -> None:
         ("run nope.py --attach fla", 2, "there is no 'nope.py'; for a module, give -m"),
         ("run --attach fla,,x {script}", 2, "packages must be names of modules, separated by commas, but one is ''"),
         ("run --attach ./fla {script}", 2, "but one is './fla'"),
-        ("run --mode quick {script}", 2, "mode must be one of off, shortlist, predict but got 'quick'"),
+        ("run --mode quick {script}", 2, "mode must be one of off, shortlist, predict, refine but got 'quick'"),
         ("run --pin nope.lock {script}", 2, "there is no file 'nope.lock'"),
         ("run --log {script} {script}", 2, "is a file: name a folder"),
         ("run --lr 1 {script}", 2, "No such option: --lr"),

@@ -396,7 +396,9 @@ def test_an_op_follows_the_pins_and_predicts_where_it_may(product, monkeypatch):
     monkeypatch.setattr(
         choice,
         "chooser_of",
-        lambda *about: SimpleNamespace(choose=lambda *more: SimpleNamespace(predicted=True, configs=(predicted,))),
+        lambda *about: SimpleNamespace(
+            choose=lambda *more: SimpleNamespace(predicted=True, configs=(predicted,), predicted_slowdown=(1.0,))
+        ),
     )
     predicted = KernelConfig.from_json(product.config.to_json() | {"num_warps": 8})
     assert predicted != product.config

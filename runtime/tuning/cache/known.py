@@ -13,8 +13,9 @@ from ....datasets.files import read_regular
 from ...timing.flywheel import Software
 from ..functions.config_cache import FORMAT, ConfigCache, check_document, functions_folder
 from ..functions.key_record import KeyRecord, function_of, parts_of, records_of
-from .document import check_choices, times_of
+from .document import check_choices, refined_of, times_of
 from .kernel_cache import choices_folder
+from .refined import Refined
 from .shared_file import MOST_BYTES, Document, from_json
 
 T = TypeVar("T")
@@ -30,10 +31,13 @@ class KnownProblem:
     times_us: Mapping[KernelConfig, float | None]  # None for a failed config
     chosen: Mapping[str, KernelConfig]  # by the digest of the bundle, "" for none
     launches: Sequence[Mapping[str, Any]]  # see ChoiceCache.saw_launch
+    refined: Refined | None = None  # see ChoiceCache.refine
 
     @property
     def best(self) -> KernelConfig | None:
-        """The fastest measured config; else the last chosen one; else None."""
+        """The config that a refinement chose; else the fastest measured one; else the last chosen one; else None."""
+        if self.refined is not None and self.refined.decided is not None:
+            return self.refined.decided
         timed = {config: time_us for config, time_us in self.times_us.items() if time_us is not None}
         if timed:
             return min(timed, key=timed.__getitem__)
@@ -116,6 +120,7 @@ class KnownKernel:
                 times_of(document, entry),
                 {bundle: configs[place] for bundle, place in entry["chosen"].items()},
                 entry["launches"],
+                refined_of(document, entry),
             )
             for entry in document["entries"]
         )
