@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, check_attributes, wrong_knobs
 from ..datasets.errors import ForetuneWarning as ForetuneWarning
-from ..datasets.errors import check_word, shown, warn
+from ..datasets.errors import check_word, did_you_mean, shown, warn
 from ..datasets.family_checks import with_defaults
 from .epochs import is_pinned
 
@@ -100,6 +100,12 @@ class OwnKnobs:
             raise ForetuneError(f"configs must be a list of triton.Configs, at least one, but is {shown(configs)}")
         for config in configs:
             self.config(config)
+        own = list(dict.fromkeys(knob for config in configs for knob in KernelConfig.from_triton(config).to_json()))
+        for knob in self._names:
+            if knob not in own:
+                raise ForetuneError(
+                    f"knobs: no config has {shown(knob)}{did_you_mean(knob, own)}; they have {', '.join(own)}"
+                )
 
     def usable(self, configs: Sequence[triton.Config]) -> tuple[tuple[int, ...], tuple[KernelConfig, ...]]:
         """Return the positions of the configs that have the family's knobs, and these configs translated.

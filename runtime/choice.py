@@ -198,7 +198,11 @@ def _ranked(
 def _logged_times_us(
     family: Measurable, problem: Problem, device: DeviceSpec, configs: tuple[KernelConfig, ...], launch: Launch
 ) -> list[float | None]:
-    """Return `_times_us`, and log the times as training data if FORETUNE_LOG is set."""
+    """Launch and time each config, and append the times to the FORETUNE_LOG dataset if that is set.
+
+    Returns:
+        Microseconds by config, in their order; None for one that cannot be timed.
+    """
     from .timing.flywheel import log_row  # imported late, because predictions do not need it
 
     times = _times_us(family, configs, launch)

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from ..datasets import DeviceSpec, Dtype, Family, ForetuneError, KernelConfig, Problem, not_empty
-from ..datasets.errors import reason_of, shown
+from ..datasets.errors import did_you_mean, reason_of, shown
 from .arguments import Mode, OwnKnobs, family_of, resolve_mode, warn_once
 from .how_many import TRIAL_S, HowMany, Length, narrowing
 from .launching.kernel import Kernel
@@ -150,7 +150,11 @@ class TracedPositions:
     _as_constant.__dict__["_dynamo_marked_constant"] = True
 
     def let_through(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
-        """Return what `positions_of` returns. Raises only what a pin file in force demands."""
+        """Return the positions in `configs` of those that the autotuner gets, or () if Dynamo must break the graph.
+
+        Subclasses choose here. Dynamo calls it with the problem and the configs of a launch. It raises only what a pin
+        file in force demands.
+        """
         raise NotImplementedError
 
 
@@ -252,7 +256,7 @@ class Pruner(TracedPositions):
                 raise ForetuneError(f"the launch's problem must be a Problem but is {shown(problem)}")
         except Exception as error:  # noqa: BLE001 - a failed prediction never stops a launch
             self._pinned(None, configs)
-            self._warn_no_prediction(error, len(configs))
+            self._warn_no_prediction(error, len(configs), (*named_args, *kwargs))
             return list(configs)
         if positions := self.positions_of(problem, configs):
             return [configs[position] for position in positions]
@@ -306,8 +310,14 @@ class Pruner(TracedPositions):
         config = pinned_config(name, source, device, near, reason)
         return None if config is None else position_of[config]
 
-    def _warn_no_prediction(self, error: Exception, n_configs: int) -> None:
-        """Warn, once for each reason, that nothing was predicted."""
+    def _warn_no_prediction(self, error: Exception, n_configs: int, arguments: tuple[str, ...] = ()) -> None:
+        """Warn, once for each reason, that nothing was predicted.
+
+        A `KeyError` of `problem` about a name that is not among the launch's `arguments` is explained.
+        """
+        if arguments and isinstance(error, KeyError) and isinstance(name := error.args[0], str):
+            hint = did_you_mean(name, arguments)
+            error = ForetuneError(f"problem= reads {name!r}{hint}; the launch has {', '.join(arguments)}")
         warn_once(f"{self.family.name}: no prediction ({reason_of(error)})", f": all {n_configs} configs go through")
 
     def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
@@ -327,7 +337,12 @@ class Pruner(TracedPositions):
     def _kept(
         self, problem: Problem, device: DeviceSpec, values: tuple[KernelConfig, ...], one_alone: bool = False
     ) -> tuple[int, ...]:
-        """Return the places of the values that go through, best first; with `one_alone`, only the fastest."""
+        """Return the positions in `values` of the configs that the autotuner gets, as FORETUNE_MODE says.
+
+        `off`: all that the family supports, in their order. `shortlist`: the `k` predicted fastest, best first.
+        `predict`, and with `one_alone`: the one predicted fastest. If nothing can be predicted, it warns and returns
+        all that can run. Each problem's first prune is logged.
+        """
         wanted, family = resolve_mode(self.mode), self._restricted(problem, device, values)
         if wanted is Mode.OFF:
             return supported(family, problem, device, values)

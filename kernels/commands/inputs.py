@@ -13,6 +13,7 @@ import typer
 from ...datasets import DeviceSpec, Family, ForetuneError, Problem
 from ...datasets.console import whole_number
 from ...datasets.errors import abridged, did_you_mean
+from ...datasets.problem import similar_dtype
 from ...datasets.progress import share_of, showing
 from .. import families, find_family
 from .app import GIVEN, Command
@@ -73,7 +74,7 @@ def problem_of(context: typer.Context, family: Family, dtype: str | None, *more:
     dtype = dtype or family.dtypes[0]
     if dtype not in family.dtypes:
         raise typer.BadParameter(
-            f"{abridged(dtype, 60)!r} is not one of {', '.join(family.dtypes)}{did_you_mean(dtype, family.dtypes)}",
+            f"{abridged(dtype, 60)!r} is not one of {', '.join(family.dtypes)}{similar_dtype(dtype, family.dtypes)}",
             param_hint="--dtype",
         )
     return Problem(family.name, tuple(sorted(dims.items())), dtype, tuple(sorted(flags)))

@@ -122,7 +122,10 @@ class FamilyShortlister(Shortlister):
         return self._pruner.own_knobs.config(config)
 
     def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
-        """See `Shortlister`."""
+        """Return the positions of the configs that the family's ranker keeps for a problem, best first.
+
+        With FORETUNE_MODE=off these are all that the family supports, with `predict` only the best.
+        """
         self._pruner.mode = self.mode
         return self._pruner.positions(problem, configs)
 
@@ -157,7 +160,11 @@ class OwnShortlister(Shortlister):
         self._k, self._ranks = k, ranks
 
     def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
-        """See `Shortlister`; in mode `predict`, all positions if the model is not sure."""
+        """Return the positions of the configs that a model of earlier timings keeps for a problem, best first.
+
+        All positions with FORETUNE_MODE=off, for a single config, and while the model has seen too few timings; with
+        `predict` only the best, or several with a warning if the model is not sure.
+        """
         if (wanted := resolve_mode(self.mode)) is Mode.OFF or len(configs) == 1:
             return tuple(range(len(configs)))
         values, k = [self.value(config) for config in configs], 1 if wanted is Mode.PREDICT else self._k

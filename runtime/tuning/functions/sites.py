@@ -210,7 +210,7 @@ class ForcedCache(dict[Any, Any]):
         return self._config_of(key) if self._is_same_context() else self._real[key]
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """See `dict.get`."""
+        """Return the forced config for any key; in another thread, what the real cache has for it, else `default`."""
         return self._config_of(key) if self._is_same_context() else self._real.get(key, default)
 
     def __setitem__(self, key: Any, value: Any) -> None:
