@@ -78,7 +78,7 @@ PARTS: Mapping[str, tuple[Part, ...]] = {
     "scaled_gemm": _SCALED,
     "scaled_grouped_gemm_fwd": _SCALED,
     "gated_mlp": (
-        Part("bf16", (), 20, 0.8), Part("bf16", ("gelu_tanh", "saves"), 6, 0.1), Part("fp32", (), 4, 0.1),
+        Part("bf16", (), 20, 0.8), Part("bf16", ("gelu_tanh", "saves"), 6, 0.1), Part("fp16", (), 4, 0.1),
     ),
     "grouped_gemm_dx": _GROUPED,
     "grouped_gemm_dw": _GROUPED,
@@ -254,14 +254,15 @@ class Outputs:
         self._family = family
         self.inputs = family.inputs(problem, device, seed=SEED)
         self._weights: torch.Tensor | None = None
+        self._last: torch.Tensor | None = None
 
     def run(self, config: KernelConfig) -> torch.Tensor:
         """Run a config, and return its output."""
         self._family.reset(self.inputs)
-        with torch.no_grad():
-            out = self.inputs.out
-            out.fill_(float("nan") if out.is_floating_point() else -1)
-        return self._family.launch(self.inputs, config)
+        if self._last is not None:
+            self._last.fill_(float("nan") if self._last.is_floating_point() else -1)
+        self._last = self._family.launch(self.inputs, config)
+        return self._last
 
     def hash(self, config: KernelConfig) -> torch.Tensor:
         """Run a config, and return a hash on the device: the sum of integers times random odd numbers, modulo 2^64."""
@@ -308,7 +309,7 @@ def run_problem(
                     slowest = max(slowest, time.perf_counter() - began)
                     if chunk == 1:
                         hashes[config].item()
-                except Exception as error:  # noqa: BLE001 - a config that fails has no bits
+                except Exception as error:  # noqa: PERF203 - a config that fails has no bits
                     hashes.pop(config, None)
                     if is_fault(error):
                         if chunk == 1:
@@ -481,14 +482,13 @@ def run_rows(name: str, log: Log, given: argparse.Namespace) -> None:
                     violations.append(
                         {"class": "rows", "pairs": count, "kinds": 2, "how": how, "groups": ran[n:] or ran}
                     )
-            except Exception as error:
+            except Exception as error:  # noqa: PERF203
                 if is_fault(error):
                     raise
                 traceback.print_exc()
                 errors.append(f"{size} rows from {first}: {text_of(error)}")
-        log.add(
-            problem=str(size), complete=True, launches=len(places), violations=violations, errors=errors, chosen=ran[n:],
-        )  # fmt: skip
+        record = {"violations": violations, "errors": errors, "chosen": ran[n:]}
+        log.add(problem=str(size), complete=True, launches=len(places), **record)
 
 
 # The parent, and the table.
@@ -564,28 +564,31 @@ def tables(out: Path, tasks: Sequence[str], problems: int) -> Iterator[tuple[boo
 def agreements(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield how often distinct classes had equal bits: mma against wgmma, and the pairs that always agreed."""
     pairs: dict[tuple[int, str, str], list[bool]] = defaultdict(list)
+    kinds: dict[tuple[int, str], list[bool]] = defaultdict(list)
     parts: dict[int, str] = {}
     for record in records:
         found: dict[str, tuple[str, int]] = record.get("classes", {})
         for (one, (own, bits)), (other, (theirs, also)) in itertools.combinations(sorted(found.items()), 2):
-            if own != theirs:
-                pairs[record["part"], one, other].append(bits == also)
-                parts.setdefault(record["part"], record["problem"])
-    always: dict[int, dict[str, set[str]]] = defaultdict(dict)
-    total: Counter[tuple[int, bool]] = Counter()
-    for (part, one, other), equal in sorted(pairs.items()):
-        total[part, all(equal)] += 1
-        if one == other.replace("warp_group", "warp"):
-            yield f"part {part}: mma against wgmma, {one}: equal bits on {sum(equal)} of {len(equal)} problems"
-        if all(equal):
-            joined = {one, other} | always[part].get(one, set()) | always[part].get(other, set())
-            for label in joined:
-                always[part][label] = joined
-    for part, like in parts.items():
-        yield f"part {part} (as {like}): {total[part, True]} of {total[part, True] + total[part, False]} pairs of classes agree"
-        for merged in sorted({tuple(sorted(one)) for one in always[part].values()})[:8]:
-            more = f" and {len(merged) - 12} more" if len(merged) > 12 else ""
-            yield f"part {part}: could be merged: {'; '.join(merged[:12])}{more}"
+            if own == theirs:
+                continue
+            pairs[record["part"], one, other].append(bits == also)
+            parts.setdefault(record["part"], record["problem"])
+            if own.replace("warp_group", "warp") == theirs.replace("warp_group", "warp"):
+                kinds[record["part"], f"{one} / {other}"].append(bits == also)
+    for (part, both), equal in sorted(kinds.items()):
+        yield f"part {part}: mma against wgmma ({both}): equal bits on {sum(equal)} of {len(equal)} problems"
+    for part, like in sorted(parts.items()):
+        equal_in = {(one, other): all(equal) for (its, one, other), equal in pairs.items() if its == part}
+        count = f"{sum(equal_in.values())} of {len(equal_in)} pairs"
+        yield f"part {part} (as {like}): {count} of classes always had equal bits"
+        merged: dict[str, set[str]] = {}
+        for (one, other), is_equal in equal_in.items():
+            if is_equal:
+                joined = {one, other} | merged.get(one, set()) | merged.get(other, set())
+                merged.update(dict.fromkeys(joined, joined))
+        for group in sorted({tuple(sorted(one)) for one in merged.values()})[:8]:
+            more = f" and {len(group) - 12} more" if len(group) > 12 else ""
+            yield f"part {part}: could be merged: {'; '.join(group[:12])}{more}"
 
 
 def main() -> None:
