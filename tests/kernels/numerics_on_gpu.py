@@ -41,7 +41,9 @@ from foretune.runtime.launching.ahead import cores
 
 SEED = 0
 #: How many configs run between two looks at the clock and at the device, and how often a task may start.
-CHUNK, STARTS = 32, 4
+CHUNK, STARTS = 32, 8
+#: The part of the time that compiling may take; then what is compiled runs.
+COMPILE_SHARE = 0.6
 #: Rows, columns and depth of the problems, smallest first. None of the latter two is a multiple of a tile.
 SIZES = (
     (1, 144, 336), (7, 80, 208), (16, 144, 80), (33, 208, 592), (64, 80, 464), (100, 336, 144), (129, 272, 720),
@@ -208,7 +210,11 @@ class Log:
             with suppress(ValueError):  # the last line of a process that was killed
                 self.lines.append(json.loads(line))
         self.begun = Counter(line["begin"] for line in self.lines if "begin" in line)
-        self.faults = {(line["fault"], line["config"]) for line in self.lines if "fault" in line}
+        #: Configs that ended the process, and how.
+        self.faults = {line["fault"]: line["error"] for line in self.lines if "fault" in line}
+        if self.lines and "trying" in self.lines[-1]:
+            self.faults.setdefault(self.lines[-1]["trying"], "the process ended while it ran")
+            self.add(fault=self.lines[-1]["trying"], error="the process ended while it ran")
         #: The last record of each problem.
         self.records = {line["problem"]: line for line in self.lines if "problem" in line}
 
@@ -221,7 +227,7 @@ class Log:
         """Whether to run a problem, which is noted; False if it is done, or ended this process too often."""
         if self.records.get(problem, {}).get("complete"):
             return False
-        if self.begun[problem] >= STARTS - 1:
+        if self.begun[problem] >= STARTS / 2:
             self.add(problem=problem, complete=True, errors=[f"the process ended {self.begun[problem]} times"])
             return False
         self.add(begin=problem)
@@ -291,8 +297,8 @@ def run_problem(
     family: Measurable, problem: Problem, labels: Mapping[KernelConfig, str], device: DeviceSpec, log: Log, until: float
 ) -> dict[str, Any]:
     """Hash the outputs of configs on a problem, and compare them within each class."""
-    start, name = time.perf_counter(), str(problem)
-    chunk = 1 if log.begun[name] else CHUNK  # the last attempt ended with a fault: find the config
+    start = time.perf_counter()
+    chunk = 1 if log.begun[str(problem)] else CHUNK  # the last attempt ended with a fault: find the config
     outputs, errors, bits = Outputs(family, problem, device), [], dict[KernelConfig, int]()
     slowest, again = 0.0, dict[KernelConfig, int]()
 
@@ -303,24 +309,26 @@ def run_problem(
                 return
             hashes: dict[KernelConfig, torch.Tensor] = {}
             for config in configs[first : first + chunk]:
+                if chunk == 1:
+                    log.add(trying=str(config))
                 try:
                     began = time.perf_counter()
                     hashes[config] = outputs.hash(config)
                     slowest = max(slowest, time.perf_counter() - began)
                     if chunk == 1:
                         hashes[config].item()
-                except Exception as error:  # noqa: PERF203 - a config that fails has no bits
+                except Exception as error:  # a config that fails has no bits
                     hashes.pop(config, None)
                     if is_fault(error):
                         if chunk == 1:
-                            log.add(fault=name, config=str(config), error=text_of(error))
+                            log.add(fault=str(config), error=text_of(error))
                         raise
                     errors.append(f"{config}: {text_of(error)}")
             if hashes:
                 into.update(zip(hashes, torch.stack(list(hashes.values())).tolist(), strict=True))
 
-    configs = [config for config in labels if (name, str(config)) not in log.faults]
-    errors += [f"{config}: a fault of the device" for one, config in log.faults if one == name]
+    configs = [config for config in labels if str(config) not in log.faults]
+    errors += [f"{config}: {log.faults[str(config)]}" for config in labels if str(config) in log.faults]
     hash_all(configs, bits)
     by_class: dict[str, dict[int, list[KernelConfig]]] = defaultdict(lambda: defaultdict(list))
     classes: dict[str, tuple[str, int]] = {}
@@ -359,7 +367,8 @@ def run_family(name: str, log: Log, device: DeviceSpec, given: argparse.Namespac
     family = find_measurable(name)
     samples = [sample(family, part, device, max(int(given.binaries * part.share), 2)) for part in PARTS[name]]
     start = time.perf_counter()
-    ready, failed = compile_ahead(family, samples, device, given.workers, given.until)
+    until = time.time() + COMPILE_SHARE * (given.until - time.time())
+    ready, failed = compile_ahead(family, samples, device, given.workers, until)
     took = time.perf_counter() - start
     print(f"{len(ready)} binaries in {took:.0f} s, {len(failed)} failed", flush=True)
     log.add(
@@ -367,7 +376,7 @@ def run_family(name: str, log: Log, device: DeviceSpec, given: argparse.Namespac
     )
     for index, one in enumerate(samples):
         able = {c: label for c, label in one.labels.items() if Binary.of(family, c, one.problems[-1], device) in ready}
-        missing = len(one.labels) - len(able)
+        missing = sum(Binary.of(family, c, one.problems[-1], device) not in failed for c in one.labels if c not in able)
         for problem in one.problems[: given.problems]:
             if time.time() > given.until or not log.todo(str(problem)):
                 continue
@@ -379,7 +388,8 @@ def run_family(name: str, log: Log, device: DeviceSpec, given: argparse.Namespac
                     raise
                 traceback.print_exc()
                 record = {"complete": True, "errors": [text_of(error)]}
-            log.add(problem=str(problem), part=index, **{"without_binary": missing} | record)
+            record["complete"] = record["complete"] and not missing
+            log.add(problem=str(problem), part=index, not_compiled=missing, **record)
 
 
 # The rows of ops.
@@ -550,7 +560,9 @@ def tables(out: Path, tasks: Sequence[str], problems: int) -> Iterator[tuple[boo
         yield bool(done < expected or bad or unrepeatable or errors), f"{task:26} {done:3}/{expected:3}  {counts}"
         slowest = max((record.get("slowest_launch_s", 0) for record in records), default=0)
         compiled = [(line["compiled"], line["seconds"]) for line in log.lines if "compiled" in line]
-        details.append((False, f"\n{task}: compiled (binaries, s) {compiled}, slowest launch {slowest} s"))
+        late = max((record.get("not_compiled", 0) for record in records), default=0)
+        times = f"compiled (binaries, s) {compiled}, {late} configs not in time, slowest launch {slowest} s"
+        details.append((False, f"\n{task}: {times}, {sum(r.get('seconds', 0) for r in records):.0f} s of problems"))
         for problem, one in bad[:6]:
             details.append(
                 (True, f"  DIFFERS {problem}: class {one['class']}: {one['how']}; {json.dumps(one['groups'])[:900]}")
@@ -564,6 +576,7 @@ def tables(out: Path, tasks: Sequence[str], problems: int) -> Iterator[tuple[boo
 def agreements(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield how often distinct classes had equal bits: mma against wgmma, and the pairs that always agreed."""
     pairs: dict[tuple[int, str, str], list[bool]] = defaultdict(list)
+    #: Of mma and wgmma with the same lengths of sums: whole sums, and split ones.
     kinds: dict[tuple[int, str], list[bool]] = defaultdict(list)
     parts: dict[int, str] = {}
     for record in records:
@@ -574,13 +587,13 @@ def agreements(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             pairs[record["part"], one, other].append(bits == also)
             parts.setdefault(record["part"], record["problem"])
             if own.replace("warp_group", "warp") == theirs.replace("warp_group", "warp"):
-                kinds[record["part"], f"{one} / {other}"].append(bits == also)
-    for (part, both), equal in sorted(kinds.items()):
-        yield f"part {part}: mma against wgmma ({both}): equal bits on {sum(equal)} of {len(equal)} problems"
+                kinds[record["part"], "split sums" if own.count(",") > 1 else "whole sums"].append(bits == also)
     for part, like in sorted(parts.items()):
         equal_in = {(one, other): all(equal) for (its, one, other), equal in pairs.items() if its == part}
         count = f"{sum(equal_in.values())} of {len(equal_in)} pairs"
         yield f"part {part} (as {like}): {count} of classes always had equal bits"
+        for (_, sums), equal in sorted(one for one in kinds.items() if one[0][0] == part):
+            yield f"part {part}: MMA AGAINST WGMMA, {sums}: equal bits in {sum(equal)} of {len(equal)} comparisons"
         merged: dict[str, set[str]] = {}
         for (one, other), is_equal in equal_in.items():
             if is_equal:
