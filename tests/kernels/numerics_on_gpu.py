@@ -123,7 +123,8 @@ def sample(family: Measurable, part: Part, device: DeviceSpec, most: int) -> Sam
     """Choose binaries that have each class twice, and then as many values of knobs within classes as possible."""
     problems = problems_of(family.name, part)
     like = problems[-1]
-    able = [c for c in family.space(device) if all(family.supports(c, one, device) is None for one in problems)]
+    unlike = {family.supports_by(one): one for one in problems}.values()
+    able = [c for c in family.space(device) if all(family.supports(c, one, device) is None for one in unlike)]
     classes = {config: tuple(family.numerics(config, problem) for problem in problems) for config in able}
     by_binary: dict[Hashable, list[KernelConfig]] = defaultdict(list)
     for config in able:
@@ -209,7 +210,13 @@ class Log:
         for line in lines:
             with suppress(ValueError):  # the last line of a process that was killed
                 self.lines.append(json.loads(line))
-        self.begun = Counter(line["begin"] for line in self.lines if "begin" in line)
+        #: How often a problem was begun since it last had a record: so often did it end the process.
+        self.begun = Counter[str]()
+        for line in self.lines:
+            if "problem" in line:
+                self.begun.pop(line["problem"], None)
+            elif "begin" in line:
+                self.begun[line["begin"]] += 1
         #: Configs that ended the process, and how.
         self.faults = {line["fault"]: line["error"] for line in self.lines if "fault" in line}
         if self.lines and "trying" in self.lines[-1]:
@@ -623,7 +630,9 @@ def main() -> None:
     given.grace = min(10.0, given.limit_s / 10)
     given.until = given.until or time.time() + given.limit_s - given.grace
     given.workers = given.workers or max(cores() // given.parallel, 1)
-    everything = [*PARTS, *(f"rows {op}" for op in ops())]
+    # Alternately, because a family compiles in many processes, and an op in its own.
+    pairs = itertools.zip_longest(PARTS, (f"rows {op}" for op in ops()))
+    everything = [task for pair in pairs for task in pair if task]
     if wrong := set(given.tasks) - set(everything):
         parser.error(f"tasks must be among {', '.join(everything)} but one is {min(wrong)}")
     tasks = given.tasks or everything
