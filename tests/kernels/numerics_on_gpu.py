@@ -300,6 +300,16 @@ class Outputs:
         return ((found - expected).norm() / expected.norm()).item()
 
 
+def telling(some: Sequence[KernelConfig], others: Sequence[KernelConfig]) -> str:
+    """The knobs that have no value in common in two groups of configs, with the values in each."""
+    values = [
+        {knob: sorted({str(one.to_json().get(knob)) for one in group}) for knob in some[0].to_json()}
+        for group in (some, others)
+    ]
+    apart = [knob for knob in values[0] if not set(values[0][knob]) & set(values[1][knob])]
+    return ", ".join(f"{knob} {'/'.join(values[0][knob])} : {'/'.join(values[1][knob])}" for knob in apart)
+
+
 def run_problem(
     family: Measurable, problem: Problem, labels: Mapping[KernelConfig, str], device: DeviceSpec, log: Log, until: float
 ) -> dict[str, Any]:
@@ -351,6 +361,7 @@ def run_problem(
             pairs = sum(len(one) * len(other) for one, other in itertools.combinations(kinds, 2))
             how = outputs.difference(kinds[0][0], kinds[1][0])
             groups = [{"configs": len(kind), "examples": [str(one) for one in kind[:6]]} for kind in kinds[:6]]
+            how += f"; knobs that tell the two largest groups apart: {telling(*kinds[:2]) or 'none alone'}"
             violations.append({"class": own, "pairs": pairs, "kinds": len(kinds), "how": how, "groups": groups})
     return {
         "configs": len(configs),
@@ -572,8 +583,11 @@ def tables(out: Path, tasks: Sequence[str], problems: int) -> Iterator[tuple[boo
         details.append((False, f"\n{task}: {times}, {sum(r.get('seconds', 0) for r in records):.0f} s of problems"))
         for problem, one in bad[:6]:
             details.append(
-                (True, f"  DIFFERS {problem}: class {one['class']}: {one['how']}; {json.dumps(one['groups'])[:900]}")
+                (True, f"  DIFFERS {problem}: class {one['class']}, {one['kinds']} kinds of bits: {one['how']}")
             )
+            for group in one["groups"][:3]:
+                text = f"{group['configs']} as {group['examples'][0]}" if isinstance(group, dict) else group
+                details.append((True, f"    {text}"))
         details += [(True, f"  UNREPEATABLE {one}") for one in unrepeatable[:4]]
         details += [(True, f"  ERROR {one}") for one in errors[:6]]
         details += [(False, f"  {line}") for line in agreements(records)]

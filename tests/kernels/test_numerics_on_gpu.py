@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from foretune.datasets import DeviceSpec
+from foretune.datasets import DeviceSpec, KernelConfig
 from foretune.kernels import find_measurable
 
 SCRIPT = Path(__file__).with_name("numerics_on_gpu.py")
@@ -36,6 +36,13 @@ def test_labels_tell_classes_apart_that_differ_in_numbers_only():
     family, part = find_measurable("grouped_gemm_fwd"), check.PARTS["grouped_gemm_fwd"][0]
     labels = set(check.sample(family, part, H200, 90).labels.values())
     assert labels == {f"{kind} BLOCK_K={step}" for kind in ("warp", "warp_group") for step in (64, 128)}
+
+
+def test_knobs_that_tell_two_groups_apart():
+    def configs(tma, *stages):
+        return [KernelConfig.of(TMA=tma, num_warps=4, num_stages=stage) for stage in stages]
+
+    assert check.telling(configs(0, 2, 3), configs(1, 3, 4)) == "TMA 0 : 1"
 
 
 def record(problem, **classes):
