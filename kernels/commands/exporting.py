@@ -11,16 +11,18 @@ import typer
 from ...datasets.errors import MOST, abridged
 from ...datasets.progress import showing
 from .app import command
-from .inputs import bundle_at, device_or_this_gpu, live_gpu
+from .inputs import bundle_at, device_or_this_gpu, live_gpu, show_config
 from .options import (
     AsJson,
     Predictor,
+    TensorParallel,
     argument,
     completes,
     count,
     dataset_names,
     device_names,
     family_names,
+    model_names,
     option,
     words,
 )
@@ -45,14 +47,6 @@ def engine_names() -> Iterable[str]:
 def source_names(incomplete: str) -> list[str]:
     """Return the shipped datasets and serving engines that start with `incomplete`, for shell completion."""
     return [*dataset_names(incomplete), *engine_names(incomplete)]
-
-
-@completes
-def model_names() -> Iterable[str]:
-    """Return the names of the models whose MoE layers are known, for shell completion."""
-    from ..workloads import load_models
-
-    return [one.model for one in load_models() if one.is_gated]
 
 
 @command("export", "foretune export sglang --model Qwen3-30B-A3B --tp 2 --device h200 --out tuned")
@@ -80,13 +74,18 @@ def export(
     ] = None,
     model: Annotated[
         str | None,
-        option("Model whose MoE layer an engine's files are for.", names=model_names, metavar="MODEL"),
+        option(
+            "Model whose MoE layer an engine's files are for: the name of a known one, or its config.json (the file or "
+            "its folder).",
+            names=model_names,
+            metavar="MODEL",
+        ),
     ] = None,
     experts: Annotated[int | None, count("Number of experts, for a model that --model does not know.", 1, MOST)] = None,
     topk: Annotated[int | None, count("Number of experts per token, for such a model.", 1, MOST)] = None,
     hidden: Annotated[int | None, count("Hidden size, for such a model.", 1, MOST)] = None,
     inter: Annotated[int | None, count("Intermediate size of an expert, for such a model.", 1, MOST)] = None,
-    tp: Annotated[int, count("Number of tensor-parallel ranks that share each expert.", 1, 1024)] = 1,
+    tp: TensorParallel = 1,
     dtype: Annotated[
         str,
         option(
@@ -134,6 +133,7 @@ def export(
         _export_dataset(data, out, format, family, problem, as_json)
         return
     layer = workload.requested_layer(model, experts=experts, topk=topk, hidden=hidden, inter=inter, tp=tp, dtype=dtype)
+    show_config(model)
     gpu = live_gpu()
     spec = gpu if device is None and gpu is not None else device_or_this_gpu(device)
     is_here = gpu is not None and gpu.name == spec.name

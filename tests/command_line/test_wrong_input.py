@@ -80,6 +80,8 @@ def test_an_error_is_one_line_whatever_it_names() -> None:
         (f"{PREDICT} --dtype bfloat16", "is not one of bf16, fp16, fp32 (did you mean 'bf16'?)"),
         (f"{COVER} --dynamic row", "--dynamic: 'row' is not one of groups, rows, n, k (did you mean 'rows'?)"),
         (f"{PREDICT} --configs 2 --top 2", "--top: is the old name of --configs: give only --configs"),
+        (f"{PREDICT} --tp 2", "--tp: needs a model: give --model"),
+        (f"{PREDICT} --model Grok-1", "'--groups' is given twice"),
         ("evaluate --splitt model", "--split"),
         (f"{PREDICT} --n 8", "'--n' is given twice"),
         (f"{PREDICT} --permute_x --permute_x", "'--permute_x' is given twice"),
