@@ -92,8 +92,8 @@ def read_moe_config(path: Path | str) -> MoeConfig:
     where = f"{file}{f', {place}' * bool(place)}"
     if sizes.get("model_type") in _OTHER_EXPERTS:
         raise DatasetError(f"{where}: the experts of {sizes['model_type']} are not matrices of a grouped GEMM")
-    for names in (EXPERTS, TOP_K):
-        _check_agree(sizes, names, where)
+    for synonyms in (EXPERTS, TOP_K):
+        _check_agree(sizes, synonyms, where)
     read: dict[str, tuple[str, Any]] = {}
     missing = []
     for column, what, names in (
