@@ -113,11 +113,11 @@ def predict_hub_file(
 
     if dtype not in DTYPES:
         raise ForetuneError(f"dtype must be one of {', '.join(DTYPES)} but is {shown(dtype)}")
-    family, sizes = Matmul(), {"n": check_integer("n", n, 1, MOST_SIZE), "k": check_integer("k", k, 1, MOST_SIZE)}
+    family, n, k = Matmul(), check_integer("n", n, 1, MOST_SIZE), check_integer("k", k, 1, MOST_SIZE)
     configs = tuple(c for c in family.space(device) if all(c[knob] == value for knob, value in _PLAIN.items()))
     rows: dict[int, KernelConfig] = {}
     for m in TOKENS:
-        problem = Problem.of(family.name, dtype=dtype, flags=(B_KN,), batch=1, m=m, **sizes)
+        problem = Problem.of(family.name, dtype=dtype, flags=(B_KN,), batch=1, m=m, n=n, k=k)
         chosen = make_shortlist(family, problem, device, k=1, configs=configs, bundle=bundle)
         if not chosen.predicted:
             raise ForetuneError(chosen.reason)
