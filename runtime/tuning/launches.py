@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import reason_of, shown, warn
+from ...datasets.files import find_modules_here
 from ...datasets.problem import DTYPES, MOST_SIZE, dtype_of_tensor
 from ..launching.kernel import Kernel
 from ..launching.source_hash import hash_of_kernel, is_kernel
@@ -93,9 +94,12 @@ def autotuners_among(modules: Iterable[ModuleType]) -> list[triton.runtime.Autot
 def autotuners_named(name: str) -> list[triton.runtime.Autotuner]:
     """Return the autotuned kernels of a module and all modules below it, or the one kernel of that name.
 
+    A module is installed or in the working directory.
+
     Raises:
         ForetuneError: There is no such module, or it cannot be imported.
     """
+    find_modules_here()
     module = name
     while module:
         try:
