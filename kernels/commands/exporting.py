@@ -14,7 +14,14 @@ from .app import command
 from .inputs import bundle_at, device_or_this_gpu, live_gpu
 from .options import (
     AsJson,
+    Experts,
+    Hidden,
+    Inter,
+    LayerDtype,
+    LayerModel,
     Predictor,
+    Topk,
+    Tp,
     argument,
     completes,
     count,
@@ -30,10 +37,6 @@ from .printing import Printed, emit, left_out_of
 _EXPORTING_S = {"csv": 4e-6, "t4": 6e-5}
 
 
-#: Element types of a layer that engines have tuned files for.
-DTYPES = ("bf16", "fp16", "fp8e4m3")
-
-
 @completes
 def engine_names() -> Iterable[str]:
     """Return the names of the serving engines, for shell completion."""
@@ -45,14 +48,6 @@ def engine_names() -> Iterable[str]:
 def source_names(incomplete: str) -> list[str]:
     """Return the shipped datasets and serving engines that start with `incomplete`, for shell completion."""
     return [*dataset_names(incomplete), *engine_names(incomplete)]
-
-
-@completes
-def model_names() -> Iterable[str]:
-    """Return the names of the models whose MoE layers are known, for shell completion."""
-    from ..workloads import load_models
-
-    return [one.model for one in load_models() if one.is_gated]
 
 
 @command("export", "foretune export sglang --model Qwen3-30B-A3B --tp 2 --device h200 --out tuned")
@@ -78,23 +73,13 @@ def export(
     problem: Annotated[
         int | None, count("Only this problem of a dataset, by its number from 0. T4 tools expect one.", 0, MOST, "all")
     ] = None,
-    model: Annotated[
-        str | None,
-        option("Model whose MoE layer an engine's files are for.", names=model_names, metavar="MODEL"),
-    ] = None,
-    experts: Annotated[int | None, count("Number of experts, for a model that --model does not know.", 1, MOST)] = None,
-    topk: Annotated[int | None, count("Number of experts per token, for such a model.", 1, MOST)] = None,
-    hidden: Annotated[int | None, count("Hidden size, for such a model.", 1, MOST)] = None,
-    inter: Annotated[int | None, count("Intermediate size of an expert, for such a model.", 1, MOST)] = None,
-    tp: Annotated[int, count("Number of tensor-parallel ranks that share each expert.", 1, 1024)] = 1,
-    dtype: Annotated[
-        str,
-        option(
-            "Element type of the layer; fp8e4m3 has scales of 128x128 blocks.",
-            names=words(*DTYPES),
-            metavar="|".join(DTYPES),
-        ),
-    ] = "bf16",
+    model: LayerModel = None,
+    experts: Experts = None,
+    topk: Topk = None,
+    hidden: Hidden = None,
+    inter: Inter = None,
+    tp: Tp = 1,
+    dtype: LayerDtype = "bf16",
     device: Annotated[
         str | None,
         option(

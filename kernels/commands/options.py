@@ -226,3 +226,33 @@ ToJudge = Annotated[
 #: How many configs a command lists, compiles or chooses: the k of `foretune.prune` and `foretune.shortlist`. The option
 #: is not called --k, because most families have a dimension of that name.
 CONFIGS = "--configs"
+#: Element types of an MoE layer that the serving engines have tuned files for.
+LAYER_DTYPES = ("bf16", "fp16", "fp8e4m3")
+
+
+@completes
+def model_names() -> Iterable[str]:
+    """Return the names of the models whose MoE layers are known, for shell completion."""
+    from ..workloads import load_models
+
+    return [one.model for one in load_models() if one.is_gated]
+
+
+#: The layer of a serving engine: a model's, or one with these dimensions.
+LayerModel = Annotated[
+    str | None,
+    option("Model with the MoE layer of an engine.", names=model_names, metavar="MODEL"),
+]
+Experts = Annotated[int | None, count("Number of experts, for a model that --model does not know.", 1, MOST)]
+Topk = Annotated[int | None, count("Number of experts per token, for such a model.", 1, MOST)]
+Hidden = Annotated[int | None, count("Hidden size, for such a model.", 1, MOST)]
+Inter = Annotated[int | None, count("Intermediate size of an expert, for such a model.", 1, MOST)]
+Tp = Annotated[int, count("Number of tensor-parallel ranks that share each expert.", 1, 1024)]
+LayerDtype = Annotated[
+    str,
+    option(
+        "Element type of the layer; fp8e4m3 has scales of 128x128 blocks.",
+        names=words(*LAYER_DTYPES),
+        metavar="|".join(LAYER_DTYPES),
+    ),
+]

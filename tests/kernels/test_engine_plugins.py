@@ -13,15 +13,18 @@ from types import ModuleType, SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
+import torch
 import triton
 import triton.language as tl
 from foretune.datasets import DeviceSpec, KernelConfig
+from foretune.kernels.fused_moe import warming
 from foretune.kernels.fused_moe.engines import ENGINES, SGLANG, VLLM, Layer, file_name, folder_name, installed
 from foretune.kernels.fused_moe.launching import wrong_for
 from foretune.kernels.fused_moe.tuned_files import row_for
 from foretune.kernels.fused_moe.tuning import tune_layer
 from foretune.kernels.integrations import engines as plugins
 from foretune.runtime import ForetuneWarning, arguments
+from foretune.runtime.testing import use_stub_device
 from foretune.runtime.tuning import packages
 
 H200 = DeviceSpec.named("h200")
@@ -87,6 +90,7 @@ def engine(request, monkeypatch):
     values = {"triton": triton, "tl": tl, "get_config": lambda: None, "is_hip": lambda: False}
     values |= {"get_exec": lambda: SimpleNamespace(deterministic=mode), "get_device_name": lambda: "NVIDIA H200"}
     values |= {"get_device_name_as_file_name": lambda: "NVIDIA_H200"}
+    values |= {"enable_swap_ab": lambda rows, columns: rows < 64 <= columns, "resolve_moe_use_td": lambda: False}
     values |= {"VLLM_BATCH_INVARIANT": False, "VLLM_TUNED_CONFIG_FOLDER": None}  # of vllm.envs
     values |= {"current_platform": SimpleNamespace(is_rocm=lambda: False, is_cuda=lambda: True)}
     sys.meta_path.insert(0, StandIns(name, values))
@@ -194,6 +198,55 @@ def test_the_engines_default_runs(why, engine, monkeypatch):
     else:
         found = looked_up(engine, 4096, **more)
     assert found == (own_default(engine, 4096, **more), None)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("layer", [Layer(8, 2, 256, 128), Layer(8, 2, 256, 128, "fp8e4m3")], ids=["bf16", "fp8"])
+def test_vllm_launches_what_warmup_compiled(engine, layer, tmp_path, monkeypatch):
+    """The kernel that vLLM's own function launches is in Triton's cache, whatever the number of tokens."""
+    if engine.name != VLLM:
+        pytest.skip("only vLLM is warmed up")
+    row = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1, "num_warps": 4}
+    (tmp_path / file_name(VLLM, layer, H200)).write_text(json.dumps({"1": row}))
+    monkeypatch.setenv("VLLM_TUNED_CONFIG_FOLDER", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.setattr(warming, "BATCH_SIZES", (32,))
+
+    def binaries():
+        return len(list((tmp_path / "triton").rglob("fused_moe_kernel.cubin")))
+
+    with use_stub_device("h200"):
+        warmed = warming.warm_up_vllm(layer, H200)
+        assert not warmed.failed
+        assert 2 <= warmed.binaries == binaries() < 20
+        for tokens in (1, 7, 8, 16, 31):
+            for down in (False, True):
+                launch(engine.module, layer, tokens, down, row)
+        assert binaries() == warmed.binaries
+        launch(engine.module, layer, 16, False, row | {"BLOCK_SIZE_M": 32})
+        assert binaries() == warmed.binaries + 1
+
+
+def launch(module, layer, tokens, down, config):
+    """Launch one product by vLLM's own function, with the shapes that vLLM passes."""
+    rows, scaled, block = tokens * layer.topk, layer.dtype == "fp8e4m3", config["BLOCK_SIZE_M"]
+    n, k = (layer.hidden, layer.inter) if down else (2 * layer.inter, layer.hidden)
+    element = torch.float8_e4m3fn if scaled else torch.bfloat16
+    x, w = torch.zeros(rows if down else tokens, k, dtype=element), torch.zeros(layer.experts, n, k, dtype=element)
+    y = torch.zeros(tokens, layer.topk, n, dtype=torch.bfloat16)
+    scales = (torch.zeros(len(x), k // 128), torch.zeros(layer.experts, n // 128, k // 128)) if scaled else (None, None)
+    length = rows + layer.experts * (block - 1)  # as moe_align_block_size makes them
+    if rows < layer.experts:
+        length = min(rows * block, length)
+    ids, experts = torch.zeros(length, dtype=torch.int32), torch.zeros(-(-length // block), dtype=torch.int32)
+    if rows * 4 <= layer.experts:  # as vLLM does for few rows of many experts
+        ids, experts = None, torch.zeros(rows, dtype=torch.int32)
+    padded, topk = torch.zeros(1, dtype=torch.int32), 1 if down else layer.topk
+    weights = torch.zeros(tokens, layer.topk)
+    module.invoke_fused_moe_triton_kernel(
+        x, w, y, *scales, weights, ids, experts, padded, down, topk, config, tl.bfloat16, scaled, False, False, False,
+        False, [128, 128] if scaled else None,
+    )  # fmt: skip
 
 
 def test_trouble_is_one_warning_and_the_engines_default(engine, monkeypatch):
