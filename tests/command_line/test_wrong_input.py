@@ -93,6 +93,8 @@ def test_an_error_is_one_line_whatever_it_names() -> None:
             "export h200 --format csv --out o --tp 2 --topk 2",
             "--topk: does not apply: h200 is a dataset, not an engine (sglang",
         ),
+        ("warmup vllm --model Mixtral-8x7B --data h200", "--data: does not apply to vllm"),
+        (f"warmup {FAMILY} --data h200 --experts 8", f"--experts: does not apply to {FAMILY}"),
         (f"{COVER} --hints 64", "--hints: needs measured times: give --data"),
         (f"{COVER} --configs 3 --within 0.1", "--within: give --configs or --within, not both"),
         (f"{COVER} --data h200 --measure", "--measure: give --measure or --data, not both"),
