@@ -26,6 +26,7 @@ from foretune.kernels.integrations import engines as plugins
 from foretune.runtime import ForetuneWarning, arguments
 from foretune.runtime.testing import use_stub_device
 from foretune.runtime.tuning import packages
+from foretune.runtime.tuning.triton_adapter import Attachment
 
 H200 = DeviceSpec.named("h200")
 LAYER = Layer(72, 6, 4096, 1280)  # neither engine ships a file for it
@@ -33,15 +34,26 @@ PLUGS = {VLLM: plugins.plug_into_vllm, SGLANG: plugins.plug_into_sglang}
 FP8 = replace(LAYER, dtype="fp8e4m3")
 
 
+#: A module with an autotuned kernel.
+MAMBA = {
+    VLLM: "vllm.model_executor.layers.mamba.ops.ssd_bmm",
+    SGLANG: "sglang.kernels.ops.mamba.triton_ops.ssd_bmm",
+}
+
+
+def folder_of(engine):
+    return find_spec(engine).submodule_search_locations[0]
+
+
 class StandIns:
     """Finds an engine's modules except for the ones under test, and makes objects of their names."""
 
     def __init__(self, engine, values):
         self.engine, self.values = engine, values
-        self.real, self.folder = plugins._MODULES[engine], find_spec(engine).submodule_search_locations[0]
+        self.real, self.folder = (plugins._MODULES[engine], MAMBA[engine]), folder_of(engine)
 
     def find_spec(self, name, path=None, target=None):
-        if name == self.real or f"{name}.".partition(".")[0] != self.engine:
+        if name in self.real or f"{name}.".partition(".")[0] != self.engine:
             return None
         spec = ModuleSpec(name, self, is_package=True)
         spec.submodule_search_locations = ["/".join([self.folder, *name.split(".")[1:]])]
@@ -271,12 +283,18 @@ def test_the_entry_points_are_the_plugins():
         assert f'[project.entry-points."{group}"]\nforetune = "{plug.__module__}:{plug.__name__}"\n' in pyproject
 
 
+def test_an_autotuned_kernel_of_the_engine_is_attached(engine):
+    if find_spec(MAMBA[engine.name]) is None:
+        pytest.skip("only some of the engine's files are installed")
+    assert Attachment.of(importlib.import_module(MAMBA[engine.name])._bmm_chunk_fwd_kernel) is not None
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_autotuned_packages_are_the_engines(engine):
     """Each of the packages has kernels under `triton.autotune`, and the LoRA kernels have none."""
     if engine not in installed():
         pytest.skip(f"{engine} is not installed: pip install --no-deps {engine}")
-    folder = find_spec(engine).submodule_search_locations[0]
+    folder = folder_of(engine)
     if not Path(folder, {VLLM: "plugins", SGLANG: "srt/plugins"}[engine]).exists():
         pytest.skip("only some of the engine's files are installed")
     for package in plugins._AUTOTUNED[engine]:
