@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from functools import cache, partial, wraps
 from typing import Any, NamedTuple
 
-from ...datasets import DeviceSpec, ForetuneError
+from ...datasets import DeviceSpec
 from ...datasets.errors import reason_of
 from ...runtime.arguments import Mode, resolve_mode, warn_once
 from ...runtime.same_bits import is_requested
@@ -116,12 +116,12 @@ def _is_free(engine: str, module: Any) -> bool:
     try:
         if resolve_mode() is Mode.OFF or is_requested():
             return False
-    except ForetuneError as error:  # the environment has an invalid value
+        if engine == VLLM:
+            return not module.envs.VLLM_BATCH_INVARIANT
+        return not module.get_exec().deterministic.enable_deterministic_inference
+    except Exception as error:  # noqa: BLE001 - an invalid value in the environment, or another version of the engine
         warn_once(reason_of(error), f": {engine}'s default configs run")
         return False
-    if engine == VLLM:
-        return not module.envs.VLLM_BATCH_INVARIANT
-    return not module.get_exec().deterministic.enable_deterministic_inference
 
 
 @cache

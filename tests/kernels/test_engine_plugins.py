@@ -322,6 +322,13 @@ def test_an_unknown_version_is_left_alone(monkeypatch):
     assert module.get_default_config(1, 2, 3, 4) == "default"
 
 
+def test_a_version_without_a_switch_that_the_plugin_reads_runs_its_default(monkeypatch):
+    module = stand_in(monkeypatch, "M, E, N, K, topk, dtype, block_shape")
+    plugins.plug_into_vllm()
+    with pytest.warns(ForetuneWarning, match="envs.*: vllm's default configs run"):
+        assert module.get_default_config(64, 8, 256, 1024, 2, None, None) == "default"
+
+
 def test_a_module_that_is_imported_already_is_changed(monkeypatch):
     module = stand_in(monkeypatch, "M, E, N, K, topk, dtype, block_shape")
     module.envs = SimpleNamespace(VLLM_BATCH_INVARIANT=False)
