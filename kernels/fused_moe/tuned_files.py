@@ -178,13 +178,13 @@ def _row(engine: str, layer: Layer, up: dict[str, Any], down: dict[str, Any] | N
         entries = FileEntries(up, {TMA: False} | up if engine == SGLANG else up)
     else:  # SGLang overrides BLOCK_SIZE_M of the second file
         entries = FileEntries(up, down | {"BLOCK_SIZE_M": up["BLOCK_SIZE_M"]} if "BLOCK_SIZE_M" in up else down)
-    first, second = (_config(engine, layer, row) for row in entries)
+    first, second = (launched_config(engine, layer, row) for row in entries)
     if first is None or second is None:
         return TunedRow(entries, None)
     return TunedRow(entries, Pair(first, with_tma(second, int(bool(entries.down.get(TMA, False))))))
 
 
-def _config(engine: str, layer: Layer, row: Mapping[str, Any]) -> KernelConfig | None:
+def launched_config(engine: str, layer: Layer, row: Mapping[str, Any]) -> KernelConfig | None:
     """Return the config that the engine launches for a row, with Triton's launch options where the row has none.
 
     None if the row has keys of another kernel or device, or values that a `KernelConfig` cannot hold.
