@@ -67,14 +67,14 @@ class Part(NamedTuple):
 
 
 _GROUPED = (
-    Part("bf16", (), 20, 0.7), Part("bf16", ("permute_x",), 6, 0.1), Part("bf16", ("permute_y",), 6, 0.1),
-    Part("fp32", (), 4, 0.1),
+    Part("bf16", (), 20, 0.6), Part("bf16", ("permute_x",), 6, 0.1), Part("bf16", ("permute_y",), 6, 0.1),
+    Part("fp32", (), 4, 0.1), Part("fp16", (), 6, 0.1),
 )  # fmt: skip
 _SCALED = tuple(Part("fp8e4m3", flags, 20, 1 / 3, 0) for flags in ((), ("rowwise",), ("blockwise",)))
 PARTS: Mapping[str, tuple[Part, ...]] = {
     "matmul": (
-        Part("bf16", (), 20, 0.52), Part("bf16", (), 6, 0.1, 1), Part("bf16", ("a_km", "b_kn"), 6, 0.16),
-        Part("fp32", ("b_kn",), 6, 0.14), Part("int8", (), 6, 0.08, 0),
+        Part("bf16", (), 20, 0.4), Part("bf16", (), 6, 0.1, 1), Part("bf16", ("a_km", "b_kn"), 6, 0.16),
+        Part("fp32", ("b_kn",), 6, 0.14), Part("int8", (), 6, 0.08, 0), Part("fp16", (), 6, 0.12),
     ),
     "grouped_gemm_fwd": _GROUPED,
     "scaled_gemm": _SCALED,
