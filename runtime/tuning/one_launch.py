@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...datasets import ForetuneError
 from ...datasets.errors import shown
-from ..launching.ahead import in_background, make_launch_function_ahead
+from ..launching.ahead import in_background, load_binary, make_launch_function_ahead
 from ..launching.kernel import Kernel
 from ..launching.stub_driver import stubbed
 from ..timing.timer import timer_of
@@ -71,7 +71,7 @@ def key_of_launch(tuner: Autotuner, arguments: Mapping[str, Any]) -> tuple[Any, 
 def compile_in_background(
     tuner: Autotuner, arguments: Mapping[str, Any], config: triton.Config
 ) -> Sequence[Future[Any]]:
-    """Start to compile a config for launches with arguments like these, and return the jobs.
+    """Start to compile and load a config for launches with arguments like these, and return the jobs.
 
     The job has stand-ins of the tensors, so it does not keep them alive. Raises `ForetuneError` if there is none for an
     argument.
@@ -84,7 +84,7 @@ def compile_in_background(
 
     def compile_there() -> None:
         driver.active.set_current_device(device)
-        Kernel(tuner).compile((1,), given)
+        load_binary(Kernel(tuner).compile((1,), given))
 
     return [in_background(compile_there)]
 
