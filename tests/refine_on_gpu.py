@@ -9,8 +9,8 @@ under `torch.cuda.set_sync_debug_mode("error")`, and compares the host time of u
 `predict`.
 
 Other processes compile what is searched. Each part writes a file of OUT, and a part whose file is there is skipped, so
-run it again to go on. It ends before `--limit-s` seconds, with the table of what is done so far. `--tiny` runs small
-layers, also on a CPU with TRITON_INTERPRET=1; its figures mean nothing.
+run it again to go on. `--only` names the parts to run. It ends before `--limit-s` seconds, with the table of what is
+done so far. `--tiny` runs small layers, also on a CPU with TRITON_INTERPRET=1; its figures mean nothing.
 """
 
 from __future__ import annotations

@@ -44,13 +44,14 @@ _CAUTION, _SAFE = 0.5, 0.7
 class Race:
     """A race of configs over real calls, each of which times one config.
 
-    Every second call runs the current choice. The others run the remaining candidates in turn, the least often timed
-    first, as in a race with blocking (Maron and Moore 1994, "Hoeffding races"; Birattari et al. 2002, "F-Race"). A
-    candidate is dropped once it is significantly slower than the current choice (successive elimination; Even-Dar et
-    al. 2006). The bounds are Bayesian: the log time of a call is a level that all configs share and that drifts, plus
-    the config's log slowdown, plus noise. A Kalman filter estimates all of them, with the predicted slowdowns as the
-    prior. So the clock and other data move the level rather than a config's slowdown. Calls are planned and times are
-    added many at a time, which costs the host little in each call.
+    One of each two calls runs the current choice, in an order that does not repeat (the Thue-Morse sequence), because
+    data may come in turns. The others run the remaining candidates in turn, the least often timed first, as in a race
+    with blocking (Maron and Moore 1994, "Hoeffding races"; Birattari et al. 2002, "F-Race"). A candidate is dropped
+    once it is significantly slower than the current choice (successive elimination; Even-Dar et al. 2006). The bounds
+    are Bayesian: the log time of a call is a level that all configs share and that drifts, plus the config's log
+    slowdown, plus noise. A Kalman filter estimates all of them, with the predicted slowdowns as the prior. So the clock
+    and other data move the level rather than a config's slowdown. Calls are planned and times are added many at a time,
+    which costs the host little in each call.
 
     `tests/studies/refine_replay.py` compares this with sequential halving, UCB and Thompson sampling.
 
@@ -132,7 +133,7 @@ class Race:
         left = max(CALLS - self._since_joined, 1)
         for call in range(min(max(_SHORTEST, number // 4), _LONGEST, most, left)):
             picked = best
-            if call % 2 and queue:
+            if (number + call).bit_count() % 2 and queue:
                 allowed = limit if self._max_s is not None else limit * (number + call + 1)
                 if spent + costs[queue[0]] <= _SAFE * allowed:  # otherwise save for it
                     picked = queue[0]

@@ -92,7 +92,18 @@ def test_candidates_alternate_with_the_choice_so_that_the_clock_affects_all():
     race = Race([1.0] * 4, max_cost=1.0)
     for config in range(1, 4):
         race.join(config)
-    assert planned(race, 12) == [0, 1, 0, 2, 0, 3, 0, 1, 0, 2, 0, 3]
+    assert planned(race, 12) == [0, 1, 2, 0, 3, 0, 0, 1, 2, 0, 0, 3]  # one of each two calls, in either order
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("period", [2, 4])
+def test_data_that_alternate_do_not_decide(seed, period):
+    """As if layers with other data took turns."""
+    turns = {"drift": lambda call: 0.1 * (call % period % 2)}
+    assert raced([1.0, 1.01, 1.02], [1.0, 1.02, 1.03], seed=seed, **turns)[0].best == 0
+    assert raced([1.0, 1.01, 1.02], [1.0, 0.9, 1.03], seed=seed, **turns)[0].best == 1
+    turns = {"drift": lambda call: -0.1 * (call % period % 2)}
+    assert raced([1.0, 1.01, 1.02], [1.0, 1.02, 1.03], seed=seed, **turns)[0].best == 0
 
 
 def test_only_configs_whose_binary_is_ready_run_and_the_calls_count_once_all_have_joined():
