@@ -98,7 +98,7 @@ def test_candidates_alternate_with_the_choice_so_that_the_clock_affects_all():
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("period", [2, 4])
 def test_data_that_alternate_do_not_decide(seed, period):
-    """As if layers with other data took turns; before, the candidates had the data of every second call."""
+    """As if layers with other data took turns."""
     turns = {"drift": lambda call: 0.1 * (call % period % 2)}
     assert raced([1.0, 1.01, 1.02], [1.0, 1.02, 1.03], seed=seed, **turns)[0].best == 0
     assert raced([1.0, 1.01, 1.02], [1.0, 0.9, 1.03], seed=seed, **turns)[0].best == 1
