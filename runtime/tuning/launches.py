@@ -9,6 +9,7 @@ import pkgutil
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -94,7 +95,8 @@ def autotuners_among(modules: Iterable[ModuleType]) -> list[triton.runtime.Autot
 def autotuners_named(name: str) -> list[triton.runtime.Autotuner]:
     """Return the autotuned kernels of a module and all modules below it, or the one kernel of that name.
 
-    A module is installed or in the working directory.
+    A module is installed or in the working directory. A kernel is named by the function that it compiles, or by the
+    variable that has its autotuner.
 
     Raises:
         ForetuneError: There is no such module, or it cannot be imported.
@@ -103,7 +105,8 @@ def autotuners_named(name: str) -> list[triton.runtime.Autotuner]:
     module = name
     while module:
         try:
-            found = autotuners_in(importlib.import_module(module))
+            imported = importlib.import_module(module)
+            found = autotuners_in(imported)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
                 raise ForetuneError(f"{shown(name)} cannot be imported: {reason_of(error)}") from error
@@ -111,7 +114,11 @@ def autotuners_named(name: str) -> list[triton.runtime.Autotuner]:
             continue
         except Exception as error:
             raise ForetuneError(f"{shown(name)} cannot be imported: {reason_of(error)}") from error
-        return found if module == name else [one for one in found if LaunchFamily(one).name == name]
+        if module == name:
+            return found
+        with suppress(ForetuneError):
+            return [autotuner_of(vars(imported).get(name.removeprefix(f"{module}.")))]
+        return [one for one in found if LaunchFamily(one).name == name]
     raise ForetuneError(f"there is no module or kernel {shown(name)}")
 
 

@@ -334,11 +334,13 @@ def test_shapes_that_are_none_of_a_kernels_are_refused(tuned, toy, tmp_path, nam
 def test_kernels_of_the_working_directory_are_found(tmp_path, monkeypatch):
     """As in a console script, whose `sys.path` does not have it."""
     (tmp_path / "of_this_folder.py").write_text(
-        "import triton\n\n\n@triton.autotune([triton.Config({})], [])\n@triton.jit\ndef kernel(x):\n    pass\n"
+        "import triton\n\n\n@triton.autotune([triton.Config({})], [])\n@triton.jit\ndef kernel(x):\n    pass\n\n\n"
+        "tuned = kernel\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [one for one in sys.path if one != ""])
-    assert len(autotuners_named("of_this_folder.kernel")) == 1
+    assert autotuners_named("of_this_folder.kernel") == autotuners_named("of_this_folder.tuned")
+    assert len(autotuners_named("of_this_folder")) == 1
 
 
 def test_what_cannot_be_compiled_ahead_of_a_package_is_named(tuned, toy, tmp_path):
