@@ -18,7 +18,7 @@ _COLUMNS = ("kernel", "problem", "state", "config", "calls", "mean_us", "interva
 
 
 class RefinedTime(NamedTuple):
-    """What an op's calls with one config took.
+    """The time of an op's calls with one config.
 
     Attributes:
         calls: The number of timed calls.

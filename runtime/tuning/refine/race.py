@@ -92,7 +92,7 @@ class Race:
 
     @property
     def is_over(self) -> bool:
-        """Whether no more calls need to be timed."""
+        """True once no further call needs to be timed."""
         return int(self.alive.sum()) == 1 or self._since_joined >= CALLS
 
     def join(self, config: int) -> None:
