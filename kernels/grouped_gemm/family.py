@@ -146,7 +146,7 @@ class GroupedGemmFamily(OverGroups, GemmFamily):
         return space if device is None else self.able(space, device)
 
     def smem_bytes(self, config: Knobs, elements: Any, device: DeviceSpec) -> int:
-        """Return the bytes of shared memory of one program; `elements` is the size of an element of x and w in bytes."""
+        """Return the bytes of shared memory of one program; `elements` is the size of an element of x and w."""
         return smem_bytes(self.variant, config, elements, device)
 
     def wrong_problem(self, problem: Problem) -> str | None:
