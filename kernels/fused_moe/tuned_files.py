@@ -161,7 +161,7 @@ def _table(engine: str, folder: Path, name: str, triton: str) -> tuple[Path | No
             continue
         try:
             table = json.loads(file.read_text())
-            return file, {int(tokens): dict(row) for tokens, row in table.items() if tokens != "triton_version"}
+            return file, rows_in(table)
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ForetuneError(f"{file} is not a tuned file of {engine}: {error}") from None
     return None, {}
@@ -225,6 +225,11 @@ class Row:
         """Current time divided by the row's time; 1.0 for a pinned row, which changes nothing."""
         now = SHIPPED if SHIPPED in self.times_us else DEFAULT
         return 1.0 if self.pinned else self.times_us[now] / self.times_us[OURS]
+
+
+def rows_in(table: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """Return the rows of a tuned file's content by number of tokens."""
+    return {int(tokens): dict(row) for tokens, row in table.items() if tokens != "triton_version"}
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from ...datasets import DeviceSpec, KernelConfig, Measurable, Problem
 from ...runtime.tuning.warmup import WarmedUp, warm_up_launches
 from .engines import BATCH_SIZES, VLLM, Layer, engine_kernel
 from .launching import with_tma
 from .measurable import FusedMoeDown, FusedMoeUp
-from .tuned_files import launched_config, row_for, table_in_force
+from .tuned_files import launched_config, row_for, rows_in, table_in_force
 from .tuning import triton_version, tune_layer
 
 
@@ -36,10 +37,11 @@ def warm_up_vllm(layer: Layer, device: DeviceSpec, *, workers: int | None = None
 def _launches(layer: Layer, device: DeviceSpec) -> Iterator[tuple[Measurable, KernelConfig, Problem]]:
     """Yield one launch for each binary: its family, config and problem."""
     triton = triton_version()
+    rows: Mapping[int, Mapping[str, Any]]
     rows = {tokens: row.entries.up for tokens, row in table_in_force(VLLM, layer, device, triton).rows.items()}
     if not rows:
         (table,) = tune_layer(VLLM, layer, device).tables().values()
-        rows = {int(tokens): row for tokens, row in table.items() if tokens != "triton_version"}
+        rows = rows_in(table)
     configs = {tokens: launched_config(VLLM, layer, row) for tokens, row in rows.items()}
     met = set()
     for tokens in range(1, BATCH_SIZES[-1] + 1):

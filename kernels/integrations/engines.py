@@ -23,11 +23,11 @@ from ...runtime.arguments import Mode, resolve_mode, warn_once
 from ...runtime.same_bits import is_requested
 from ...runtime.tuning.packages import attach_more_packages, when_imported
 from ..fused_moe.engines import SCALED_BLOCK, SGLANG, VLLM, Layer, engine_version
-from ..fused_moe.tuned_files import row_for
+from ..fused_moe.tuned_files import row_for, rows_in
 from ..fused_moe.tuning import tune_layer
 
 _log = logging.getLogger("foretune")
-#: The module in which each engine looks up configs.
+#: Engine -> its module that looks up configs.
 _MODULES = {
     VLLM: "vllm.model_executor.layers.fused_moe.fused_moe",
     SGLANG: "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe_triton_config",
@@ -142,8 +142,5 @@ def _tables(
         warn_once(f"{engine}: {layer}: {reason_of(error)}", ": the engine's default configs run")
         return None
     _log.info("foretune: %s: %s: %s", engine, layer, files.verdict)
-    up, *down = (
-        {int(tokens): row for tokens, row in table.items() if tokens != "triton_version"}
-        for table in files.tables().values()
-    )
+    up, *down = map(rows_in, files.tables().values())
     return _Tables(up, down[0] if down else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import ForetuneError
@@ -19,6 +20,8 @@ from .session import is_capturing
 if TYPE_CHECKING:
     import triton
     from triton.runtime import Autotuner
+
+    from .refine.refinement import Refinement
 
 
 def times_one() -> bool:
@@ -66,6 +69,32 @@ def key_of_launch(tuner: Autotuner, arguments: Mapping[str, Any]) -> tuple[Any, 
     given = {name: value for name, value in arguments.items() if name in tuner.arg_names}
     key = [given[name] for name in tuner.keys if name in given]
     return (*key, *(str(value.dtype) for value in given.values() if hasattr(value, "dtype")))
+
+
+def launch_undecided(
+    tuner: Autotuner,
+    undecided: dict[Any, tuple[Refinement[triton.Config], float]],
+    key: Any,
+    found: tuple[Refinement[triton.Config], float],
+    arguments: Mapping[str, Any],
+    launch: Callable[[triton.Config], Any],
+) -> Any:
+    """Launch a key whose config is not decided yet in mode `refine`, and remember the decision in the tuner's cache.
+
+    Args:
+        tuner: The autotuner.
+        undecided: What chooses the config of each such key, and the predicted time of its launches.
+        key: The key of the launch.
+        found: What `undecided` has for it; another thread may have decided since.
+        arguments: The arguments of the launch by name, in the order of the call.
+        launch: Launches a config.
+    """
+    refinement, scale = found
+    result = refinement.run(launch, partial(compile_in_background, tuner, arguments), scale)
+    if refinement.final is not None:
+        tuner.cache[key] = refinement.final
+        undecided.pop(key, None)
+    return result
 
 
 def compile_in_background(

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import DeviceSpec, Family, ForetuneError, Problem
@@ -22,7 +21,7 @@ from ..launching.triton_hash import hash_triton
 from ..prune import Pruner, in_full
 from .known_times import KeyTimes, KnownTimes
 from .launches import LaunchFamily
-from .one_launch import OneConfigCache, OneLaunch, compile_in_background, key_of_launch, microseconds, times_one
+from .one_launch import OneConfigCache, OneLaunch, key_of_launch, launch_undecided, microseconds, times_one
 from .ranks.agreement import choose_together, epoch, may_tune, scope
 from .refine.calls import check_cost
 from .refine.refinement import Refinement
@@ -155,8 +154,9 @@ class Attachment:
             if self._refining:
                 arguments = {**dict(zip(self.tuner.arg_names, args, strict=False)), **kwargs}
                 key = key_of_launch(self.tuner, arguments)
-                if (refining := self._refining.get(key)) is not None:
-                    return self._refined_run(key, *refining, args, kwargs, arguments)
+                if (found := self._refining.get(key)) is not None:
+                    launch = lambda config: self._run_once(config, args, kwargs)  # noqa: E731
+                    return launch_undecided(self.tuner, self._refining, key, found, arguments, launch)
             before, self._is_running = self.tuner.__dict__.get("configs_timings"), True
             try:
                 result = self.own_run(*args, **kwargs)
@@ -172,23 +172,6 @@ class Attachment:
                 raise
             finally:
                 self._tuning, self._pinned_now, self._is_running = None, None, False
-
-    def _refined_run(
-        self,
-        key: Any,
-        refinement: Refinement[triton.Config],
-        scale: float,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        arguments: dict[str, Any],
-    ) -> Any:
-        """Launch a key whose config is not decided yet, and remember the decision."""
-        compile_one = partial(compile_in_background, self.tuner, arguments)
-        result = refinement.run(lambda config: self._run_once(config, args, kwargs), compile_one, scale)
-        if refinement.final is not None:
-            self.tuner.cache[key] = refinement.final
-            self._refining.pop(key, None)
-        return result
 
     def _is_in(self, mode: Mode) -> bool:
         """Return whether this is the mode of launches. An invalid FORETUNE_MODE counts as none."""

@@ -1,4 +1,4 @@
-"""The results of a refinement: times of an op's own calls, as they are stored and shown."""
+"""The results of a refinement, times of an op's own calls, in the form that is stored and shown."""
 
 from __future__ import annotations
 
