@@ -32,6 +32,7 @@ ITS_DIMENSIONS = {"groups", "n", "k"}
 PARTS = (
     ("epochs", "arguments", "node_copies"),
     ("launching",),
+    ("facts",),
     ("timing",),
     ("pin_file", "pins"),
     ("how_many", "shortlist", "explanation", "prune", "triton_declaration", "triton_family"),

@@ -67,7 +67,7 @@ class Kernel:
     def launch(self, grid: tuple[int, ...], arguments: Mapping[str, Any]) -> Any:
         """Launch once with these arguments, which include a config's knobs."""
         self._settle()
-        return self.jit[grid](**self._given(arguments))
+        return self.jit[grid](**self.given(arguments))
 
     def compile(self, grid: tuple[int, ...], arguments: Mapping[str, Any]) -> Any:
         """Return the binary that `launch` runs with these arguments; None for an interpreted kernel.
@@ -76,7 +76,7 @@ class Kernel:
         device, without memory.
         """
         self._settle()
-        return self.jit.warmup(grid=grid, **self._given(arguments))
+        return self.jit.warmup(grid=grid, **self.given(arguments))
 
     def specialisation(self, arguments: Mapping[str, Any]) -> Hashable:
         """Return what determines the binary besides the source, the launch options and the target.
@@ -89,7 +89,7 @@ class Kernel:
         from triton.backends.compiler import BaseBackend
         from triton.runtime.jit import native_specialize_impl
 
-        given = self.defaults | self._given(arguments)
+        given = self.defaults | self.given(arguments)
         made: list[Hashable] = []
         for p in self.jit.params:
             value = given.get(p.name)
@@ -108,7 +108,7 @@ class Kernel:
         """Return `hash_of_tuned` of the kernel and its configs."""
         return hash_of_tuned(self.jit, self.configs)
 
-    def _given(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def given(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments together with those that heuristics compute."""
         given = dict(arguments)
         for values in self._heuristics:

@@ -1,0 +1,270 @@
+"""What Triton's functions do with shapes: `Functions`."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from .values import LOADED, Block, Facts, Guess, Loop, is_number, itemsize_of, plain, shape_of, value_of
+
+_SPECIAL = {"exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin", "cos", "tanh", "erf", "pow", "div_rn", "sigmoid"}
+_REDUCTIONS = {"sum", "max", "min", "reduce", "argmax", "argmin", "xor_sum", "reduce_or"}
+_SCANS = {"cumsum", "cumprod", "associative_scan", "sort", "histogram", "flip", "topk"}
+
+
+class Range(tuple[Any, Any, Any, bool]):
+    """The start, stop and step of a loop, and whether it is unrolled."""
+
+
+class Functions:
+    """The functions of `triton.language`, by name: each takes arguments and keywords and returns a value.
+
+    Attributes:
+        facts: What they find.
+        times: How often the current statement runs.
+        loops: The loops around it, innermost last.
+    """
+
+    def __init__(self, position: int, programs: int) -> None:
+        self.facts, self._position, self._programs = Facts(), position, programs
+        self.times, self.loops, self._loads = 1.0, list[Loop](), 0
+
+    def called(self, name: str, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """Return the value of a call of a function of Triton, or of an unknown one, which is elementwise."""
+        if (function := getattr(self, f"do_{name}", None)) is not None:
+            return function(args, keywords)
+        blocks = [one for one in (*args, *keywords.values()) if isinstance(one, Block)]
+        if name in ("min", "max", "minimum", "maximum") and not blocks:
+            numbers = [value_of(one) for one in args if isinstance(one, (int, float, Guess))]
+            result = (min if name.startswith("min") else max)(numbers, default=0)
+            return Guess(result) if any(isinstance(one, Guess) for one in args) else result
+        if not blocks:
+            return Guess(next((value_of(one) for one in args if isinstance(one, (int, float, Guess))), 0))
+        if name in _REDUCTIONS:
+            self.facts.reduced += self.times * blocks[0].size
+            return blocks[0].reduced(keywords.get("axis", args[1] if len(args) > 1 else None))
+        if name in _SCANS:
+            self.facts.scanned += self.times * blocks[0].size
+            return blocks[0]
+        if name in _SPECIAL or name.startswith("fast_"):
+            self.facts.special += self.times * blocks[0].size
+        return replace(self.elementwise(None, *blocks), strides=blocks[0].strides)
+
+    def elementwise(self, op: Callable[[Any, Any], Any] | None, *values: Any) -> Block:
+        """Return the broadcast result of an operation on tensors and numbers.
+
+        Sums add the strides of addresses, products by a number scale them, other operations keep those of the first.
+        """
+        blocks = [one for one in values if isinstance(one, Block)]
+        rank = max(len(one.shape) for one in blocks)
+        shape, strides = [1] * rank, [0.0] * rank
+        for one in blocks:
+            for axis, size in enumerate(one.shape, rank - len(one.shape)):
+                shape[axis] = max(shape[axis], size)
+            if one is blocks[0] or op in (operator.add, operator.sub):
+                for axis, stride in enumerate(one.strides, rank - len(one.shape)):
+                    strides[axis] += stride
+        if op is operator.mul:
+            factor = next((float(value_of(one) or 0) for one in values if is_number(one)), 0.0)
+            strides = [factor * stride for stride in strides]
+        if pointer := next((one for one in blocks if one.pointed), None):
+            return replace(pointer, shape=tuple(shape), strides=tuple(strides))
+        result = Block(tuple(shape), max(one.itemsize for one in blocks), tuple(strides))
+        self.facts.operations += self.times * result.size
+        self.facts.in_registers(result)
+        return result
+
+    # Numbers of the launch.
+
+    def do_program_id(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """A program in the middle of the grid."""
+        return Guess(self._position)
+
+    def do_num_programs(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """The size of the grid."""
+        return Guess(self._programs)
+
+    def do_range(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Range:
+        """`range` and `tl.range`."""
+        given = [*args, *(keywords.get(name) for name in ("arg1", "arg2", "step")[len(args) :])]
+        start, stop = (0, given[0]) if given[1] is None else given[:2]
+        return Range((start, stop, 1 if given[2] is None else given[2], False))
+
+    def do_static_range(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Range:
+        """`tl.static_range`, which is unrolled."""
+        return Range((*self.do_range(args, keywords)[:3], True))
+
+    def do_cdiv(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """The quotient, rounded up."""
+        size, by = value_of(args[0]) or 0, value_of(args[-1]) or 1
+        is_guess = isinstance(args[0], (Guess, Block)) or isinstance(args[-1], (Guess, Block))
+        return Guess(-(-size // by)) if is_guess else -(-size // by)
+
+    def do_next_power_of_2(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """The power of two, rounded up."""
+        return 1 << max(int(value_of(args[0]) or 1) - 1, 0).bit_length()
+
+    def do_len(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """The length of a tuple."""
+        return len(args[0]) if isinstance(args[0], (tuple, list, str)) else Guess(1)
+
+    def do_int(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """A number as an integer."""
+        return int(args[0]) if isinstance(args[0], (int, float)) else args[0]
+
+    do_bool = do_int
+
+    # New tensors.
+
+    def do_arange(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Block:
+        """Indices, with a stride of 1."""
+        start, stop = (value_of(one) or 0 for one in (*args, *keywords.values())[:2])
+        return Block((max(int(stop - start), 1),), 4, (1.0,))
+
+    def do_zeros(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Block:
+        """A tensor of a given shape and dtype, which is the last argument."""
+        shape = keywords.get("shape", args[0] if args else ())
+        block = Block(shape_of(shape), itemsize_of(keywords.get("dtype", args[-1] if len(args) > 1 else "32")))
+        self.facts.in_registers(block)
+        return block
+
+    do_full = do_empty = do_zeros
+
+    # Memory.
+
+    def do_load(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """Loads through pointers, and methods of block pointers and descriptors."""
+        pointer = args[0] if args else keywords.get("pointer")
+        if not isinstance(pointer, Block) or not pointer.pointed:
+            return Guess(0)
+        if not pointer.shape:
+            self._loads += 1
+            return Guess(LOADED * self._loads)
+        self.facts.moved(pointer, self.times)
+        self.facts.load_bytes += self.times * pointer.moved_bytes
+        if self.loops:
+            self.loops[-1].load_bytes += pointer.moved_bytes
+        return Block(pointer.shape, pointer.pointed)
+
+    do_load_tensor_descriptor = do_gather = do_load
+
+    def do_store(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> None:
+        """Stores through pointers, and methods of block pointers and descriptors."""
+        pointer = args[0] if args else keywords.get("pointer")
+        if not isinstance(pointer, Block) or not pointer.pointed:
+            return
+        self.facts.moved(pointer, self.times)
+        self.facts.store_bytes += self.times * pointer.moved_bytes
+        stored = self.facts.stored
+        stored[pointer.name] = stored.get(pointer.name, 0.0) + self.times * pointer.size
+
+    do_store_tensor_descriptor = do_scatter = do_store
+
+    def do_atomic_add(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """Any atomic operation."""
+        pointer = args[0] if args else keywords.get("pointer")
+        if not isinstance(pointer, Block):
+            return Guess(0)
+        self.facts.atomic_bytes += self.times * pointer.moved_bytes
+        return Block(pointer.shape, pointer.pointed) if pointer.shape else Guess(LOADED)
+
+    do_atomic_max = do_atomic_min = do_atomic_cas = do_atomic_xchg = do_atomic_or = do_atomic_and = do_atomic_add
+
+    def do_make_block_ptr(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """A tensor of pointers with known strides."""
+        names = ("base", "shape", "strides", "offsets", "block_shape", "order")
+        given = dict(zip(names, args, strict=False)) | dict(keywords)
+        base = given["base"]
+        if not isinstance(base, Block):
+            return Guess(0)
+        strides = tuple(float(value_of(one) or 0) for one in given.get("strides", ()))
+        return replace(base, shape=shape_of(given.get("block_shape", ())), strides=strides)
+
+    def do_make_tensor_descriptor(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """The same, for TMA."""
+        given = dict(zip(("base", "shape", "strides", "block_shape"), args, strict=False))
+        return self.do_make_block_ptr((), given | dict(keywords))
+
+    do__experimental_make_tensor_descriptor = do_make_tensor_descriptor
+
+    # Dots.
+
+    def do_dot(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """A product of matrices."""
+        given = dict(zip(("input", "other"), args, strict=False)) | dict(keywords)
+        return self._multiplied(given.get("input"), given.get("other"))
+
+    def do_dot_scaled(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """A product of matrices with scales."""
+        return self._multiplied(args[0], args[3] if len(args) > 3 else keywords.get("rhs"))
+
+    def _multiplied(self, a: Any, b: Any) -> Any:
+        if not isinstance(a, Block) or not isinstance(b, Block) or min(len(a.shape), len(b.shape)) < 2:
+            return a
+        facts, (*batch, m, k), n = self.facts, a.shape, b.shape[-1]
+        flops = 2.0 * m * n * k * math.prod(batch)
+        if m * n * k >= math.prod(facts.dot_shape):
+            facts.dot_shape, facts.dot_itemsize = (m, n, k), min(a.itemsize, b.itemsize)
+        facts.dot_flops += self.times * flops
+        if self.loops:
+            self.loops[-1].dot_flops += flops
+        result = Block((*batch, m, n), 4)
+        facts.in_registers(result)
+        return result
+
+    # Shapes.
+
+    def do_to(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """Conversions, also of addresses to pointers."""
+        dtype = keywords.get("dtype", args[1] if len(args) > 1 else "32")
+        if not isinstance(args[0], Block) or args[0].pointed:
+            return Block((), 8, (), itemsize_of(dtype)) if type(dtype).__name__ == "pointer_type" else args[0]
+        return replace(args[0], itemsize=itemsize_of(dtype))
+
+    do_cast = do_to
+
+    def do_trans(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """Exchanges the last two axes, which is what all permutations count as."""
+        return args[0].transposed() if isinstance(args[0], Block) else args[0]
+
+    do_permute = do_trans
+
+    def do_reshape(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """Another shape, given as a tuple or as integers."""
+        rest = [plain(one) for one in args[1:]]
+        shape = keywords.get("shape", rest[0] if rest and isinstance(rest[0], (tuple, list)) else rest)
+        return args[0].reshaped(shape_of(shape)) if isinstance(args[0], Block) and shape else args[0]
+
+    do_view = do_broadcast_to = do_reshape
+
+    def do_expand_dims(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """A new axis."""
+        axis = keywords.get("axis", args[1] if len(args) > 1 else 0)
+        return args[0].with_axis(axis) if isinstance(args[0], Block) and isinstance(axis, int) else args[0]
+
+    def do_join(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """Two tensors along a new axis."""
+        return args[0].reshaped((*args[0].shape, 2)) if isinstance(args[0], Block) else args[0]
+
+    def do_interleave(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """Two tensors along the last axis."""
+        of = args[0]
+        return of.reshaped((*of.shape[:-1], 2 * of.shape[-1])) if isinstance(of, Block) and of.shape else of
+
+    do_cat = do_interleave
+
+    def do_split(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """The halves of a tensor along its last axis."""
+        half = args[0].reshaped(args[0].shape[:-1]) if isinstance(args[0], Block) else args[0]
+        return half, half
+
+    def do_advance(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """Functions that return their first argument as it is."""
+        return args[0] if args else next(iter(keywords.values()), None)
+
+    do_multiple_of = do_max_contiguous = do_max_constancy = do_assume = do_static_assert = do_debug_barrier = do_advance
+    do_device_print = do_static_print = do_device_assert = do_constexpr = do_ravel = do_advance
+    do_zeros_like = do_full_like = do_advance

@@ -1,0 +1,443 @@
+"""Whether a ranker trained on other packages helps the search within a key: `python tests/studies/kernel_prior.py`.
+
+Facts about each launch (`runtime/facts`) are the features of a LightGBM model of log slowdowns. For each package it is
+trained on all other packages, and its predictions are the prior mean of the Gaussian process of `OwnTimings`. Each of
+Foretune's kernels counts as a package. Needs the packages on the path, and lightgbm. `--corpus FILE` adds the kernels
+of studies/corpus; `--save` trains on everything and writes what Foretune ships.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import importlib
+import importlib.util
+import inspect
+import json
+import math
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from foretune.datasets import DeviceSpec, KernelConfig, Problem, load
+from foretune.kernels import find_family
+from foretune.model.scoring.trees import Forest
+from foretune.runtime.facts.features import NAMES, launch_features
+from foretune.runtime.facts.prior import Prior
+from foretune.runtime.launching.kernel import Kernel
+from foretune.runtime.tuning.gaussian_process import MOST_SLOWDOWN
+from foretune.runtime.tuning.own_timings import OwnTimings
+
+_SEARCHES = Path(__file__).parents[1] / "third_party" / "tunings_h200.jsonl.gz"
+_OWN = {
+    "grouped_gemm_fwd": "h100",
+    "grouped_gemm_dx": "h100",
+    "grouped_gemm_dw": "h100",
+    "matmul": "h100_kernels",
+    "gated_mlp": "h100_kernels",
+    "scaled_gemm": "h100_kernels",
+    "scaled_grouped_gemm_fwd": "h100_kernels",
+    "rms_norm_rope_fwd": "h100_kernels",
+    "rms_norm_rope_bwd": "h100_kernels",
+}
+#: Families that share a kernel, or are each other's backward pass, count as one package.
+_SHARED = {
+    "grouped_gemm_dx": "grouped_gemm_fwd",
+    "scaled_grouped_gemm_fwd": "scaled_gemm",
+    "rms_norm_rope_bwd": "rms_norm_rope_fwd",
+}
+_H200, _H100 = DeviceSpec.named("h200"), DeviceSpec.named("h100")
+_SEED, _LEAST_CONFIGS = 0, 6
+
+
+@dataclass
+class Key:
+    """A full search of one key of a kernel, with the features of each config."""
+
+    package: str
+    kernel: str
+    problem: Problem
+    configs: tuple[KernelConfig, ...]
+    times: np.ndarray  # log times (n_configs,); inf for a failed config
+    features: np.ndarray  # (n_configs, 2 * len(NAMES))
+
+    @property
+    def slowdowns(self) -> np.ndarray:
+        """Log slowdowns over the best config, at most `MOST_SLOWDOWN`."""
+        return np.minimum(self.times - self.times.min(), MOST_SLOWDOWN)
+
+
+class Tensor(SimpleNamespace):
+    """The shape and dtype of a tensor."""
+
+
+def argument(value: Any) -> Any:
+    """An argument as the recorded searches store it."""
+    if isinstance(value, dict) and "descriptor" in value:
+        return SimpleNamespace(base=argument(value["descriptor"]), block_shape=value["block"])
+    if isinstance(value, dict) and "dtype" in value:
+        return Tensor(shape=tuple(value["shape"]), dtype=value["dtype"])
+    return value
+
+
+# Data.
+
+
+@cache
+def _functions(package: str) -> dict[str, str]:
+    """The modules of a package's functions, by the functions' names; of several, the one nearest to the root."""
+    found: dict[str, str] = {}
+    spec = importlib.util.find_spec(package)
+    root = Path(spec.origin).parent if spec and spec.origin else Path()
+    for file in sorted(root.rglob("*.py"), key=lambda one: (len(one.parts), str(one))):
+        module = ".".join((package, *file.relative_to(root).with_suffix("").parts))
+        for name in re.findall(r"^def (\w+)\(", file.read_text(), re.M):
+            found.setdefault(name, module)
+    return found
+
+
+@cache
+def _kernel(package: str, name: str) -> Kernel:
+    return Kernel(getattr(importlib.import_module(_functions(package)[name]), name))
+
+
+def third_party(path: Path) -> Iterator[Key]:
+    """The searches of fla-core and liger-kernel that `autotuners_on_gpu.py` recorded, which have no grid."""
+    sys.path.insert(0, str(path.parent))
+    from autotuners_on_gpu import tunings_in
+
+    seen = set()
+    for at, line in enumerate(tunings_in(path)):
+        key, name = (line["kernel"], json.dumps(line["key"])), line["kernel"]
+        if key in seen or len(line["times"]) < _LEAST_CONFIGS:
+            continue
+        seen.add(key)
+        package = next(one for one in ("fla", "liger_kernel") if name in _functions(one))
+        given = {name: argument(value) for name, value in line["arguments"].items()}
+        knobs = [one for one, *_ in line["times"]]
+        times = np.log([math.inf if ms is None else ms for _, ms, *_ in line["times"]])
+        features = launch_features(_kernel(package, name), given, knobs, _H200)
+        yield Key(package, name, Problem.of(name, key=at), _configs(knobs), times, features)
+
+
+def _configs(knobs: Sequence[Mapping[str, Any]]) -> tuple[KernelConfig, ...]:
+    return tuple(
+        KernelConfig.of(**{name: str(v) if isinstance(v, bool) else v for name, v in one.items() if v is not None})
+        for one in knobs
+    )
+
+
+def corpus(path: Path, problems: list[str]) -> Iterator[Key]:
+    """The searches of studies/corpus: the phases of a key are one list. Kernels that cannot be imported are listed."""
+    lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().splitlines()]
+    by_key: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
+    for line in lines:
+        by_key[line["kernel"], json.dumps(line["key"]), json.dumps(line["arguments"])].append(line)
+    for at, ((full, *_), phases) in enumerate(by_key.items()):
+        trials = list({json.dumps(one["config"]): one for line in phases for one in line["trials"]}.values())
+        trials = [one for one in trials if "grid" in one or "failure" in one]
+        times = np.log([one.get("us") or math.inf for one in trials]) if trials else np.zeros(0)
+        if len(trials) < _LEAST_CONFIGS or not np.isfinite(times).any():
+            continue
+        first, (module, _, name) = phases[0], full.rpartition(".")
+        try:
+            kernel = Kernel(getattr(importlib.import_module(module), name))
+            given = {name: argument(value) for name, value in first["arguments"].items()}
+            knobs = [one["config"] for one in trials]
+            grids = {json.dumps(one["config"]): one.get("grid") for one in trials}
+            rows = [_at_grid(kernel, given, one, grids[json.dumps(one)]) for one in knobs]
+        except Exception as error:  # noqa: BLE001 - a package may fail in any way
+            problems.append(f"{full}: {type(error).__name__}: {error}")
+            continue
+        rows = np.array(rows)
+        features = np.hstack([rows, rows - rows.mean(axis=0)])
+        yield Key(first["package"], full, Problem.of(name, key=at), _configs(knobs), times, features)
+
+
+def _at_grid(kernel: Kernel, arguments: Mapping[str, Any], knobs: Mapping[str, Any], grid: Any) -> np.ndarray:
+    """The absolute features of one config."""
+    return launch_features(kernel, {**arguments, "grid": grid}, [knobs], _H200)[0, : len(NAMES)]
+
+
+class _CaughtError(BaseException):
+    """A launch that was caught."""
+
+
+def own_families(n_problems: int = 24, sizes: Sequence[int] = (12, 48)) -> Iterator[Key]:
+    """Lists drawn from the measurements of Foretune's families, from configs that are not far from the best."""
+    from foretune.runtime.testing import use_stub_device
+    from triton.runtime.jit import JITFunction
+
+    source, run = np.random.default_rng(_SEED), JITFunction.run
+
+    def caught(self: Any, *args: Any, grid: Any, warmup: bool, **keywords: Any) -> None:
+        raise _CaughtError(self, dict(zip(inspect.signature(self.fn).parameters, args, strict=False)) | keywords)
+
+    for name, dataset in _OWN.items():
+        grid, family = load(dataset).grid(name), find_family(name)
+        times = grid.times_us
+        rows = np.flatnonzero(np.isfinite(times).mean(axis=1) > 0.5)[:n_problems]
+        slowdowns = times[rows] / np.nanmin(np.where(np.isfinite(times[rows]), times[rows], np.nan), axis=1)[:, None]
+        usual = (np.isfinite(times).mean(axis=0) > 0.9) & (np.nan_to_num(np.median(slowdowns, axis=0), nan=9) < 4)
+        knobs = [one.to_json() for one in grid.configs]
+        # The others launch several kernels, or are not written in Triton.
+        usual &= np.array([one.get("SPLIT_K", 1) == 1 and not one.get("CONSUMERS", 0) for one in knobs])
+        for size in sizes:
+            columns = np.sort(source.choice(np.flatnonzero(usual), min(size, usual.sum()), replace=False))
+            configs = tuple(grid.configs[at] for at in columns)
+            for row in rows:
+                problem, features = grid.cases[row].problem, []
+                with use_stub_device("h200"):
+                    JITFunction.run = caught
+                    try:
+                        for config in configs:
+                            try:
+                                family.compile(config, problem)
+                            except _CaughtError as launch:
+                                jit, arguments = launch.args
+                            given, programs = _launched(problem, config.to_json(), arguments)
+                            features.append(_at_grid(Kernel(jit), given, config.to_json(), programs))
+                    finally:
+                        JITFunction.run = run
+                table = np.array(features)
+                log_times = np.log(np.where(np.isfinite(times[row, columns]), times[row, columns], math.inf))
+                features = np.hstack([table, table - table.mean(axis=0)])
+                package = f"own {_SHARED.get(name, name)}"
+                yield Key(package, f"{name} ({size})", problem, configs, log_times, features)
+
+
+def _launched(problem: Problem, knobs: Mapping[str, Any], arguments: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+    """The sizes that a compiled kernel does not have, and the grid."""
+    dims = defaultdict(lambda: 1, problem.dims)
+    m, n, k, groups = dims.get("m", dims["rows"]), dims["n"], dims["k"], dims["groups"]
+    sizes = {"M": m, "N": n, "K": k, "rows": m, "x_rows": m, "groups": groups, "batch": dims["batch"]}
+    sizes |= {"N8": n // 8, "K8": k // 8, "N16": n // 16, "K16": k // 16, "lda": k, "ldb": k, "ldy": n}
+    sizes |= {"tokens": dims["tokens"], "q_heads": dims["q_heads"], "k_heads": dims["kv_heads"]}
+    if problem.family.endswith("_dx"):
+        sizes |= {"N8": k // 8, "K8": n // 8}
+        n = k
+    given = {name: sizes.get(name, value) for name, value in arguments.items()}
+    if "HEADS" in knobs:
+        rows, heads = knobs["ROWS"] * knobs.get("STEPS", 1), dims["q_heads"] + dims["kv_heads"]
+        return given, (math.ceil(dims["tokens"] / rows), math.ceil(heads / knobs["HEADS"]))
+    tiles = (math.ceil(m / knobs["BLOCK_M"]) + groups - 1) * math.ceil(n / knobs["BLOCK_N"]) * dims["batch"]
+    if problem.family == "grouped_gemm_dw":
+        tiles = groups * math.ceil(n / knobs["BLOCK_M"]) * math.ceil(k / knobs["BLOCK_N"])
+    per_sm = knobs.get("PROGRAMS_PER_SM", 0)
+    return given, (min(tiles, _H100.sm_count * per_sm) if per_sm else tiles,)
+
+
+# Models.
+
+#: Returns the predicted log slowdowns of a key's configs, up to a constant.
+Predict = Callable[[Key], np.ndarray]
+
+
+def columns_without(*names: str) -> list[int]:
+    """The columns of the features, without some, absolute and relative."""
+    kept = [at for at, name in enumerate(NAMES) if name not in names]
+    return [*kept, *(len(NAMES) + at for at in kept)]
+
+
+def booster(keys: Sequence[Key], columns: Sequence[int], rounds: int = 300) -> Any:
+    """A LightGBM model of the centered log slowdowns; each kernel counts the same."""
+    import lightgbm
+
+    targets = [key.slowdowns - key.slowdowns.mean() for key in keys]
+    n_rows: dict[str, int] = defaultdict(int)
+    for key in keys:
+        n_rows[key.kernel] += len(key.configs)
+    weights = [np.full(len(key.configs), 1000.0 / n_rows[key.kernel]) for key in keys]
+    options = {"objective": "regression", "num_leaves": 15, "learning_rate": 0.05, "min_data_in_leaf": 40}
+    options |= {"feature_fraction": 0.5, "bagging_fraction": 0.7, "bagging_freq": 1, "lambda_l2": 5.0, "verbose": -1}
+    options |= {"num_threads": 1, "seed": _SEED, "deterministic": True, "use_missing": False}
+    table = np.concatenate([key.features[:, columns] for key in keys])
+    data = lightgbm.Dataset(table, np.concatenate(targets), weight=np.concatenate(weights))
+    return lightgbm.train(options, data, rounds)
+
+
+def trees(keys: Sequence[Key], columns: Sequence[int]) -> Predict:
+    """The ranker."""
+    model = booster(keys, columns)
+    return lambda key: model.predict(key.features[:, columns])
+
+
+def ridge(keys: Sequence[Key], columns: Sequence[int]) -> Predict:
+    """A simple alternative: ridge regression by the relative features and their squares."""
+
+    def table(key: Key) -> np.ndarray:
+        relative = key.features[:, [at for at in columns if at >= len(NAMES)]]
+        return np.hstack([relative, relative**2 - (relative**2).mean(axis=0)])
+
+    x = np.concatenate([table(key) for key in keys])
+    scale = x.std(axis=0) + 1e-9
+    y = np.concatenate([key.slowdowns - key.slowdowns.mean() for key in keys])
+    x = x / scale
+    weight = np.linalg.solve(x.T @ x + 0.01 * len(x) * np.eye(x.shape[1]), x.T @ y)
+    return lambda key: table(key) / scale @ weight
+
+
+# Searches.
+
+
+def searched(key: Key, prior: np.ndarray | None, k: int | str) -> list[int]:
+    """The configs that `OwnTimings` times on a key if it knows nothing of the kernel."""
+    own, here = OwnTimings(SimpleNamespace(name=key.problem.family)), []
+    while new := own.advise(key.problem, key.configs, k, **({} if prior is None else {"prior": prior})).new:
+        times = {key.configs[at]: math.exp(key.times[at]) if math.isfinite(key.times[at]) else None for at in new}
+        own.learn(key.problem, times)
+        here += new
+    return here
+
+
+def regret(key: Key, chosen: Sequence[int]) -> float:
+    """The log slowdown of the best chosen config, at most 2."""
+    return min(key.times[list(chosen)].min() - key.times.min(), 2.0)
+
+
+def random_regret(key: Key, count: int) -> float:
+    """The expected log slowdown of the best of `count` random configs."""
+    source = np.random.default_rng(_SEED)
+    return float(np.mean([regret(key, source.permutation(len(key.configs))[:count]) for _ in range(16)]))
+
+
+#: The facts, in groups whose worth is reported.
+GROUPS = {
+    "grid": ("programs", "waves", "fill", "residency", "warps_per_sm"),
+    "bytes": ("loaded", "stored", "atomic", "loaded_by_thread", "iteration_by_thread", "in_flight"),
+    "access pattern": ("piece", "scattered"),
+    "dots": ("dot_flops", "dot_m", "dot_n", "dot_k", "dot_by_warp", "is_dot", "dot_itemsize", "intensity"),
+    "live values": ("carried_by_thread", "largest_by_thread", "registers", "smem"),
+    "loops": ("trips", "loops"),
+    "arithmetic": ("operations", "operations_by_thread", "special", "reduced_by_thread", "scanned_by_thread"),
+    "roofline": ("roofline",),
+}
+#: How much of a prediction the search believes; chosen among 0.5, 0.7 and 1.
+TRUST = 0.7
+
+
+def held_out(keys: Sequence[Key], fit: Callable[..., Predict], columns: Sequence[int], kernels: int = 0) -> list[Any]:
+    """For each key the prediction of a model of the other packages, of at most `kernels` of their kernels (0: all)."""
+    found: list[Any] = [None] * len(keys)
+    source = np.random.default_rng(_SEED)
+    for package in sorted({key.package for key in keys}):
+        others = [key for key in keys if key.package != package]
+        names = sorted({key.kernel for key in others})
+        chosen = set(source.permutation(names)[:kernels] if kernels else names)
+        predict = fit([key for key in others if key.kernel in chosen], columns)
+        for at, key in enumerate(keys):
+            if key.package == package:
+                found[at] = predict(key)
+    return found
+
+
+def count_of(key: Key, share: float) -> int:
+    """The number of configs in a share of a key's list, at least two."""
+    return max(2, math.ceil(len(key.configs) * share))
+
+
+class Table:
+    """Prints the mean regret (geometric over kernels), its 95th percentile and the worst, by group of packages."""
+
+    def __init__(self, keys: Sequence[Key]) -> None:
+        self._keys = keys
+        print(f"{'':36}" + "".join(f"{name:>40}" for name in ("packages", "own families")))
+        print(f"{'first keys, lists of 16 and more':36}" + f"{'share  regret %     p95   worst':>40}" * 2)
+
+    def row(self, label: str, chosen: Callable[[int, Key], Sequence[int] | tuple[float, float]]) -> None:
+        """A row, for a function that returns the timed configs of a key, or their share and the regret."""
+        cells = ""
+        for is_own in (False, True):
+            by_kernel: dict[str, list[tuple[float, float]]] = defaultdict(list)
+            for at, key in enumerate(self._keys):
+                if len(key.configs) >= 16 and key.package.startswith("own ") == is_own:
+                    timed = chosen(at, key)
+                    one = timed if isinstance(timed, tuple) else (len(timed) / len(key.configs), regret(key, timed))
+                    by_kernel[key.kernel].append(one)
+            if by_kernel:
+                share, mean = np.mean([np.mean(one, axis=0) for one in by_kernel.values()], axis=0)
+                each = np.concatenate([np.array(one)[:, 1] for one in by_kernel.values()])
+                p95, worst = np.quantile(each, 0.95), each.max()
+                percents = " ".join(f"{100 * math.expm1(one):8.1f}" for one in (mean, p95, worst))
+                cells += f"{share:13.2f}{percents}"
+        print(f"{label:36}{cells}", flush=True)
+
+
+def compare(keys: Sequence[Key]) -> None:
+    """Print what each search loses with and without the prior."""
+    columns = columns_without()
+    by_trees, by_ridge = held_out(keys, trees, columns), held_out(keys, ridge, columns)
+    table = Table(keys)
+    for share in (1 / 8, 1 / 4, "auto"):
+        k = (lambda key, share=share: share) if share == "auto" else (lambda key, share=share: count_of(key, share))
+        if share != "auto":
+            counts = [(k(key) / len(key.configs), random_regret(key, k(key))) for key in keys]
+            table.row(f"{share:.3f}: random", lambda at, key, counts=counts: counts[at])
+            table.row(f"{share:.3f}: best predicted", lambda at, key, k=k: np.argsort(by_trees[at])[: k(key)].tolist())
+        text = share if share == "auto" else f"{share:.3f}"
+        table.row(f"{text}: Gaussian process", lambda at, key, k=k: searched(key, None, k(key)))
+        for name, prior in (("trees", by_trees), ("ridge", by_ridge)):
+            table.row(
+                f"{text}: with the prior ({name})",
+                lambda at, key, k=k, prior=prior: searched(key, TRUST * prior[at], k(key)),
+            )
+
+
+def worth(keys: Sequence[Key]) -> None:
+    """Print what each group of facts is worth: the best predicted quarter without it."""
+    table = Table(keys)
+    every = [name for names in GROUPS.values() for name in names]
+    for label, columns in {
+        "all facts": columns_without(),
+        **{f"without {name}": columns_without(*names) for name, names in GROUPS.items()},
+        "warps and stages alone": columns_without(*every),
+    }.items():
+        prior = held_out(keys, trees, columns)
+        table.row(label, lambda at, key, prior=prior: np.argsort(prior[at])[: count_of(key, 1 / 4)].tolist())
+
+
+def curve(keys: Sequence[Key]) -> None:
+    """Print the regret with a prior trained on few or many kernels."""
+    table, total = Table(keys), len({key.kernel for key in keys})
+    for kernels in (5, 10, 25, 50, 100):
+        if kernels < total:
+            prior = held_out(keys, trees, columns_without(), kernels)
+            table.row(f"{kernels} kernels", lambda at, key, p=prior: searched(key, TRUST * p[at], count_of(key, 1 / 8)))
+
+
+PARTS = {"compare": compare, "worth": worth, "curve": curve}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--searches", type=Path, default=_SEARCHES, help="what autotuners_on_gpu.py wrote")
+    parser.add_argument("--corpus", type=Path, help="what studies/corpus measured")
+    parser.add_argument(
+        "--parts", nargs="*", default=["compare", "worth", "curve"], choices=["compare", "worth", "curve"]
+    )
+    parser.add_argument("--save", type=Path, help="train on everything and write the prior to this file")
+    options = parser.parse_args()
+    problems: list[str] = []
+    keys = [*third_party(options.searches), *own_families()]
+    keys += corpus(options.corpus, problems) if options.corpus else []
+    for problem in sorted(set(problems)):
+        print(f"left out: {problem}")
+    counted = {(key.package, key.kernel) for key in keys}
+    print(f"{len(keys)} keys of {len(counted)} kernels in {len({package for package, _ in counted})} packages")
+    for part in options.parts:
+        print(f"\n{part}")
+        PARTS[part](keys)
+    if options.save:
+        forest = Forest.from_lightgbm(booster(keys, columns_without()).dump_model()).affine(TRUST).compact()
+        options.save.write_bytes(Prior(forest).dumps())
+
+
+if __name__ == "__main__":
+    main()
