@@ -33,6 +33,7 @@ from foretune.runtime.facts.features import NAMES, launch_features
 from foretune.runtime.facts.prior import Prior
 from foretune.runtime.launching.kernel import Kernel
 from foretune.runtime.tuning.gaussian_process import MOST_SLOWDOWN
+from foretune.runtime.tuning.launches import autotuners_named
 from foretune.runtime.tuning.own_timings import OwnTimings
 
 _SEARCHES = Path(__file__).parents[1] / "third_party" / "tunings_h200.jsonl.gz"
@@ -146,19 +147,35 @@ def corpus(path: Path, problems: list[str]) -> Iterator[Key]:
         times = np.log([one.get("us") or math.inf for one in trials]) if trials else np.zeros(0)
         if len(trials) < _LEAST_CONFIGS or not np.isfinite(times).any():
             continue
-        first, (module, _, name) = phases[0], full.rpartition(".")
+        first, knobs = phases[0], [one["config"] for one in trials]
         try:
-            kernel = Kernel(getattr(importlib.import_module(module), name))
+            kernel = _tuned(full)
             given = {name: argument(value) for name, value in first["arguments"].items()}
-            knobs = [one["config"] for one in trials]
-            grids = {json.dumps(one["config"]): one.get("grid") for one in trials}
-            rows = [_at_grid(kernel, given, one, grids[json.dumps(one)]) for one in knobs]
+            given["grid"] = _Grids(trials)
+            features = launch_features(kernel, given, knobs, _H200)
         except Exception as error:  # noqa: BLE001 - a package may fail in any way
             problems.append(f"{full}: {type(error).__name__}: {error}")
             continue
-        rows = np.array(rows)
-        features = np.hstack([rows, rows - rows.mean(axis=0)])
-        yield Key(first["package"], full, Problem.of(name, key=at), _configs(knobs), times, features)
+        yield Key(first["package"], full, Problem.of(full, key=at), _configs(knobs), times, features)
+
+
+@cache
+def _tuned(name: str) -> Kernel:
+    return Kernel(autotuners_named(name)[0])
+
+
+class _Grids:
+    """The recorded grids, as a function of a config; a config that was not launched has that of the first one."""
+
+    def __init__(self, trials: Sequence[Mapping[str, Any]]) -> None:
+        self._names = sorted({name for one in trials for name in one["config"]})
+        self._grids = {self._of(one["config"]): one["grid"] for one in trials if "grid" in one}
+
+    def _of(self, knobs: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(knobs.get(name) for name in self._names)
+
+    def __call__(self, given: Mapping[str, Any]) -> list[int]:
+        return self._grids.get(self._of(given)) or next(iter(self._grids.values()))
 
 
 def _at_grid(kernel: Kernel, arguments: Mapping[str, Any], knobs: Mapping[str, Any], grid: Any) -> np.ndarray:
@@ -344,12 +361,15 @@ def count_of(key: Key, share: float) -> int:
 
 
 class Table:
-    """Prints the mean regret (geometric over kernels), its 95th percentile and the worst, by group of packages."""
+    """Prints the mean regret (geometric over kernels), its 95th percentile, the worst, and the share of keys within 5 %.
+
+    Other packages and Foretune's own families have columns of their own.
+    """
 
     def __init__(self, keys: Sequence[Key]) -> None:
         self._keys = keys
-        print(f"{'':36}" + "".join(f"{name:>40}" for name in ("packages", "own families")))
-        print(f"{'first keys, lists of 16 and more':36}" + f"{'share  regret %     p95   worst':>40}" * 2)
+        print(f"{'':36}" + "".join(f"{name:>46}" for name in ("packages", "own families")))
+        print(f"{'first keys, lists of 16 and more':36}" + f"{'share  regret %     p95   worst  <5 %':>46}" * 2)
 
     def row(self, label: str, chosen: Callable[[int, Key], Sequence[int] | tuple[float, float]]) -> None:
         """A row, for a function that returns the timed configs of a key, or their share and the regret."""
@@ -366,7 +386,7 @@ class Table:
                 each = np.concatenate([np.array(one)[:, 1] for one in by_kernel.values()])
                 p95, worst = np.quantile(each, 0.95), each.max()
                 percents = " ".join(f"{100 * math.expm1(one):8.1f}" for one in (mean, p95, worst))
-                cells += f"{share:13.2f}{percents}"
+                cells += f"{share:13.2f}{percents}{100 * np.mean(each <= math.log(1.05)):6.0f}"
         print(f"{label:36}{cells}", flush=True)
 
 
@@ -391,14 +411,16 @@ def compare(keys: Sequence[Key]) -> None:
 
 
 def worth(keys: Sequence[Key]) -> None:
-    """Print what each group of facts is worth: the best predicted quarter without it."""
+    """Print what each group of facts is worth: the best predicted quarter with it alone, and without it."""
     table = Table(keys)
-    every = [name for names in GROUPS.values() for name in names]
-    for label, columns in {
-        "all facts": columns_without(),
-        **{f"without {name}": columns_without(*names) for name, names in GROUPS.items()},
-        "warps and stages alone": columns_without(*every),
+    every = {name for names in GROUPS.values() for name in names}
+    for label, left_out in {
+        "warps and stages": every,
+        **{f"and {group}": every - {*names} for group, names in GROUPS.items()},
+        "all facts": set[str](),
+        **{f"all without {group}": {*names} for group, names in GROUPS.items()},
     }.items():
+        columns = columns_without(*left_out)
         prior = held_out(keys, trees, columns)
         table.row(label, lambda at, key, prior=prior: np.argsort(prior[at])[: count_of(key, 1 / 4)].tolist())
 
