@@ -361,7 +361,7 @@ def count_of(key: Key, share: float) -> int:
 
 
 class Table:
-    """Prints the mean regret (geometric over kernels), its 95th percentile, the worst, and the share of keys within 5 %.
+    """Prints the mean regret (geometric over kernels), its 95th percentile, the worst, and the keys within 5 %.
 
     Other packages and Foretune's own families have columns of their own.
     """
