@@ -232,21 +232,22 @@ class Chooser:
         import numpy as np  # imported late, because it takes as long as the rest of Foretune
 
         from ..model.calibration.diversify import AMONG, diversified_order, knob_table
+        from .by_source import expected
 
         bundle, name = bundle_in_force(self.bundle), self.family.name
+        if (shortlist := expected(self, problem, k, bundle)) is not None:
+            return shortlist
         calibration, distance = bundle.calibration(name), bundle.distance(name, problem, self.device)
         learned_on = bundle.trained_on(name)
         archs = sorted({spec.arch for spec in learned_on})
         if self.device.arch not in archs:
             k = k.times(_GROWTH, _LEAST_UNMEASURED, calibration)
         longest = min(k.longest(calibration, distance), len(self.configs))
-        # A calibrated length counts configs in the order of the ranking, so that order is kept. Any other list is
-        # diversified: it is chosen from more configs than it will have.
+        # A calibrated length counts configs in the ranking's order. Other lists are diversified, from more configs.
         is_diverse = longest > 1 and not k.is_calibrated(calibration)
         among = min(max(longest, AMONG), len(self.configs)) if is_diverse else longest
         positions, slowdowns = self._first_supported(problem, among)
-        chosen = slowdowns / slowdowns[0]
-        logs = np.log(chosen)
+        logs = np.log(chosen := slowdowns / slowdowns[0])
         call_us = k.estimate_us(self.family, problem, self.device, self.configs[positions[0]])
         length, length_why = k.length(logs[:longest].tolist(), calibration, distance, call_us)
         tried = (
@@ -262,8 +263,7 @@ class Chooser:
                 "makes a bundle that knows it"
             )
         elif all(spec.card != self.device.card for spec in learned_on):
-            cards = sorted({spec.card for spec in learned_on})
-            why += f", which learned on {', '.join(cards)} only"
+            why += f", which learned on {', '.join(sorted({spec.card for spec in learned_on}))} only"
         return Shortlist(
             configs=tuple(self.configs[position] for position in positions.tolist()),
             predicted_slowdown=tuple(chosen.tolist()),

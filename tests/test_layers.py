@@ -35,8 +35,11 @@ PARTS = (
     ("facts",),
     ("timing",),
     ("pin_file", "pins"),
-    ("how_many", "shortlist", "explanation", "prune", "triton_declaration", "triton_family"),
-    ("how_many", "same_bits", "shortlist", "explanation", "prune", "triton_declaration", "triton_family"),
+    ("how_many", "shortlist", "explanation", "prune", "triton_declaration", "triton_family", "by_source"),
+    (
+        *("how_many", "same_bits", "shortlist", "explanation", "prune"),
+        *("triton_declaration", "triton_family", "by_source"),
+    ),
     ("covering", "timing/compare"),
     ("tuning/ranks",),
     ("tuning/cache", "tuning/launch_arguments"),

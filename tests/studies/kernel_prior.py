@@ -48,8 +48,9 @@ _OWN = {
     "rms_norm_rope_fwd": "h100_kernels",
     "rms_norm_rope_bwd": "h100_kernels",
 }
-#: Families that share a kernel, or are each other's backward pass, count as one package.
+#: Families that share a kernel, or are each other's backward pass, count as one package, as do two of the same authors.
 _SHARED = {
+    "flash-kmeans": "flashlib",
     "grouped_gemm_dx": "grouped_gemm_fwd",
     "scaled_grouped_gemm_fwd": "scaled_gemm",
     "rms_norm_rope_bwd": "rms_norm_rope_fwd",
@@ -120,12 +121,14 @@ def third_party(path: Path) -> Iterator[Key]:
         if key in seen or len(line["times"]) < _LEAST_CONFIGS:
             continue
         seen.add(key)
-        package = next(one for one in ("fla", "liger_kernel") if name in _functions(one))
+        module = next(one for one in ("fla", "liger_kernel") if name in _functions(one))
+        package = {"fla": "fla-core"}.get(module, module.replace("_", "-"))
         given = {name: argument(value) for name, value in line["arguments"].items()}
         knobs = [one for one, *_ in line["times"]]
         times = np.log([math.inf if ms is None else ms for _, ms, *_ in line["times"]])
-        features = launch_features(_kernel(package, name), given, knobs, _H200)
-        yield Key(package, name, Problem.of(name, key=at), _configs(knobs), times, features)
+        features = launch_features(_kernel(module, name), given, knobs, _H200)
+        full = f"{_functions(module)[name]}.{name}"
+        yield Key(package, full, Problem.of(name, key=at), _configs(knobs), times, features)
 
 
 def _configs(knobs: Sequence[Mapping[str, Any]]) -> tuple[KernelConfig, ...]:
@@ -156,7 +159,14 @@ def corpus(path: Path, problems: list[str]) -> Iterator[Key]:
         except Exception as error:  # noqa: BLE001 - a package may fail in any way
             problems.append(f"{full}: {type(error).__name__}: {error}")
             continue
-        yield Key(first["package"], full, Problem.of(full, key=at), _configs(knobs), times, features)
+        yield Key(
+            _SHARED.get(first["package"], first["package"]),
+            full,
+            Problem.of(full, key=at),
+            _configs(knobs),
+            times,
+            features,
+        )
 
 
 @cache
@@ -361,33 +371,37 @@ def count_of(key: Key, share: float) -> int:
 
 
 class Table:
-    """Prints the mean regret (geometric over kernels), its 95th percentile, the worst, and the keys within 5 %.
+    """Prints the share timed, the mean regret (geometric over kernels), its 95th percentile and the keys within 5 %.
 
-    Other packages and Foretune's own families have columns of their own.
+    Columns: lists of 16 and more of other packages, shorter ones, and those of Foretune's own families.
     """
 
     def __init__(self, keys: Sequence[Key]) -> None:
         self._keys = keys
-        print(f"{'':36}" + "".join(f"{name:>46}" for name in ("packages", "own families")))
-        print(f"{'first keys, lists of 16 and more':36}" + f"{'share  regret %     p95   worst  <5 %':>46}" * 2)
+        heads = ("packages, lists of 16-", "packages, lists of 6-15", "own families, lists of 48")
+        print(f"{'':32}" + "".join(f"{head:>34}" for head in heads))
+        print(f"{'first keys':32}" + f"{'share regret %    p95  <5 %':>34}" * len(heads))
 
     def row(self, label: str, chosen: Callable[[int, Key], Sequence[int] | tuple[float, float]]) -> None:
         """A row, for a function that returns the timed configs of a key, or their share and the regret."""
+        by_kernel: dict[tuple[bool, bool], dict[str, list[tuple[float, float]]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
+        for at, key in enumerate(self._keys):
+            group = key.package.startswith("own "), len(key.configs) < 16
+            if group == (True, True):
+                continue
+            timed = chosen(at, key)
+            one = timed if isinstance(timed, tuple) else (len(timed) / len(key.configs), regret(key, timed))
+            by_kernel[group][key.kernel].append(one)
         cells = ""
-        for is_own in (False, True):
-            by_kernel: dict[str, list[tuple[float, float]]] = defaultdict(list)
-            for at, key in enumerate(self._keys):
-                if len(key.configs) >= 16 and key.package.startswith("own ") == is_own:
-                    timed = chosen(at, key)
-                    one = timed if isinstance(timed, tuple) else (len(timed) / len(key.configs), regret(key, timed))
-                    by_kernel[key.kernel].append(one)
-            if by_kernel:
-                share, mean = np.mean([np.mean(one, axis=0) for one in by_kernel.values()], axis=0)
-                each = np.concatenate([np.array(one)[:, 1] for one in by_kernel.values()])
-                p95, worst = np.quantile(each, 0.95), each.max()
-                percents = " ".join(f"{100 * math.expm1(one):8.1f}" for one in (mean, p95, worst))
-                cells += f"{share:13.2f}{percents}{100 * np.mean(each <= math.log(1.05)):6.0f}"
-        print(f"{label:36}{cells}", flush=True)
+        for group in ((False, False), (False, True), (True, False)):
+            found = [np.array(one) for one in by_kernel[group].values()]
+            share, mean = np.mean([one.mean(axis=0) for one in found], axis=0)
+            each = np.concatenate(found)[:, 1]
+            percents = " ".join(f"{100 * math.expm1(one):8.1f}" for one in (mean, np.quantile(each, 0.95)))
+            cells += f"{share:11.2f}{percents}{100 * np.mean(each <= math.log(1.05)):6.0f}"
+        print(f"{label:32}{cells}", flush=True)
 
 
 def compare(keys: Sequence[Key]) -> None:
@@ -395,7 +409,7 @@ def compare(keys: Sequence[Key]) -> None:
     columns = columns_without()
     by_trees, by_ridge = held_out(keys, trees, columns), held_out(keys, ridge, columns)
     table = Table(keys)
-    for share in (1 / 8, 1 / 4, "auto"):
+    for share in (1 / 8, 1 / 4, 1 / 2, "auto"):
         k = (lambda key, share=share: share) if share == "auto" else (lambda key, share=share: count_of(key, share))
         if share != "auto":
             counts = [(k(key) / len(key.configs), random_regret(key, k(key))) for key in keys]

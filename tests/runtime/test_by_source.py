@@ -1,0 +1,101 @@
+"""Shortlists of families without data, which the shipped prior predicts from the kernel's source."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+from foretune.datasets import BundleError, DeviceSpec, Problem, torch_dtype
+from foretune.runtime import ForetuneWarning, TritonFamily, make_shortlist
+from foretune.runtime.facts.features import NAMES
+from foretune.runtime.facts.prior import COVERAGE, Prior, coverage_length
+from foretune.runtime.launching.kernel import Kernel
+
+H200 = DeviceSpec.named("h200")
+PROBLEM = Problem.of("doubled", n=1 << 24, dtype="bf16")
+
+
+@triton.jit
+def double(x_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, 2 * tl.load(x_ptr + at, mask=at < n), mask=at < n)
+
+
+class Doubled(TritonFamily):
+    name, kernel, output, in_place = "doubled", double, "x_ptr", ("x_ptr",)
+    configs = [triton.Config({"BLOCK": 2**power}, num_warps=warps) for power in range(5, 13) for warps in (1, 4, 16)]
+    dims_from, ranges = {"n": "n"}, {"n": (1024, 1 << 20)}
+
+    def arguments(self, problem, where):
+        return {
+            "x_ptr": torch.randn(problem["n"], device=where, dtype=torch_dtype(problem.dtype_name)),
+            "n": problem["n"],
+        }
+
+    def grid(self, problem, config):
+        return (triton.cdiv(problem["n"], config["BLOCK"]),)
+
+    def eager(self, arguments):
+        return 2 * arguments["x_ptr"]
+
+
+class Refusing(Doubled):
+    name = "refusing"
+
+    def supports(self, config, problem, device):
+        return "too small" if config["BLOCK"] < 256 else super().supports(config, problem, device)
+
+
+def test_a_family_without_data_is_predicted_from_its_source():
+    best = make_shortlist(Doubled(), PROBLEM, H200, k=5)
+    assert best.predicted
+    assert best.reason == "no data of doubled: predicted from its source; k=5"
+    assert len(best.configs) == 5
+    assert best.predicted_slowdown == tuple(sorted(best.predicted_slowdown))
+    assert best.predicted_slowdown[0] == 1.0
+    # A block of 32 elements for 16 warps leaves nearly all threads idle.
+    worst = make_shortlist(Doubled(), PROBLEM, H200, k=24).configs[-6:]
+    assert any(config["BLOCK"] == 32 and config.num_warps == 16 for config in worst)
+
+
+def test_the_automatic_length_has_a_known_coverage():
+    best = make_shortlist(Doubled(), PROBLEM, H200)
+    assert len(best.configs) == coverage_length(24) < 24
+    assert best.reason.endswith(COVERAGE)
+
+
+def test_only_supported_configs_are_listed():
+    best = make_shortlist(Refusing(), Problem.of("refusing", n=4096, dtype="bf16"), H200, k=99)
+    assert min(config["BLOCK"] for config in best.configs) == 256
+    assert len(best.configs) == 15
+
+
+def test_trouble_lets_all_configs_through(monkeypatch):
+    def broken(*_, **__):
+        raise ZeroDivisionError("odd")
+
+    monkeypatch.setattr(Prior, "log_slowdowns", broken)
+    with pytest.warns(ForetuneWarning, match=r"doubled: no prediction \(ZeroDivisionError: odd\)"):
+        best = make_shortlist(Doubled(), Problem.of("doubled", n=999, dtype="bf16"), H200, k=5)
+    assert not best.predicted
+    assert len(best.configs) == 24
+
+
+def test_a_prior_is_saved_and_loaded_unchanged():
+    prior = Prior.shipped()
+    again = Prior.loads(prior.dumps())
+    launch = Kernel(double), {"x_ptr": torch.empty(4096), "n": 4096}, [{"BLOCK": 64}, {"BLOCK": 1024}], H200
+    assert np.array_equal(prior.log_slowdowns(*launch), again.log_slowdowns(*launch))
+    assert math.prod(prior.forest.n_features.shape) == 1
+    assert int(prior.forest.n_features) <= 2 * len(NAMES)
+
+
+def test_a_prior_of_other_features_is_refused(monkeypatch):
+    content = Prior.shipped().dumps()
+    monkeypatch.setattr("foretune.runtime.facts.prior.NAMES", NAMES[1:])
+    with pytest.raises(BundleError, match="other features"):
+        Prior.loads(content)
