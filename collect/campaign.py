@@ -66,8 +66,8 @@ def collect_on_gpus(
         options: See `RunOptions`.
 
     Raises:
-        ForetuneError: As `started_run` does; there are fewer GPUs or SMs; or all GPUs are lost. What was measured is
-            kept, and the same call continues.
+        ForetuneError: As `started_run` does; the machine has fewer GPUs or SMs; or all GPUs are lost. The measurements
+            so far are kept, and the same call continues the run.
 
     >>> collect_on_gpus([family], family.cases(), "measured", budget_s=600)  # doctest: +SKIP
     Summary(plan='exhaustive', cases=74, ...)
@@ -312,7 +312,7 @@ class Campaign:
             supervisor.give(work)
 
     def done(self, supervisor: Supervisor, work: CaseTasks) -> None:
-        """Record that the case of `work` is complete or given up, and give idle GPUs work that it held back."""
+        """Record that the case of `work` is complete or given up, and give idle GPUs cases that had to wait for it."""
         if work.refused is None:
             self._state.done(work.case, work.device)
             self._wake_idle()  # the last case of a batch may be over
@@ -320,7 +320,7 @@ class Campaign:
             self._give_up(work, work.refused)
 
     def read(self, supervisor: Supervisor, case: Case, probe_us: float) -> None:
-        """Store a reading of the drift probe (a launch that shows whether the GPU gets slower during a run)."""
+        """Store a time of the drift probe (a launch that shows whether the GPU gets slower), measured during `case`."""
         assert supervisor.device is not None
         gpu = str(self._supervisors.index(supervisor))
         self._state.row_writer.read(case, supervisor.device, gpu, probe_us)
@@ -359,7 +359,7 @@ class Campaign:
                     self._pool.request(binary, AHEAD + rank)
 
     def _effort(self) -> Effort:
-        """Return the time that the current phase has taken so far, in GPU and compiling processes."""
+        """Return the GPU and compile time that the current phase has taken so far."""
         began = [supervisor.began for supervisor in self._supervisors if supervisor.began is not None]
         return Effort(
             gpus=len(self._supervisors),

@@ -74,7 +74,7 @@ class Earlier:
     """The results of earlier runs in a dataset.
 
     Attributes:
-        states: By device name and problem.
+        states: The state of each measured case, by device name and problem.
         uncompilable: What the installed Triton could not compile: device name, problem, config and error.
     """
 

@@ -60,7 +60,7 @@ class CaseTasks:
         space: The configs to scan, in this order.
         state: The measurements of the case so far; new ones are added.
         pool: Compiles the configs.
-        on_rows: Called with new rows; with those of the confirming passes all at once.
+        on_rows: Called with new measurements; with those of the confirming passes all at once.
         probe: The drift probe.
         fatal: The configs that ended their process on this device; new ones are added.
         confirm: Whether to confirm the leading configs after the scan.

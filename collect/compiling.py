@@ -36,7 +36,7 @@ class Binary:
     Attributes:
         family: The family's name.
         key: See `Measurable.binary_key`.
-        arch: The backend and arch.
+        arch: The backend and the architecture, such as "cuda:sm_90".
         config: A config that has this binary.
         problem: A problem that has it.
         device: A device of that arch.
@@ -301,7 +301,7 @@ def serve(connection: Connection, families: Mapping[str, Measurable]) -> None:
 
 
 def _compile(family: Measurable, binary: Binary) -> Compiled:
-    """Compile a binary in this process."""
+    """Compile a binary in this process; return how long it took, and the error if it failed."""
     start = time.perf_counter()
     error = None
     try:

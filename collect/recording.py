@@ -239,6 +239,6 @@ class RecordedPlan:
 
 
 def _number(row: Any, name: str) -> float | None:
-    """Return a number of a row; None if the row or the dataset has none."""
+    """Return the number in a row's column `name`; None if the value is missing or the dataset lacks the column."""
     value = getattr(row, name, None)
     return None if value is None or math.isnan(value) else float(value)

@@ -171,7 +171,7 @@ class RemoteGpu:
         self._watch.close()
 
     def _run(self, done: Callable[[], bool], deadline: float) -> None:
-        """Handle messages until something is done, the deadline is over, or `stop` was called."""
+        """Handle messages until `done()` is true, `deadline` (of `time.monotonic`) has passed, or `stop` was called."""
         while not (done() or self._stopped.is_set() or time.monotonic() > deadline):
             if self._supervisor.retired:
                 raise DeviceLostError(self._supervisor.trouble)

@@ -87,7 +87,7 @@ def only(grid: Grid, cells: NDArray[np.bool_], rows: Sequence[int] | None = None
 
 
 class PlannedRanker(Ranker):
-    """A ranker that learns only from the cells of a grid that a plan would have measured.
+    """A ranker that is given a complete grid, and learns only from the cells that a plan would have measured.
 
     Args:
         plan: Makes the plan.

@@ -52,7 +52,7 @@ class CaseQueue:
         plans: The plan of each family, by name.
         measured: Returns what is measured of a family, except for the given cases.
         cost: Returns how long a case will take, in any unit.
-        signature: Returns what is equal for cases that share their binaries.
+        signature: Returns a value that is equal for cases that share their binaries.
     """
 
     def __init__(
@@ -298,7 +298,7 @@ class RunState:
             gpus: How many GPUs share the device's cases.
 
         Returns:
-            The step; None if there is none, none yet, or the budget is spent. There may be one when a case is over.
+            The step; None if there is none, none yet, or the budget is spent. Call again after a case is over.
         """
         while not self.time_is_over and (step := self._queue(device).take(met, gpus)):
             if (reason := _trouble(step)) is None:
@@ -418,7 +418,7 @@ class RunState:
 
 
 def _trouble(step: Step) -> str | None:
-    """Return the error that a plan raises while it chooses a step's configs; None if it chooses them."""
+    """Return the message of the error that a plan raises while it chooses a step's configs; None if it raises none."""
     try:
         step.configs  # noqa: B018 - chosen at the first access, and kept
     except ForetuneError as error:

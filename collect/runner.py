@@ -100,7 +100,7 @@ class Runner(Protocol):
         """
 
     def confirm(self, config: KernelConfig, best_us: float) -> list[float]:
-        """Return a few times, in microseconds, of a config that the scan has run.
+        """Return a few times, in microseconds, of a config that the scan has run; more if `best_us` is short.
 
         Raises:
             LaunchFailedError: The launch failed.
@@ -256,7 +256,7 @@ class GpuRunner:
         return Trial(Status.OK if wrong is None else Status.WRONG_RESULT, error=wrong, **facts)
 
     def _check_of(self, problem: Problem) -> tuple[Any, Any]:
-        """Return the inputs of a check problem, and the reference. The prepared problem's inputs are made only once."""
+        """Return (inputs, reference result) of a check problem; for the prepared problem, its existing inputs."""
         pair = self._check_inputs.pop(problem, None)
         if pair is None:
             while len(self._check_inputs) >= CHECKS_KEPT:

@@ -20,7 +20,7 @@ def described(
     ignored: Sequence[str],
     left_out: Sequence[LeftOut] = (),
 ) -> dict[str, Any]:
-    """Return the description that `foretune datasets --json` prints; `contents` is what `Dataset.contents` returns."""
+    """Return a dataset's description as `foretune datasets --json` prints it; `contents` is `Dataset.contents()`."""
     return {
         "name": name,
         "device": ", ".join(spec.name for spec in devices),
@@ -177,7 +177,7 @@ def summary_of_left_out(left_out: Sequence[LeftOut]) -> str:
 
 
 def _reasons(left_out: Sequence[LeftOut]) -> Iterator[str]:
-    """Yield each reason with its number of rows and the first places."""
+    """Yield one text for each reason: the reason, the number of rows, and the first places."""
     for why in dict.fromkeys(one.why for one in left_out):
         those = [one for one in left_out if one.why == why]
         places = "; ".join(one.place for one in those[:_MOST_NAMED]) + "; ..." * (len(those) > _MOST_NAMED)

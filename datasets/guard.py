@@ -136,18 +136,21 @@ def _note(value: Any, count: int) -> int:
 
 
 def _argument(given: _Given, place: int, name: str) -> Any:
-    """Return an argument of a call by position or by name."""
+    """Return the argument of a call, from `given` (its positional and keyword arguments), by position or by name."""
     args, kwargs = given
     return args[place] if len(args) > place else kwargs[name]
 
 
 def _must_be(wanted: str, is_right: Callable[[Any], bool]) -> _Check:
-    """Return a check by a predicate of the value; `wanted` describes the right values."""
+    """Return a check that a method's return value satisfies `is_right`; messages describe it by `wanted`."""
     return lambda family, answer, given: None if is_right(answer) else (wanted, answer)
 
 
 def _space(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | None:
-    """Check the configs of `space`; without a device there must be at least one."""
+    """Check the configs that `space` returned: None if right, else (what it must be, the wrong part).
+
+    Without a device there must be at least one config.
+    """
     if _known_count(answer):
         return None
     if not isinstance(answer, (tuple, list)):
@@ -171,7 +174,7 @@ def _is_value(answer: Any) -> bool:
 
 
 def _features(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | None:
-    """Check the shape and the element type of `features`."""
+    """Check shape and dtype of what `features` returned: None if right, else (what it must be, the wrong part)."""
     shape = len(_argument(given, 2, "configs")), len(family.feature_names)
     if getattr(answer, "shape", None) == shape and getattr(getattr(answer, "dtype", None), "kind", "") in [*"fiub"]:
         return None
@@ -179,7 +182,10 @@ def _features(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | None
 
 
 def _groups(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | None:
-    """Check the shapes of feature groups, and that they have each column once."""
+    """Check the shapes of the feature groups that a method returned, and that they have each column once.
+
+    Returns None if they are right, else (what it must be, the wrong part).
+    """
     n_problems, n_configs = len(_argument(given, 0, "problems")), len(_argument(given, 2, "configs"))
 
     def is_right(group: Any) -> bool:
@@ -221,7 +227,7 @@ def _estimates(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | Non
 
 
 def _stands_for(place: int) -> _Check:
-    """Return a check for a `Problem` with the signature of the method's argument `problem`, at position `place`."""
+    """Return a check that a method returned a `Problem` with the signature of its argument number `place`."""
 
     def check(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | None:
         if not isinstance(answer, Problem):
@@ -246,7 +252,7 @@ def _are_weighted(answer: Any) -> bool:
 
 
 def _cases(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | None:
-    """Check that `cases` has cases of the family's problems."""
+    """Check that `cases` returned cases of the family: None if so, else (what it must be, the wrong part)."""
     if isinstance(answer, str) or not isinstance(answer, Sequence):
         return "a list of Cases", answer
     odd = [case for case in answer if not isinstance(case, Case) or case.problem.family != family.name]

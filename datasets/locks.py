@@ -70,7 +70,7 @@ def alone(directory: Path) -> Iterator[None]:
 
 
 def check_free(directory: Path) -> None:
-    """Raise `ForetuneError` if a collection holds the folder, without locking it: the folder may be read-only."""
+    """Raise `ForetuneError` if a collection holds the folder's lock. Works in a read-only folder: it takes no lock."""
     try:
         with _opened(directory / TAKEN, os.O_RDONLY) as file:
             _lock(file, directory / TAKEN, wait=False, shared=True)

@@ -34,7 +34,7 @@ class AbandonedError(Exception):
 
 @dataclass(frozen=True)
 class _Task:
-    """The task that `advance` contributes to in this thread."""
+    """The task whose progress `advance` reports in this thread."""
 
     add: Callable[[float], None]  # adds a share of the task
     abandoned: tuple[threading.Event, ...] = ()  # set if the task's result is no longer needed
@@ -210,7 +210,7 @@ def showing_steps(shown: bool = True) -> Iterator[Callable[[Steps], None]]:
 def _display(
     shown: bool, *, transient: bool
 ) -> Iterator[tuple[Callable[[str, float, float | None], None], Callable[[str], None]]]:
-    """Yield a function that updates the bar, and one that prints a log line if there is no bar."""
+    """Yield two functions: one that updates the bar, and one that prints a log line if there is no bar."""
     from rich import progress as rich
     from rich.console import Console
 

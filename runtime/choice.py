@@ -78,7 +78,7 @@ def choose(
 def _choice(
     family: Measurable, problem: Problem, near: Problem, device: DeviceSpec, mode: Mode, launch: Launch
 ) -> KernelConfig:
-    """Return the predicted or measured config of a problem, whose bucket is that of `near`."""
+    """Return the config for a problem, predicted or measured as `mode` says; `near` is the problem of its bucket."""
     is_timed = mode is Mode.SHORTLIST
     configs = tuple(_ranked(family, problem, near, device, K if is_timed else 1))
     if not configs:
@@ -96,7 +96,7 @@ def _choice(
 
 
 def refinement(family: Measurable, problem: Problem, device: DeviceSpec) -> Refinement[KernelConfig] | None:
-    """Return what chooses the config of each call of a problem's bucket in mode `refine`.
+    """Return the object that chooses the config of each call of a problem's bucket in mode `refine`.
 
     None where calls cannot be timed (without a GPU) or there are fewer than two configs to choose from: then `choose`
     returns the config.

@@ -43,7 +43,7 @@ class Contribution:
 
 @dataclass(frozen=True)
 class ExplainedConfig:
-    """One config of a shortlist, and why it is there."""
+    """One config of a shortlist, with its predicted time and the reasons for its place."""
 
     config: KernelConfig
     rank: int  # its place on the shortlist: 1 is tried first
@@ -56,7 +56,7 @@ class ExplainedConfig:
 
     @property
     def main(self) -> list[Contribution]:
-        """The features with the largest effects, then the network and the analytic estimate."""
+        """The largest contributions of features, followed by those of the network and of the analytic estimate."""
         features = [one for one in self.contributions if one.value is not None][:_SHOWN]
         return [*features, *(one for one in self.contributions if one.value is None)]
 
@@ -66,7 +66,7 @@ class ExplainedConfig:
         return ", ".join(map(str, self.main))
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values."""
+        """Return the config, its ranks, predicted times and contributions as a dict for `json.dumps`."""
         return {
             "rank": self.rank,
             "config": self.config.to_json(),
@@ -119,7 +119,7 @@ class Explanation:
 
     @property
     def domain(self) -> str:
-        """One sentence on the distance from the training domain."""
+        """One sentence that says how far the problem is from the bundle's training data."""
         if not self.octaves:
             return "The problem is within the training domain"
         return f"The problem is outside the training domain: {self.outside}"
@@ -133,7 +133,7 @@ class Explanation:
 
     @property
     def _legend_lines(self) -> list[str]:
-        """The lines of the legend on the features that the lines of configs name."""
+        """The lines of the legend: one for each feature that is named in the configs' main contributions."""
         shown = {one.feature for config in self.configs for one in config.main}
         return [f"  {name}: {text}" for name, text in self.legend.items() if name in shown]
 

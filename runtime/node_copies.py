@@ -91,7 +91,7 @@ def copied(
 
 
 def _pause_s() -> float:
-    """Return a random pause, of at most the time in which the file server can serve all nodes.
+    """Return a random pause in seconds, at most the time in which the file server can serve all nodes.
 
     It comes from the system's generator, so that a seed the user set cannot synchronize the nodes.
     """

@@ -33,7 +33,7 @@ class PinError(ForetuneError):
 
 
 class PinnedDevice(NamedTuple):
-    """The identity of the GPU that choices are for."""
+    """What identifies the kind of GPU that choices were made for."""
 
     name: str
     arch: str
@@ -64,7 +64,7 @@ class Versions(NamedTuple):
 
     @classmethod
     def of(cls, software: Software) -> Versions:
-        """Return the versions without the part that names a build, and the setting of this process."""
+        """Return the versions in `software`, without the part that names a build, and this process's `fp_fusion`."""
         return cls(software.torch.partition("+")[0], software.triton.partition("+")[0], _fp_fusion())
 
     @classmethod
@@ -85,7 +85,7 @@ def _fp_fusion() -> str:
 
 @dataclass(frozen=True)
 class PinnedChoice:
-    """The config of one problem, which stands for its bucket.
+    """The pinned config of one problem, which also applies to all problems of the same bucket.
 
     Attributes:
         problem: The problem.
@@ -102,7 +102,7 @@ class PinnedChoice:
     slowdowns: Mapping[KernelConfig, float] = field(default_factory=dict, compare=False)
 
     def config_of(self, key: list[Any] | None) -> KernelConfig:
-        """Return the config of a launch with this key of Triton's, or of one whose key is not known (None)."""
+        """Return the config of the launch that Triton identifies by `key` (None: the key is not known)."""
         text = None if key is None else _text(key)
         for launch in self.launches if text is not None else ():
             if "config" in launch and _text(launch["key"]) == text:
@@ -321,7 +321,7 @@ def _joined(newer: Iterable[Any], older: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def _head(what: str, name: str, one: Any) -> dict[str, Any]:
-    """Return the fields that entries of kernels and of functions share."""
+    """Return the JSON fields that entries of kernels and of functions share; `what` is the field of the name."""
     device = one.device._asdict() if isinstance(one.device, PinnedDevice) else one.device
     return {what: name, "device": device, "source": one.source, **one.versions._asdict()}
 
@@ -365,7 +365,7 @@ def _check_fields(what: str, value: Any, needed: set[str], optional: set[str] = 
 
 
 def _is_launch(launch: Any) -> bool:
-    """Return whether a value is a launch of a `PinnedChoice`."""
+    """Return whether a JSON value is a valid entry of `PinnedChoice.launches`."""
     if not isinstance(launch, dict) or not {"names", "key"} <= set(launch) <= {"names", "key", "config"}:
         return False
     names, key = launch["names"], launch["key"]

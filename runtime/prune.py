@@ -159,7 +159,7 @@ class TracedPositions:
 
 
 def in_full(own: Any) -> Any:
-    """Return a kernel's own prune callback; None for a `Pruner` while a pin file is in force.
+    """Return a kernel's own prune callback `own`; None if it is a `Pruner` and a pin file is in force.
 
     The file's config need not be on the pruner's shortlist.
     """
@@ -285,7 +285,7 @@ class Pruner(TracedPositions):
         return () if one_alone and len(positions) > 1 else positions
 
     def _pinned(self, problem: Problem | None, configs: Sequence[triton.Config]) -> int | None:
-        """Return the position of the config that the pin file in force has for a launch; None without one.
+        """Return the position in `configs` of the config that the pin file has for a launch; None without a pin file.
 
         Raises:
             PinError: The file does not cover the launch.
@@ -355,7 +355,7 @@ class Pruner(TracedPositions):
         return chosen.positions
 
     def _restricted(self, problem: Problem, device: DeviceSpec, values: tuple[KernelConfig, ...]) -> Family:
-        """Return the family; if its numerics class is none of the configs', the family restricted to the first's.
+        """Return the family; if none of the configs is in its numerics class, the family restricted to the first one's.
 
         So a launch never fails, and tuning does not change its results, but other sizes may have another class.
         """

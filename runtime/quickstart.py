@@ -61,7 +61,7 @@ class Quickstart:
 
 
 def _half_of_the_task(call: Callable[[], Any]) -> Any:
-    """Call a function whose progress counts as half of the task."""
+    """Call a function and return its result; its progress counts as half of the displayed task."""
     with share_of(0.5):
         return call()
 

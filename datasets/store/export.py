@@ -202,7 +202,7 @@ def _describe(number: int, case: Case) -> dict[str, Any]:
 
 
 def _used(rows: pd.DataFrame, column: str, values: Sequence[Any]) -> Iterable[tuple[int, Any]]:
-    """Yield each index that occurs in a column, with its value."""
+    """Yield (index, `values[index]`) for each index that occurs in a column."""
     return ((int(number), values[number]) for number in rows[column].unique())
 
 

@@ -177,7 +177,7 @@ def _with_logs(manifest: Mapping[str, Any], logs: Iterable[LogPart]) -> dict[str
 
 
 def _read_sealed(directory: Path, problems: pa.Table, digests: Mapping[str, str]) -> pa.Table:
-    """Read the sealed measurements, with positions of problems and configs replaced by the problems and configs."""
+    """Read the sealed measurements, with the problems and configs themselves in place of their positions."""
     path = directory / "measurements.parquet"
     configs = _read_verified(directory, "configs", CONFIGS, digests)
     rows = _read_verified(directory, "measurements", MEASUREMENTS, digests)

@@ -248,7 +248,7 @@ def _dispatched(
     choose: Choose,
     device: DeviceSpec,
 ) -> Cover:
-    """Return the best cover, without configs that the family refuses anywhere in their range of sizes."""
+    """Return the `Cover` that `choose` finds for the losses, without configs that the family refuses in their range."""
     first = losses.first.copy()
     weights = np.array([counts[size] for size in losses.sizes], dtype=np.float64)
     rows = np.arange(len(losses.sizes))
@@ -311,7 +311,7 @@ def _checked_size(size: Any) -> int:
 
 
 def _chooser(k: Any, within: Any, ranges: Any) -> Choose:
-    """Check `k`, `within` and `ranges` of `make_cover`, and return a function from losses and weights to a dispatch.
+    """Check `k`, `within` and `ranges` of `make_cover`, and return a function from losses and weights to a `Dispatch`.
 
     The function is `fewest_dispatch` with `within`, else `best_dispatch`, with the limits filled in.
     """
@@ -343,7 +343,7 @@ def _checked(family: Family, problem: Problem, dynamic: str, span: Any) -> tuple
 
 
 def _sizes(low: int, high: int) -> set[int]:
-    """Return the sizes of a range to look at by default."""
+    """Return the default sizes from `low` to `high` to look at: evenly spaced ones, and some in each octave."""
     octaves = math.log2(high / low)
     steps = np.arange(math.ceil(octaves * POINTS_PER_OCTAVE) + 1) / POINTS_PER_OCTAVE
     in_octaves = np.minimum(np.rint(low * 2**steps), high)

@@ -34,7 +34,7 @@ class Dispatch:
     columns: tuple[int, ...]  # (n_ranges,) the column of each range's config
 
     def path(self, sizes: int) -> NDArray[np.intp]:
-        """Return the column at each size, (sizes,)."""
+        """Return the column of the config at each of `sizes` sizes, (sizes,)."""
         return np.repeat(np.array(self.columns, dtype=np.intp), np.diff((*self.starts, sizes)))
 
 

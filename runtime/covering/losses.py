@@ -42,7 +42,7 @@ class SizeLosses:
 
 
 def at_size(problem: Problem, dynamic: str, size: int) -> Problem:
-    """Return the problem with another size of one dimension, without its sizes of ragged work."""
+    """Return the problem with `size` as the size of the dimension `dynamic`, and with unknown segment sizes."""
     dims = tuple((name, size if name == dynamic else own) for name, own in problem.dims)
     return replace(problem, dims=dims, ragged=None)
 
@@ -155,7 +155,7 @@ def _cut_short(
     configs: Sequence[KernelConfig],
     tried_at: Mapping[int, NDArray[np.bool_]],
 ) -> list[int]:
-    """Return the sizes with less than half of the largest share of tried configs.
+    """Return the sizes at which less than half as many configs were tried as at the size with the most.
 
     A collection that stops early leaves such sizes; the fastest of a few configs is not a good reference.
     """
@@ -219,7 +219,7 @@ def timed_losses(
 
 
 def _best_somewhere(predicted: SizeLosses) -> tuple[KernelConfig, ...]:
-    """Return the configs that are among the best of at least one size, in the given order."""
+    """Return the configs that are among the `CANDIDATES` best ones at one or more sizes, in the given order."""
     best = np.argsort(predicted.first, axis=1, kind="stable")[:, :CANDIDATES]
     can_run = np.isfinite(np.take_along_axis(predicted.first, best, axis=1))
     return tuple(predicted.configs[column] for column in np.unique(best[can_run]).tolist())

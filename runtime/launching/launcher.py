@@ -164,7 +164,7 @@ class PreparedLaunch:
             self._remember(key, binary)
 
     def _remember(self, key: tuple[Any, ...], binary: Any) -> None:
-        """Keep the binary for further launches with aligned tensors."""
+        """Keep a binary under `key`, so that later launches with equally aligned tensors bypass Triton's JIT."""
         # AMD's binaries also depend on which tensors have less than 2 GiB, so they are not remembered.
         if binary is not None and binary.metadata.target.backend == "cuda":
             given = len(key) - 1 + len(self._integers)
@@ -198,11 +198,11 @@ class PreparedLaunch:
         compile_ahead_of(("loaded", *self._job(key)) if loads else self._job(key), compile_there)
 
     def _job(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the key of the compile job, as for `compile_ahead_of`."""
+        """Return the key by which `compile_ahead_of` and `wait_for` know the compile of the launch with this `key`."""
         return self._launcher, self._config, *self._constants.values(), *key
 
     def _values(self) -> dict[str, Any]:
-        """Return the config's knobs and the constants."""
+        """Return the config's knobs and the constants as one dict by name."""
         return self._constants if self._config is None else self._constants | self._config.to_json()
 
 
@@ -211,7 +211,7 @@ def launch_nothing(tensors: Sequence[torch.Tensor | None]) -> None:
 
 
 def begin_compiling() -> None:
-    """Wait for Triton's hash, and meanwhile do the other work that the first compile of a process starts with.
+    """Do the work that a process's first compile starts with ahead of time, and wait for the hash of Triton.
 
     Triton imports Gluon when it specializes its first argument (50 ms), and asks the assembler for its version (10 ms).
     """
@@ -258,7 +258,7 @@ def ensure_allocator() -> None:
 def with_scratch(
     prepared: Callable[[Sequence[torch.Tensor | None]], None],
 ) -> Callable[[Sequence[torch.Tensor | None]], None]:
-    """Return a launch that makes sure of an allocator before each call of `prepared`."""
+    """Return a function that sets Triton's allocator (see `ensure_allocator`), and then calls `prepared`."""
 
     def launch(tensors: Sequence[torch.Tensor | None]) -> None:
         ensure_allocator()
