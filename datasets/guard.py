@@ -214,7 +214,7 @@ def _count_of(kind: Any) -> float:
 
 
 def _estimates(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | None:
-    """Check that `estimate_us` has a positive time for each config."""
+    """Check that `estimate_us` returned a positive time per config: None if so, else (the rule, the wrong part)."""
     import numpy as np
 
     n_configs = len(_argument(given, 2, "configs"))

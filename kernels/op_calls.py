@@ -100,7 +100,9 @@ def key_of(tensors: Sequence[Any], options: Hashable, name: str = "x") -> tuple[
 
 
 class Call(Generic[Seen]):
-    """What similar calls of an op share; it is computed at the first of them.
+    """The data that similar calls of an op share, computed at the first of them.
+
+    Calls are similar if their `key_of` is equal.
 
     Args:
         seen: What the family derived from the tensors: sizes, layouts, shapes to return.

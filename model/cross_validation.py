@@ -199,6 +199,8 @@ class _Split:
     def held_out(self, factory: RankerFactory, views: Sequence[_View] = _BOTH) -> NDArray[np.float64]:
         """Return scores of every problem by a ranker trained on the other folds, (n_views, n_problems, n_configs).
 
+        A view is a way to show a problem to the ranker: with its ragged sizes, or as at call time.
+
         NaN marks problems that are not tested and configs that are no candidates.
         """
         data = self.data

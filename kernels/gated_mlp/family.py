@@ -113,7 +113,7 @@ class GatedMlp(GemmFamily, MeasuredFamily):
         return wrong_tile(config, problem.dtype_name)
 
     def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
-        """Return the numerics class: that of the product of gate and up."""
+        """Return the numerics class (see `product_class`), which the products of gate and up share."""
         rows, warps, step = config["BLOCK_M"], config.num_warps, config["BLOCK_K"]
         return product_class(rows, warps, step, problem["k"], problem.dtype_name, _COMPARED)
 

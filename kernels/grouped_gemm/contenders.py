@@ -49,7 +49,9 @@ MOST_FLOPS = 2.0e12
 
 
 def suite_cases(family: str, models: Sequence[Model]) -> dict[str, Case]:
-    """Return the suite of one family by name, "MODEL/PROJECTION phase routing"; the same in every process.
+    """Return the problems to compare one family on, by a name "MODEL/PROJECTION phase routing".
+
+    They are the same in every process.
 
     Raises:
         ForetuneError: A model of the suite is not among `models`.

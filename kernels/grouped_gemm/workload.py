@@ -108,7 +108,7 @@ def draw(
 
 @dataclass
 class _Layer:
-    """What the models that share one layer shape have: "MODEL/PROJECTION" names, top_k values and intermediate size."""
+    """The models with one layer shape: their "MODEL/PROJECTION" names, top_k values and intermediate size."""
 
     inter: int
     sources: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ class _Layer:
 
 
 def _layers(models: Sequence[Model]) -> dict[tuple[int, int, int], _Layer]:
-    """Return the distinct layer shapes (experts, N, K)."""
+    """Return the models of each distinct layer shape (experts, N, K)."""
     layers: dict[tuple[int, int, int], _Layer] = {}
     for model in models:
         for projection, (n, k) in model.projections().items():

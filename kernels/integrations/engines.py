@@ -45,7 +45,7 @@ _AUTOTUNED = {
 
 
 class _Tables(NamedTuple):
-    """The rows of a layer by number of tokens: of both products, or of the first and (SGLang) of the second one."""
+    """The rows (configs by number of tokens) of an MoE layer's tuned files; SGLang may have one file per product."""
 
     up: Mapping[int, Mapping[str, Any]]
     down: Mapping[int, Mapping[str, Any]] | None
@@ -128,7 +128,7 @@ def _is_free(engine: str, module: Any) -> bool:
 def _tables(
     engine: str, experts: int, inter: int, hidden: int, topk: int, dtype: str | None, block_shape: tuple[int, ...]
 ) -> _Tables | None:
-    """Return the rows of a layer; None if the kernel of its dtype is not known, or in case of trouble."""
+    """Return an MoE layer's predicted rows; None if its dtype is not known, or if predicting fails (with a warning)."""
     if dtype is None and not block_shape:
         ours = "bf16"  # the engines have the same files for fp16
     elif dtype == "fp8_w8a8" and block_shape == (SCALED_BLOCK, SCALED_BLOCK):

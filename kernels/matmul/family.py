@@ -148,7 +148,9 @@ class Matmul(GemmFamily, MeasuredFamily):
         return None
 
     def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
-        """Return the numerics class: that of the product (float32 is multiplied as tf32), and the parts of K.
+        """Return the numerics class: `product_class` of the tile, and into how many parts SPLIT_K divides K.
+
+        float32 is multiplied as tf32.
 
         Integer sums are exact in any order unless they overflow, where only some instructions saturate.
         """

@@ -152,7 +152,11 @@ def scaled_grouped_gemm(
 def _how_chosen(
     mode: str | None, same_bits: bool | None, invariant: str | None, x_scale: Any, granularity: str
 ) -> str | None:
-    """Return `how_chosen`. Raises `ForetuneError` for `invariant` if quantizing makes each row depend on all rows."""
+    """Return `mode`, `same_bits` and `invariant` as one option, as `how_chosen` does.
+
+    Raises:
+        ForetuneError: `invariant` is given, but quantizing x makes each row of the result depend on all rows.
+    """
     if invariant is not None and granularity == TENSORWISE and x_scale is None:
         raise ForetuneError(
             f"invariant={invariant!r} needs rowwise or blockwise scales, or a given x_scale: one scale of all of x "
@@ -173,7 +177,7 @@ def _scaled(
     config_dw: KernelConfig | None,
     mode: str | None,
 ) -> torch.Tensor:
-    """Run either op: dense if there are no group sizes."""
+    """Return the result of `scaled_gemm`, or with group sizes that of `scaled_grouped_gemm`."""
     y: torch.Tensor
     if is_transformed():
         _refuse_derivatives(x, w)

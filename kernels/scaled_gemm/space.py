@@ -53,7 +53,7 @@ _SPLIT_TILES = ((16, 64), (16, 128), (32, 64), (64, 32), (64, 64), (64, 128), (1
 
 @dataclass(frozen=True)
 class Ranges:
-    """The knob values that a space is made of."""
+    """The values of each knob from which the config space is built."""
 
     block_m: tuple[int, ...] = (*BLOCKS_M, 192)
     block_n: tuple[int, ...] = (32, 64, 128, 160, 192, 256)

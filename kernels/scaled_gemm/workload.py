@@ -223,7 +223,7 @@ def _endless(rng: np.random.Generator, values: Sequence[T]) -> Iterator[T]:
 
 
 def _granularities(rng: np.random.Generator) -> Iterator[str]:
-    """Yield granularities; in every ten, each appears as often as GRANULARITY_SHARES says."""
+    """Yield granularities of scales without end; of every ten, each has the number that GRANULARITY_SHARES gives it."""
     return _endless(
         rng, [granularity for granularity in GRANULARITIES for _ in range(round(10 * GRANULARITY_SHARES[granularity]))]
     )

@@ -76,7 +76,7 @@ class Findings:
 
     @cached_property
     def headline(self) -> Headline:
-        """The result in one line."""
+        """The benefit of a shortlist for this family, in one line."""
         judged = self.evaluation
         k = max((one for one in judged.regret if one <= HEADLINE_K), default=min(judged.regret))
         is_candidate = np.isfinite(judged.predicted[0])

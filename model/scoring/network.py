@@ -192,7 +192,7 @@ class _Scorer:
         return inputs
 
     def _units_of(self, group: FeatureGroup) -> Floats:
-        """Return the first layer's partial sums of each row of a group, (n_problems, n_kinds, units1)."""
+        """Return the first layer's partial sums for each distinct row of a group, (n_problems, n_kinds, units1)."""
         if group.lasting:
             return self._lasting(group, lambda: self._partial_sums(group))
         return self._partial_sums(group)

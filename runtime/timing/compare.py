@@ -39,7 +39,7 @@ BestConfigs = Mapping[Problem, Sequence[KernelConfig]]
 
 @dataclass(frozen=True)
 class Row:
-    """One problem of a comparison; times in microseconds."""
+    """The times of one problem of a comparison, in microseconds: our kernel's, the contenders' and the roofline's."""
 
     name: str
     family: str
@@ -62,7 +62,7 @@ class Row:
 
     @property
     def roofline_us(self) -> float:
-        """The larger one of the compute and the memory time."""
+        """The roofline time: the larger of the compute time and the memory time, in microseconds."""
         return max(self.compute_us, self.memory_us)
 
     def to_json(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Goal:
-    """One goal, and whether the rows that it applies to reach it."""
+    """A performance goal, and whether the compared problems (rows) that it applies to reach it."""
 
     goal: str
     aim: str
@@ -93,7 +93,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class LaunchPath:
-    """Host time of one hot call, in microseconds, without waiting for the GPU."""
+    """Host time of one repeated call of an op, and of a bare launch of its kernel, in microseconds; no GPU time."""
 
     op: str  # the op's name
     op_us: float  # of the op: choosing a config and all launches
@@ -150,7 +150,7 @@ class Comparison(Protocol):
         """Return the goals for these rows."""
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath | None:
-        """Return the host time of a hot call of the family's op; None if it has no op."""
+        """Return the host time of a repeated call of the family's op; None if the family has no op."""
 
 
 @dataclass(frozen=True)
@@ -310,7 +310,11 @@ def _judge(
     mean: float | None,
     worst_of: Callable[[Sequence[float]], float],
 ) -> list[Goal]:
-    """Return a list of one goal: the ratio of each row, and their geometric mean, reach bounds. Empty without rows."""
+    """Return a list of one goal, described by `goal`; an empty list without rows.
+
+    The goal is that each row's ratio compares as `sign` says (">=" or "<=") with `each`, and their geometric mean with
+    `mean` if that is given. `worst_of` selects the worst ratio.
+    """
     if not rows:
         return []
     geomean = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
@@ -364,7 +368,7 @@ def _row(
     timer: Timer,
     against: Sequence[str],
 ) -> Row:
-    """Time our configs and the contenders of one problem."""
+    """Time our configs and the contenders on one problem, and return the times as a `Row`."""
     inputs = family.inputs(problem, device)
     launches: dict[str, Callable[[], Any]] = {
         f"ours {i}": (lambda config=config: family.launch(inputs, config))  # type: ignore[misc]

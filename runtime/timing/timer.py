@@ -174,7 +174,7 @@ class Timer:
 
 
 def _samples(budget_us: float, each_us: float) -> int:
-    """Return how many samples fit into a budget."""
+    """Return how many samples of `each_us` microseconds fit into a budget, from `MIN_SAMPLES` to `MAX_SAMPLES`."""
     return min(max(int(budget_us / max(each_us, 1.0)), MIN_SAMPLES), MAX_SAMPLES)
 
 

@@ -72,7 +72,7 @@ def attach_created(tuner: triton.runtime.Autotuner) -> bool:
 
 
 def _hold(tuner: triton.runtime.Autotuner) -> list[Attachment]:
-    """Attach a tuner for one `attached` block, or count the block; return [] if `attach` has attached it."""
+    """Attach a tuner for one more `attached` block, and return [its attachment]; [] if `attach` has attached it."""
     with _changing.lock:
         there = Attachment.of(tuner)
         if there is None:

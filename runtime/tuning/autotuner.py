@@ -334,7 +334,10 @@ class _Tuning:
         raise none_launched(tuner.name, session)
 
     def _refined(self, left: Sequence[triton.Config], chosen: Sequence[triton.Config]) -> triton.Config:
-        """Return the config to launch first in mode `refine`, and prepare the next launches."""
+        """Return the config to launch first in mode `refine`, and prepare how later launches choose among `chosen`.
+
+        `left` are the configs that the kernel's own pruning leaves; `chosen` is their shortlist, best first.
+        """
         tuner, problem, first = self._tuner, self._problem, chosen[0]
         shortlister, slowdowns, scale = tuner._shortlister, (1.0,) * len(chosen), 1.0
         if problem is not None:
@@ -366,7 +369,7 @@ class _Tuning:
         }
 
     def _time_one(self, config: triton.Config) -> Measured | Exception:
-        """Time a config, in a separate process if `isolate` asks for it and it is possible; return its exception."""
+        """Time a config, and return its result or the exception that it raised; with `isolate` in another process."""
         try:
             if self._isolated is not None:
                 try:

@@ -79,7 +79,7 @@ def launch_undecided(
     arguments: Mapping[str, Any],
     launch: Callable[[triton.Config], Any],
 ) -> Any:
-    """Launch a key whose config is not decided yet in mode `refine`, and remember the decision in the tuner's cache.
+    """Launch a key whose config is not decided yet in mode `refine`; once it is decided, store it in the tuner's cache.
 
     Args:
         tuner: The autotuner.

@@ -162,7 +162,7 @@ def _call_after_import(name: str, then: Callable[[Any], None]) -> None:
 
 
 def _follow_children() -> None:
-    """Attach in child processes of `multiprocessing`, too.
+    """Make child processes of `multiprocessing` attach the same packages as this process.
 
     They unpickle a description of their parent process before they import its program. Unpickling `_Parent` imports
     Foretune, which attaches what FORETUNE_ATTACH names.

@@ -130,11 +130,11 @@ class FamilyShortlister(Shortlister):
         return self._pruner.positions(problem, configs)
 
     def slowdowns(self, problem: Problem, configs: tuple[triton.Config, ...], count: int) -> tuple[float, ...]:
-        """See `Shortlister`."""
+        """Return the slowdowns that the family's ranker predicts; see `Shortlister.slowdowns`."""
         return self._pruner.slowdowns(problem, configs)
 
     def scale(self, problem: Problem, config: triton.Config) -> float:
-        """See `Shortlister`."""
+        """Return the family's estimate of a launch's time in microseconds; see `Shortlister.scale`."""
         return predicted_us(self.family, problem, self._pruner.device or device_here(), self.value(config))
 
     def supports(self, config: triton.Config, problem: Problem) -> bool:
@@ -222,7 +222,7 @@ class TracedPrune(TracedPositions):
         return list(allowed)
 
     def let_through(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
-        """Return the positions of the configs for Dynamo; none if the graph must break."""
+        """Return the positions of the configs that Dynamo's autotuner gets; () if the graph must break."""
         try:
             if (best := self._best_known(problem, configs)) is not None:
                 return (best,)

@@ -411,7 +411,7 @@ class Attachment:
 
 @dataclass
 class _Tuning:
-    """The tuning of one key while it runs; Triton has the loop over `configs`."""
+    """The state of an attached autotuner's tuning of one key, while Triton's loop times the `configs`."""
 
     times: KeyTimes
     session: TuningSession[triton.Config]

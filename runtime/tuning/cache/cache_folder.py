@@ -299,7 +299,10 @@ def _all(name: str | None) -> tuple[list[KnownKernel], list[KnownFunction]]:
 
 
 def _remove_own(folder: Path, begins: re.Pattern[bytes], names: Collection[str] | None) -> tuple[set[Path], list[str]]:
-    """Remove the cache's own files (of these names) from a folder; return them, and a line per file left."""
+    """Remove the cache's files from a folder; return the removed ones, and a line for each file that was left.
+
+    Files of the cache begin with `begins`. Only those in `names` are removed; all if None.
+    """
     if names is not None and not names:
         return set(), []
     if folder.is_symlink():

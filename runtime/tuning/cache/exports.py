@@ -303,7 +303,7 @@ class ExportedTables:
 
 
 def export_fla_tables(out: Path | str, kernel: str | None = None, pins: PinFile | None = None) -> ExportedTables:
-    """Write the choices of all kernels, or of one, into a folder as tables for FLA.
+    """Write the choices of all kernels, or of one, into a folder as config files of flash-linear-attention (FLA).
 
     File names are made from the names of devices and kernels, and never lead out of the folder.
 

@@ -44,7 +44,7 @@ class Place:
 
 @dataclass(frozen=True)
 class FunctionCall:
-    """A call of a tuned function."""
+    """A call of a tuned function: its arguments, and the key, problem and device for which it is tuned."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]

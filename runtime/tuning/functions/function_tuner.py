@@ -40,7 +40,7 @@ VARIABLE = "FORETUNE_TUNE"
 
 
 class Reuse(str, Enum):
-    """Which results of earlier processes are used for a key (FORETUNE_TUNE)."""
+    """Which tuning results of earlier processes may be reused (FORETUNE_TUNE)."""
 
     KNOWN = "known"  # all, with a warning if another driver, torch, Triton or Python measured them
     STRICT = "strict"  # those measured with the same versions
@@ -157,7 +157,7 @@ class FunctionTuner(WrappedFunction[P, R]):
     def _tuning(
         self, call: FunctionCall, group: Any, verbose: bool, logs: Path | None = None, **terms: object
     ) -> Iterator[CallTuning]:
-        """Begin and end a tuning on all ranks, which must have equal terms (see `Ranks.together`)."""
+        """Yield a `CallTuning` of a call, begun and ended on all ranks of `group`, whose `terms` must be equal."""
         ranks, runs = Ranks(group), f"{self.n_warmup} + {self.n_repeat}"
         with ranks.together(self.name, {"key": call.key, "source": self._code, **terms, "runs": runs}):
             yield CallTuning(self, call, ranks, line_reporter(verbose, self.name, call.key, ranks, logs))

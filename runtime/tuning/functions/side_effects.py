@@ -286,7 +286,7 @@ def _keep_array(path: str, value: Any) -> _Kept:
 
 
 def _keep_container(path: str, value: Any) -> _Kept:
-    """Keep the items of a container, and the attributes of a subclass."""
+    """Return a function that restores a container's items and attributes, and its parts as (path, value)."""
     is_mapping = isinstance(value, (dict, types.MappingProxyType))
     # Call methods of the base class: those of a subclass may refuse changes.
     base: Any = next((one for one in (OrderedDict, dict, list, deque, set) if isinstance(value, one)), None)

@@ -239,7 +239,7 @@ def forced() -> Iterator[None]:
 
 
 def _intercepting_attached(run: Run) -> Run:
-    """Return a `run` of attachments that lets the context of the thread, if any, choose the config.
+    """Return a replacement of `Attachment.run`, with which the thread's context, if any, chooses the config.
 
     It is as `_intercepting`, and bypasses the attachment's own tuning.
     """

@@ -55,7 +55,9 @@ class Store(Protocol):
 
 
 class Rendezvous:
-    """One rank's side of the protocol. Exceptions of the store are passed on.
+    """One rank's end of an exchange of values between ranks, through a key-value store, that gives all one answer.
+
+    Exceptions of the store are passed on.
 
     Args:
         store: The key-value store.
@@ -209,7 +211,7 @@ class Rendezvous:
         return f"{self.named(missing)} did not reach" if missing else "a rank ended before it had answered"
 
     def _release_all(self) -> None:
-        """If all ranks wait for different answers, settle each of these on that reason.
+        """If all ranks wait for different answers, store that as the error of each, which ends the waits.
 
         All of them did wait at one moment: each had stored its question before this method looked for an answer to it,
         in vain. (With several threads per rank, one may have waited while another could have gone on; then the ranks
