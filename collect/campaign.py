@@ -326,7 +326,7 @@ class Campaign:
         self._state.row_writer.read(case, supervisor.device, gpu, probe_us)
 
     def retired(self, supervisor: Supervisor, work: CaseTasks | None) -> None:
-        """Record that the supervisor's GPU is no longer used, and that its unfinished case, if any, was given up."""
+        """Record that the supervisor's GPU is no longer used, and give up the unfinished case of `work`, if any."""
         self._state.skipped.append(f"GPU {self._supervisors.index(supervisor)}: {supervisor.trouble}")
         if work is not None:
             self._give_up(work, supervisor.trouble)
@@ -343,7 +343,7 @@ class Campaign:
                 self.idle(supervisor)
 
     def _compiled(self, binary: Binary, compiled: Compiled) -> None:
-        """Pass the result of a compilation on to the cases that wait for it."""
+        """Pass the result of compiling a binary on to the cases that wait for it."""
         for work in [*self._next.values(), *(supervisor.work for supervisor in self._supervisors)]:
             if work is not None:
                 work.compiled(binary, compiled)

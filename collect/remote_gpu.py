@@ -180,7 +180,7 @@ class RemoteGpu:
             self._supervisor.check()
 
     def _compiled(self, binary: Binary, compiled: Compiled) -> None:
-        """Pass the result of a compilation on to the case that is being measured, which may have waited for it."""
+        """Pass the result of compiling a binary on to the case that is being measured, which may have waited for it."""
         if self._work is not None:
             self._work.compiled(binary, compiled)
             self._supervisor.proceed()

@@ -209,6 +209,8 @@ def started_run(
 ) -> Iterator[RunState]:
     """Yield the state of a new run, and lock the folder `out` while the `with` block lasts.
 
+    The arguments are those of `RunState`, except `resume`: whether `out` may hold a dataset already.
+
     Raises:
         ForetuneError: As `folder_of_run` and `RunState` do.
     """
@@ -393,7 +395,7 @@ class RunState:
         self.row_writer.done(case)
 
     def given_up(self, case: Case, device: DeviceSpec, reason: str, *, deadly: bool) -> None:
-        """Record that a case was given up, and why.
+        """Record that a case was given up, for this reason.
 
         A `deadly` case, at which processes died, is handed out once more after all others, because the GPU and not the
         case may have been the cause.

@@ -112,7 +112,10 @@ Message: TypeAlias = "DeviceSpec | Trial | Lost"
 
 
 def serve(connection: Connection, gpu: Gpu, families: Mapping[str, Measurable]) -> None:
-    """Run the process: open the GPU, then answer tasks until the parent ends or the GPU is lost."""
+    """Run the measuring process: open the GPU, then answer tasks from `connection`.
+
+    It ends with the parent, or when the GPU is lost.
+    """
     try:
         device, runner = gpu.open()
     except Exception as error:  # noqa: BLE001 - the parent reports any error

@@ -175,7 +175,7 @@ class Table:
 
 
 def _framed(columns: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> Any:
-    """Return a framed table of rich's, at most `room` wide."""
+    """Return rich's object for a table of these columns and rows, with a frame and at most `room` characters wide."""
     from rich.table import Table as Framed
     from rich.text import Text
 
@@ -188,7 +188,7 @@ def _framed(columns: Sequence[str], rows: Sequence[Sequence[str]], room: int) ->
 
 
 def _widths(columns: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> list[int] | None:
-    """Return the columns' widths, the widest narrowed as far as needed; None if that would break a word."""
+    """Return the columns' widths that fit into `room`, the widest narrowed; None if that would break a word."""
     from rich.cells import cell_len
 
     cells = list(zip(columns, *rows, strict=True))

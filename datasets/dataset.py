@@ -326,7 +326,7 @@ class Dataset:
 
 
 def _counted(one: str, several: str, names: Sequence[str]) -> str:
-    """Return the number of names and the first few of them, e.g. "2 families (matmul, gated_mlp)"."""
+    """Return the number of names, the noun `one` or `several`, and the first names: "2 families (a, b)"."""
     noun = one if len(names) == 1 else several
     return f"{len(names)} {noun} ({few(names)})" if names else f"0 {noun}"
 
@@ -340,7 +340,7 @@ def _cells(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _tried(rows: pd.DataFrame, cells: pd.DataFrame) -> NDArray[np.bool_]:
-    """Return the mask of the cells that were measured; failed configs count, invalid ones do not."""
+    """Return the mask of the cells that have a row which is not invalid; rows of failed configs count."""
     rows = rows[rows["status"] != Status.INVALID.value]
     at = cells.index.get_indexer(pd.MultiIndex.from_frame(rows[["problem", "device"]]))
     column = cells.columns.get_indexer(pd.Index(rows["config"]))

@@ -259,7 +259,7 @@ class Measurable(Family):
 
     @abstractmethod
     def inputs(self, problem: Problem, device: DeviceSpec, *, seed: int = 0) -> Any:
-        """Return random inputs on the current GPU, or on the CPU if the spec's backend is "cpu".
+        """Return random inputs, drawn with `seed`, on the current GPU, or on the CPU if the spec's backend is "cpu".
 
         The output is filled with NaN. If the segment sizes of ragged work are unknown, typical ones are chosen.
         """

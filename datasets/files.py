@@ -67,7 +67,7 @@ def open_regular(path: Path | str, flags: int = os.O_RDONLY, *, follow: bool = F
 
 
 def read_regular(path: Path | str, most_bytes: int, *, follow: bool = False) -> bytes:
-    """Return the bytes of a regular file.
+    """Return the bytes of a regular file; with `follow`, the path may be a symbolic link to one.
 
     Raises:
         ForetuneError: It is not a regular file, or has more than `most_bytes`.
@@ -190,7 +190,7 @@ def why_irregular(error: Exception) -> str:
 
 
 def _check_regular(status: os.stat_result, path: Path | str) -> None:
-    """Raise `IsADirectoryError` for a folder, and `ForetuneError` for anything else but a regular file."""
+    """Raise `IsADirectoryError` for a folder's status, and `ForetuneError` for that of anything but a regular file."""
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(status.st_mode):

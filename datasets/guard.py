@@ -50,7 +50,7 @@ def guard_methods(family: type, base: type) -> None:
 
 
 def _guarded(name: str, member: Any) -> Callable[..., Any]:
-    """Return a guarded version of a method.
+    """Return a version of the method `member` that checks its return value and turns errors into a `FamilyError`.
 
     It passes copies of arguments that the method might change: lists, and a launch's arguments. The mapping `binaries`
     is not copied, because families cache by its identity.
@@ -89,7 +89,7 @@ def _guarded(name: str, member: Any) -> Callable[..., Any]:
 
 
 def _as_function(member: Any) -> Callable[..., Any]:
-    """Return a class method, static method or other callable of a class as a function that takes the instance."""
+    """Return `member`, a class method, static method or other callable of a class, as a function of the instance."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         bound = member.__get__(self, type(self)) if hasattr(member, "__get__") else member
@@ -205,7 +205,7 @@ def _groups(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | None:
 
 
 def _count_of(kind: Any) -> float:
-    """Return 1 + the largest index in an array of rows; infinity if they are not indices."""
+    """Return 1 + the largest index in `kind`, an array of row indices; infinity if it is not one."""
     if (known := _known_count(kind)) is not None:
         return known
     if kind.dtype.kind != "i" or (len(kind) and kind.min() < 0):
@@ -240,7 +240,7 @@ def _stands_for(place: int) -> _Check:
 
 
 def _are_weighted(answer: Any) -> bool:
-    """Return whether a value is (weight, problem) pairs whose weights sum to 1."""
+    """Return whether a value is a list of (weight, problem) pairs with weights of at least 0 that sum to 1."""
 
     def is_right(pair: Any) -> bool:
         is_pair = isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], Problem)

@@ -146,7 +146,7 @@ def _unlock(file: TextIO) -> None:
 
 @contextmanager
 def _opened(path: Path, flags: int) -> Iterator[TextIO]:
-    """Open a lock file, and register it to be closed in forked processes.
+    """Open a lock file with these flags of `os.open`, and register it to be closed in forked processes.
 
     Raises:
         FileExistsError: There is something other than a lock file, which is neither followed, locked nor removed.
@@ -183,7 +183,7 @@ def _lock_in_time(file: TextIO, path: Path, end: float) -> bool:
 
 
 def _lock(file: TextIO, path: Path, *, wait: bool, shared: bool = False) -> bool:
-    """Lock a file; return False, with a warning, if the file system has no locks.
+    """Lock a file, exclusively unless `shared`; return False, with a warning, if the file system has no locks.
 
     Raises `ForetuneError` naming the holder if the lock is held and `wait` is False.
     """

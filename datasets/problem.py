@@ -100,7 +100,7 @@ def _check_dtype(name: str, value: Any) -> None:
 
 
 def similar_dtype(word: str, known: Collection[str]) -> str:
-    """Return what `did_you_mean` does for a misspelt dtype, or for torch's or Triton's name of one.
+    """Return `did_you_mean` of a misspelt dtype, or of torch's or Triton's name of a known one.
 
     >>> similar_dtype("float16", ("bf16", "fp16"))
     " (did you mean 'fp16'?)"

@@ -259,7 +259,7 @@ def report(
 def evaluation_of(
     dataset: Dataset, family: Family, bundle: Bundle | None, rivals: Rivals, split: str, jobs: int
 ) -> Evaluation:
-    """Evaluate a bundle, or cross-validate without one, on the measurements of one family."""
+    """Evaluate a bundle, or without one rankers by cross-validation, on one family's measurements, next to `rivals`."""
     from ..model.cross_validation import cross_validate, evaluate_bundle
 
     if bundle is None:

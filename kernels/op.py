@@ -98,7 +98,7 @@ class Op:
         return self._run(self.call_of(arguments), *arguments)
 
     def within(self, ctx: Any) -> Callable[..., Any]:
-        """Return the function that computes this op in a backward pass.
+        """Return the function that computes this op in the backward pass of `ctx`.
 
         This is the operator if the operator ran the forward pass (configs in the options are then texts), else
         `direct`.
@@ -117,7 +117,7 @@ class Op:
         return self.calls.add(key, call)
 
     def _compile(self, call: Call[Any], needs: tuple[bool, ...], arguments: Sequence[Any]) -> None:
-        """Compile everything that the first call with these gradients launches."""
+        """Compile everything that the first call launches, for the gradients in `needs` (whether each is needed)."""
         assert self._compile_step is not None
         call.compiled.add(needs)
         with collecting_later():
@@ -151,7 +151,7 @@ class Op:
 
 
 def _call_function(op: Op) -> Callable[..., Any]:
-    """Return `Op.call` as one flat function, because host time dominates calls with small tensors."""
+    """Return the function `Op.call` of an op, written as one flat function to save host time."""
     count, first, run, intermediate = op._tensors, op._first, op._run, op._intermediate
     no_needs, has_steps, apply = (False,) * count, op._compile_step is not None, op._apply
 

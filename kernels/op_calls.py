@@ -78,7 +78,7 @@ class Memo(dict[tuple[Any, ...], Made]):
             ) from None
 
     def add(self, key: tuple[Any, ...], made: Made) -> Made:
-        """Store and return the value of a key."""
+        """Store `made` as the value of a key, and return it."""
         if len(self) >= self.most:
             self.clear()
         self[key] = made

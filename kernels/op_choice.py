@@ -36,7 +36,7 @@ class HowChosen(NamedTuple):
 
     @classmethod
     def of(cls, option: Any) -> HowChosen:
-        """Return what `how_chosen` wrote, with FORETUNE_MODE in place of a missing mode, and else "predict".
+        """Parse the text of `how_chosen`; a missing mode is that of FORETUNE_MODE, or else "predict".
 
         Raises:
             ForetuneError: The mode is unknown.

@@ -261,7 +261,7 @@ class Bundle:
         return distance_of(problem, device, trained.domain, trained.devices)
 
     def merged_with(self, other: Bundle) -> Bundle:
-        """Return a bundle of this one's families and of those that only another bundle has.
+        """Return a bundle with all families of this one, and those that only `other` has.
 
         >>> train_bundle(dataset, families).merged_with(load_bundle()).save("my-bundle")  # doctest: +SKIP
         """
@@ -422,7 +422,7 @@ def _parsed(content: bytes, path: Path) -> Bundle:
 
 
 def _arrays_of(manifest: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, NDArray[Any]]]:
-    """Group the arrays by family.
+    """Return the arrays of each family in the manifest, from arrays that are named `family/array`.
 
     Raises:
         BundleError: A name is invalid, or arrays are missing or belong to no family.

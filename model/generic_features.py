@@ -250,7 +250,10 @@ def _facts(configs: Sequence[KernelConfig], binaries: Mapping[KernelConfig, Bina
 
 
 def _residency(facts: NDArray[np.float64], threads: NDArray[np.float64], device: DeviceSpec) -> NDArray[np.float64]:
-    """Return how many programs of each config fit on an SM, (n_configs,); 0 if the binary is unknown."""
+    """Return how many programs of each config fit on an SM, (n_configs,), from the `_facts` of their binaries.
+
+    It is 0 if the binary is unknown.
+    """
     known, registers, _, smem = facts.T
     by_registers = np.floor(device.registers_per_sm / np.maximum(registers * threads, 1.0))
     by_smem = np.floor(device.smem_per_sm_bytes / (smem + _RESERVED_SMEM_BYTES))

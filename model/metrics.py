@@ -90,7 +90,7 @@ def growing_regret(choose_us: ArrayLike, report_us: ArrayLike) -> NDArray[np.flo
 
 
 def geomean(values: ArrayLike) -> float:
-    """Return the geometric mean.
+    """Return the geometric mean of the values.
 
     >>> geomean([1.0, 4.0])
     2.0

@@ -111,10 +111,10 @@ class Predictions:
 def time_predictions(
     families: Sequence[Family], device: DeviceSpec, bundle: Bundle | None = None, *, repeats: int = 200
 ) -> Predictions:
-    """Measure how long predictions take, for each family; `bundle` predicts, the shipped one if None.
+    """Measure how long predictions take for each family, as the minimum and median of `repeats` new problems.
 
-    `first_ms` is meaningful only for families that this process has not predicted before. Raises `BundleError` for a
-    family that is not in the bundle.
+    `bundle` predicts, the shipped one if None. `first_ms` is meaningful only for families that this process has not
+    predicted before. Raises `BundleError` for a family that is not in the bundle.
 
     >>> time_predictions([family], DeviceSpec.named("h200"))  # doctest: +SKIP
     """
@@ -317,7 +317,7 @@ def compare_first_calls(
 def _first_call(
     autotuned: Autotuned, family: Measurable, inputs: Any, space: Sequence[KernelConfig], declare: Declare
 ) -> tuple[Any, float]:
-    """Make an autotuner with `autotuned`, call it once, and return it and the seconds that the call took."""
+    """Make an autotuner of the configs in `space`, call it once, and return it and the seconds of that call."""
     import torch
     import triton
 

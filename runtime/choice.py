@@ -152,7 +152,10 @@ def given(config: KernelConfig, family: Measurable, problem: Problem, device: De
 
 
 def _record(family: Measurable, near: Problem, device: DeviceSpec, config: KernelConfig) -> None:
-    """Store the choice of a bucket for `foretune pin`, if the run has a choice cache of its own. Never raises."""
+    """Store the config chosen for `near`, a bucket's problem, for `foretune pin`; never raises.
+
+    Nothing is stored unless the run has a choice cache of its own.
+    """
     key = (family.name, near, device)
     if not os.environ.get("FORETUNE_CACHE_DIR") or _recorded.get(key) == config or not measures():
         return
@@ -174,7 +177,11 @@ def _refusal(family: Measurable, problem: Problem, device: DeviceSpec, config: K
 def _ranked(
     family: Measurable, problem: Problem, near: Problem, device: DeviceSpec, k: int
 ) -> dict[KernelConfig, float]:
-    """Return those of the `k` configs predicted to be fastest for a bucket that can run a problem, best first.
+    """Return those of the `k` configs predicted fastest for `near`, a bucket's problem, that can run `problem`.
+
+    They are ordered best first; the values are their predicted slowdowns. If none can run the problem, which then is at
+    the bucket's edge, they are those predicted for the problem itself. The dict is empty, with a warning, if nothing is
+    predicted.
 
     If none can, because the problem is at the bucket's edge, they are those predicted for the problem itself. The
     values are their predicted slowdowns. The dict is empty, with a warning, if nothing is predicted.

@@ -258,7 +258,7 @@ def make_explanation(
 
 
 def _why(rank: int, predicted_rank: int, slowdown: float, is_diverse: bool) -> str:
-    """Return one sentence on a config's place in a list, which may be diversified."""
+    """Return one sentence on a config's place (`rank`) in a list, compared with its place by predicted time."""
     if predicted_rank == 1:
         return "predicted fastest"
     text = f"predicted {100 * (slowdown - 1):.1f} % slower than the first"
@@ -277,7 +277,10 @@ def _contributions(
     places: Sequence[int],
     bundle: Bundle,
 ) -> list[tuple[Contribution, ...]]:
-    """Return the largest contributions to each config's prediction; [] for a ranker other than `LightGBMRanker`."""
+    """Return the largest contributions to the prediction of each candidate at these places.
+
+    They are empty for a ranker other than `LightGBMRanker`.
+    """
     from ..model.contributions import feature_contributions
     from ..model.gbdt import LightGBMRanker
 
@@ -316,7 +319,10 @@ def _unmeasured(
     places: Sequence[int],
     bundle: Bundle,
 ) -> list[tuple[str, ...]]:
-    """Return sentences for each config: one per knob value that was never measured or is not in the family's space."""
+    """Return sentences for each candidate at these places: one per knob value that was never measured.
+
+    Values that are not in the family's space have one, too.
+    """
     from ..model.contributions import unmeasured_knobs
     from ..model.gbdt import LightGBMRanker
 

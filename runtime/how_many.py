@@ -68,7 +68,7 @@ class HowMany:
         return HowMany(max(factor * (UNCALIBRATED if self.k == "auto" else self.k), least))
 
     def longest(self, calibration: Calibration | None, distance: Distance) -> int:
-        """Return how many of the fastest configs `length` needs to be given."""
+        """Return how many of the fastest configs `length` needs, for this calibration and distance."""
         if self.k != "auto":
             return self.k
         from ..model.calibration.conformal import UNCALIBRATED, most_tried

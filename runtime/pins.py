@@ -111,7 +111,7 @@ class Pins:
         return choices
 
     def _entry(self, name: str, device: Any, entries: dict[tuple[str, Any], Any]) -> Any:
-        """Return the entry of a kernel or function on a device; raise `PinError` if there is none."""
+        """Return the one of the entries (by name and device) of a kernel or function; raise `PinError` without one."""
         if (entry := entries.get((name, device))) is not None:
             return entry
         if devices := [str(where) for known, where in entries if known == name]:

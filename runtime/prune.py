@@ -144,7 +144,7 @@ class TracedPositions:
         flags: tuple[str, ...],
         *configs: triton.Config,
     ) -> tuple[int, ...]:
-        """Return what `positions_of` returns, from arguments that Dynamo accepts."""
+        """Return what `positions_of` returns, given the problem's fields and the configs, which Dynamo accepts."""
         return self.let_through(Problem(family, dims, dtype, flags), configs)
 
     _as_constant.__dict__["_dynamo_marked_constant"] = True
@@ -312,7 +312,7 @@ class Pruner(TracedPositions):
         return None if config is None else position_of[config]
 
     def _warn_no_prediction(self, error: Exception, n_configs: int, arguments: tuple[str, ...] = ()) -> None:
-        """Warn, once for each reason, that nothing was predicted.
+        """Warn, once for each reason, that nothing was predicted and all `n_configs` configs are used.
 
         A `KeyError` of `problem` about a name that is not among the launch's `arguments` is explained.
         """
@@ -355,7 +355,7 @@ class Pruner(TracedPositions):
         return chosen.positions
 
     def _restricted(self, problem: Problem, device: DeviceSpec, values: tuple[KernelConfig, ...]) -> Family:
-        """Return the family; if none of the configs is in its numerics class, the family restricted to the first one's.
+        """Return the family; if none of `values` is in its numerics class, the family restricted to the first one's.
 
         So a launch never fails, and tuning does not change its results, but other sizes may have another class.
         """
@@ -367,7 +367,7 @@ class Pruner(TracedPositions):
         return keeping_class_of(own, values[supported(own, problem, device, values)[0]])
 
     def _log_prune(self, problem: Problem, chooser: Chooser, chosen: Shortlist) -> None:
-        """Log a prune in one line, once for each problem and result."""
+        """Log in one line how many configs a prune has kept, once for each problem and result."""
         key = (problem.without_sizes(), chooser.device.name, len(chooser.configs), len(chosen.configs))
         if key in self._logged:
             return

@@ -112,7 +112,7 @@ def run_quickstart(
 
 
 def _saved(bundle: Bundle, out: Path) -> bool:
-    """Save a bundle, and return whether that worked; if not, warn, because the results are shown anyway."""
+    """Save a bundle to the folder `out` and return True; if that fails, warn and return False."""
     try:
         bundle.save(out)
     except (ForetuneError, OSError) as error:

@@ -258,7 +258,7 @@ def _kernel_of(engine: str) -> Kernel:
 def _given(
     kernel: Kernel, product: Product, config: KernelConfig, device: DeviceSpec, tensors: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the arguments and options for the parameters that the installed kernel has.
+    """Return the arguments and options of a launch by name, only those that the installed kernel has.
 
     Raises:
         EngineMissingError: The kernel has a parameter that Foretune does not know.
@@ -341,7 +341,7 @@ def _descriptors(x: torch.Tensor, w: torch.Tensor, config: KernelConfig) -> dict
 
 
 def _sorted_x(inputs: Inputs, block_m: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the second product's input and scales in the order of the sorted rows, with zeros as padding."""
+    """Return the second product's input and scales, sorted by expert in blocks of `block_m` rows, padded with zeros."""
     rows = inputs.blocks[block_m].sorted_rows
     assert rows is not None
     real = rows < inputs.product.rows
@@ -373,7 +373,7 @@ def chosen_experts(product: Product, generator: torch.Generator, where: str) -> 
 
 
 def blocks_of(product: Product, chosen: torch.Tensor, block_m: int) -> Blocks:
-    """Sort the routed rows into blocks of `block_m` rows, each of one expert.
+    """Sort the routed rows by their chosen experts (tokens, topk), in blocks of `block_m` rows of one expert.
 
     The engines do this with compiled CUDA kernels (`moe_align_block_size`), which need not be installed. Here it is
     plain PyTorch, which is not part of the timed launch.

@@ -250,7 +250,7 @@ def best_pairs(
 def _contenders(
     engine: str, layer: Layer, tokens: int, in_force: TunedRow | None, products: Sequence[_Product]
 ) -> dict[str, Pair]:
-    """Return the pairs that the engine can run without these files, by name."""
+    """Return the pairs that the engine may run now, by name: its default, and that of the row `in_force`."""
     pairs = {DEFAULT: default_pair(engine, layer, tokens)}
     if in_force is not None and in_force.pair is not None:
         pairs[SHIPPED] = in_force.pair
@@ -261,7 +261,7 @@ def _contenders(
 
 
 def _able(pairs: Mapping[str, Pair], products: Sequence[_Product], tokens: int) -> dict[str, Pair]:
-    """Return the pairs whose configs can run both products."""
+    """Return the named pairs whose configs can run both products for a number of tokens."""
     return {
         name: pair
         for name, pair in pairs.items()
@@ -281,7 +281,7 @@ def _predicted_times(
 def _row(
     tokens: int, best: Pair, default: Pair, in_force: TunedRow | None, times: Mapping[str, float], least: float
 ) -> Row:
-    """Return the row to write: the new one, or the engine's current one if the gain is too small or unknown.
+    """Return the row to write: the pair `best`, or the engine's current row if the gain is too small or unknown.
 
     The gain is the current row's time divided by the new one's; `least` is its minimum.
     """
@@ -370,7 +370,7 @@ def _runs(family: Measurable, inputs: Any, config: KernelConfig) -> bool:
 
 
 def _is_right(product: _Product, tokens: int, config: KernelConfig, device: DeviceSpec) -> bool:
-    """Return whether a config's results match the reference."""
+    """Return whether a config's results for a product and a number of tokens match the reference."""
     family = product.family
     problem = family.check_problem(config, product.problem(tokens))
     inputs = family.inputs(problem, device, seed=1)
@@ -380,7 +380,7 @@ def _is_right(product: _Product, tokens: int, config: KernelConfig, device: Devi
 
 
 def _in_turn(timer: Timer, family: Measurable, inputs: Any, runs: Mapping[str, KernelConfig]) -> dict[str, float]:
-    """Return the median time of each config in microseconds by name; equal configs are timed once."""
+    """Time the configs of `runs` in turn; return their median times in microseconds, by name."""
     from ...runtime.timing.compare import time_side_by_side
 
     launches = {str(config): (lambda config=config: family.launch(inputs, config)) for config in runs.values()}

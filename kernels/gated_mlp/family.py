@@ -234,7 +234,7 @@ def wrong_widths(n: int, k: int) -> str | None:
 
 
 def activated(gate: torch.Tensor, activation: str) -> torch.Tensor:
-    """Apply the activation named "silu", "gelu" or "gelu_tanh" to a tensor with plain PyTorch."""
+    """Return the activation named "silu", "gelu" or "gelu_tanh" of a tensor, computed with plain PyTorch."""
     from torch.nn import functional
 
     if activation == "silu":

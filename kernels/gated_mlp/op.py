@@ -102,7 +102,7 @@ def gated_mlp(
 
 
 def check_call(x: torch.Tensor, w: torch.Tensor, activation: str) -> None:
-    """Check everything of a call that the host knows without waiting for the device.
+    """Check all arguments of `gated_mlp` that the host can check without waiting for the device.
 
     Raises:
         ForetuneError: An argument is not valid. The message names it and the valid values.

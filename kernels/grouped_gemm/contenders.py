@@ -101,7 +101,7 @@ class GroupedGemmComparison:
     def contenders(
         self, family: Measurable, problem: Problem, inputs: Inputs, device: DeviceSpec, best: BestConfigs
     ) -> dict[str, Callable[[], Any]]:
-        """Return the contenders by name.
+        """Return functions by contender that each run the problem once.
 
         "torch" is `torch._grouped_mm`, and "dense" one product of the same FLOPs. If a permutation is fused, "separate"
         is the permutation alone, and "unfused" the same GEMM without it, with its best config.

@@ -120,19 +120,19 @@ class Step(Call[Shape]):
         return launch
 
     def _prepare_forward(self, config: KernelConfig, device: DeviceSpec, tensors: Sequence[Any]) -> Launch:
-        """Return the prepared launch of the forward product."""
+        """Return a function that launches the forward product with a config, for tensors like these."""
         topk, permute_x, permute_y, *_ = self.options
         sides: dict[str, Any] = {"gathers": permute_x, "divisor": topk, "scatters": permute_y}
         return prepare_gemm(*self.seen, config, device.sm_count, x_rows=len(tensors[0]), **sides)
 
     def _prepare_dx(self, config: KernelConfig, device: DeviceSpec, _: Any) -> Launch:
-        """Return the prepared launch of dX."""
+        """Return a function that launches the product dX (x's gradient) with a config."""
         rows, groups, n, k = self.seen
         sides = {"gathers": self.options.permute_y, "scatters": self.options.permute_x}
         return prepare_gemm(rows, groups, k, n, config, device.sm_count, x_rows=rows, transposed=True, **sides)
 
     def _prepare_dw(self, config: KernelConfig, device: DeviceSpec, tensors: Sequence[Any]) -> Launch:
-        """Return the prepared launch of dW."""
+        """Return a function that launches the product dW (w's gradient) with a config, for tensors like these."""
         from .triton_kernels.dw_launches import prepare_dw
 
         rows, groups, n, k = self.seen
@@ -155,7 +155,7 @@ def forward(
     bias: torch.Tensor | None,
     *options: Any,
 ) -> torch.Tensor:
-    """Return y, (rows, N).
+    """Launch the forward pass of `grouped_gemm`, and return y, (rows, N).
 
     Rows that belong to no group are uninitialized, or zero if contents are checked (FORETUNE_CHECK).
     """
@@ -192,7 +192,9 @@ def backward(
     weights: torch.Tensor | None,
     bias: torch.Tensor | None,
 ) -> Grads:
-    """Return the needed gradients; that of x is zero in rows that belong to no group.
+    """Launch the backward pass of `grouped_gemm`, and return the needed gradients.
+
+    That of x is zero in rows that belong to no group.
 
     x and w may be None if `saved_of` leaves them out.
     """
@@ -267,7 +269,7 @@ def _dx(
     indices: torch.Tensor | None,
     weights: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return dy @ w, (rows, K), sorted by group, or in the permuted order with permute_x.
+    """Return dy @ w times the weights, (rows, K), sorted by group, or in the permuted order with permute_x.
 
     Rows that belong to no group are uninitialized.
     """
@@ -284,7 +286,7 @@ def _dw(
     indices: torch.Tensor | None,
     weights: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return dy.T @ x of each group, (groups, N, K)."""
+    """Launch dW and return dy.T @ x of each group, (groups, N, K), with the rows of dy times the weights."""
     _, groups, n, k = step.seen
     permute_x, permute_y = step.options.permute_x, step.options.permute_y
     if permute_x or permute_y:

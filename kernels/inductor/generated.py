@@ -55,7 +55,7 @@ class GeneratedKernel:
     workspace_bytes: int
 
     def arguments(self, operands: Sequence[torch.Tensor], out: torch.Tensor) -> dict[str, Any]:
-        """Return a launch's arguments by parameter name."""
+        """Return the arguments of a launch on these operands and this output, by parameter name."""
         import torch
 
         tensors = [*operands, out]

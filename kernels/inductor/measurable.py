@@ -97,7 +97,7 @@ def draw(
 
 
 def _add(sources: dict[Problem, list[str]], source: str, limit: float, drawn: Callable[[], Problem]) -> bool:
-    """Draw problems until a new one is within the limits, add it to `sources` and return True.
+    """Call `drawn` until it returns a new problem within the limits, add that to `sources` and return True.
 
     Return False if many draws in a row give none. `limit` is the maximum number of floating-point operations.
     """

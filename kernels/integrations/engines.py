@@ -112,7 +112,7 @@ def _answer(engine: str, module: Any) -> None:
 
 
 def _is_free(engine: str, module: Any) -> bool:
-    """Return whether configs may be chosen: not if Foretune is off, or if results must not depend on the choice."""
+    """Return whether Foretune may choose an engine's configs: it is on, and results may depend on the choice."""
     try:
         if resolve_mode() is Mode.OFF or is_requested():
             return False

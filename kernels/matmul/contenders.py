@@ -81,7 +81,7 @@ def suite_cases(models: Sequence[DenseModel]) -> dict[str, Case]:
 def _case(
     source: str, scenario: str, m: int, n: int, k: int, *, dtype: str = "bf16", flags: tuple[str, ...] = ()
 ) -> Case:
-    """Return the case of one matrix product."""
+    """Return the case of one (m, k) by (k, n) product from this source."""
     return Case(Problem.of("matmul", dtype=dtype, flags=flags, batch=1, m=m, n=n, k=k), (source,), scenario)
 
 
@@ -100,7 +100,7 @@ class MatmulComparison:
     def contenders(
         self, family: Measurable, problem: Problem, inputs: Inputs, device: DeviceSpec, best: BestConfigs
     ) -> dict[str, Callable[[], Any]]:
-        """Return the contenders by name.
+        """Return functions by contender that each compute the problem once.
 
         "cublas" is `torch.matmul`, `addmm`, `bmm` or `_int_mm`, followed by the activation as a separate kernel.
         "inductor" is the same under `torch.compile(mode="max-autotune-no-cudagraphs")`, which fuses the activation.

@@ -168,7 +168,7 @@ def wrong_knob(knobs: Mapping[str, Any]) -> str | None:
 
 
 def _wrong_tile(m: int, n: int, k: int, warps: int) -> str | None:
-    """Return why a tile is too large, because registers spill or compilation takes minutes, or None if it is not."""
+    """Return why an m x n x k tile is too large (spilled registers, or minutes of compilation), or None."""
     threads = 32 * warps
     if accumulator_registers(m, n, warps) > _MOST_ACCUMULATOR_REGISTERS:
         return (
@@ -228,7 +228,7 @@ def _blocks() -> Iterator[tuple[int, int, int]]:
 
 
 def _launch_choices(m: int, n: int, k: int, warps: int, stages: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (TMA, PROGRAMS_PER_SM, GROUP_M, SPLIT_K) to try for one tile."""
+    """Yield (TMA, PROGRAMS_PER_SM, GROUP_M, SPLIT_K) to try for an m x n x k tile."""
     if m <= 32:
         yield from ((tma, 0, 1, splits) for tma in (0, 1) for splits in (1, 2, 4, 8))
         yield 1, 2, 1, 1

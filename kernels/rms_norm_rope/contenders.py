@@ -53,7 +53,7 @@ class RmsNormRopeComparison:
     def contenders(
         self, family: Measurable, problem: Problem, inputs: Inputs, device: DeviceSpec, best: BestConfigs
     ) -> dict[str, Callable[[], Any]]:
-        """Return the contenders by name.
+        """Return functions by contender that each compute the problem once.
 
         Each has tensors of its own, with q and k contiguous, as from separate projections. For the backward family,
         each repeats the backward pass of one forward pass. "liger" is included if it is installed and supports the
@@ -131,7 +131,7 @@ def _backward_of(implementation: Implementation, inputs: Inputs) -> Callable[[],
 
 
 def _plain(q: torch.Tensor, k: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the layer in plain PyTorch."""
+    """Return q and k, normalized and rotated with plain PyTorch."""
     return rotated(q, k, rotation)
 
 

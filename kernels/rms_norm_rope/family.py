@@ -158,7 +158,7 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
         configs: Sequence[KernelConfig],
         binaries: Mapping[KernelConfig, BinaryFacts] | None,
     ) -> Sequence[FeatureGroup]:
-        """Return the features of one problem: generic ones, and those of its tiles."""
+        """Return the feature groups of one problem: generic features, and those of tiles."""
         programs, flops, touched = self._programs(problem, configs), self.flops(problem), self.bytes(problem)
         generic = self._generic.groups(problem, device, configs, programs, binaries, flops=flops, touched_bytes=touched)
         first, each = len(self._generic.names), np.arange(len(configs))

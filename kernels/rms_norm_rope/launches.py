@@ -127,7 +127,7 @@ def prepare_backward(
 
 
 def _numbers(heads: Sequence[torch.Tensor], rotation: Rotation) -> tuple[Any, ...]:
-    """Return the kernels' numeric arguments, which follow the tensors.
+    """Return the kernels' numeric arguments, which follow the tensors: strides, sizes, and numbers of `rotation`.
 
     `heads` are the tensors of heads that the kernel reads, (tokens, heads, head_dim), of which q and k are the last.
     """

@@ -81,7 +81,7 @@ def head_blocks(heads: int, config: Knobs) -> Any:
 
 
 def forward_grid(tokens: int, q_heads: int, k_heads: int, config: Knobs) -> Any:
-    """Return the number of programs of a forward launch."""
+    """Return the number of programs of a forward launch: one for each tile of ROWS tokens and HEADS heads of q or k."""
     blocks = head_blocks(q_heads, config) + head_blocks(k_heads, config)
     return blocks * -(-tokens // config["ROWS"])
 

@@ -89,13 +89,16 @@ def quantize_blocks_128(w: torch.Tensor) -> Quantized:
 
 
 def quantize_x(x: torch.Tensor, granularity: str) -> Quantized:
-    """Return activations (rows, K) in fp8, and their scales."""
+    """Return activations (rows, K) in fp8, and their scales of this granularity."""
     ways: dict[str, Callable[[torch.Tensor], Quantized]] = {BLOCKWISE: quantize_rows_128, ROWWISE: quantize_rows}
     return ways.get(granularity, quantize_tensor)(x)
 
 
 def quantize_w(w: torch.Tensor, granularity: str) -> Quantized:
-    """Return weights (N, K), or (groups, N, K), in fp8, and their scales; rowwise ones are (N, 1), or (groups, N)."""
+    """Return weights (N, K), or (groups, N, K), in fp8, and their scales of this granularity.
+
+    Rowwise scales are (N, 1), or (groups, N).
+    """
     if granularity == BLOCKWISE:
         return quantize_blocks_128(w)
     if granularity == ROWWISE:

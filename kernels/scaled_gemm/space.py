@@ -166,7 +166,7 @@ def full_space(r: Ranges, grouped: bool) -> tuple[KernelConfig, ...]:
 
 
 def _plain(r: Ranges) -> Iterator[KernelConfig]:
-    """Yield the configs with CONSUMERS = 0 and SPLIT_K = 1."""
+    """Yield the configs with CONSUMERS = 0 and SPLIT_K = 1 that combine the ranges `r`."""
     if 0 not in r.consumers or 1 not in r.split_k:
         return
     for m, n, k, warps, stages, programs in product(
@@ -194,7 +194,7 @@ def _plain(r: Ranges) -> Iterator[KernelConfig]:
 
 
 def _split(r: Ranges) -> Iterator[KernelConfig]:
-    """Yield the configs with SPLIT_K > 1."""
+    """Yield the configs with SPLIT_K > 1 that combine the ranges `r`."""
     if 0 not in r.consumers or 0 not in r.programs_per_sm or 4 not in r.num_warps:
         return
     for (m, n), k, stages, splits, load in product(_SPLIT_TILES, r.block_k, (4, 6), r.split_k, (0, 1)):
@@ -205,7 +205,7 @@ def _split(r: Ranges) -> Iterator[KernelConfig]:
 
 
 def _specialized(r: Ranges) -> Iterator[KernelConfig]:
-    """Yield the configs with CONSUMERS > 0."""
+    """Yield the configs with CONSUMERS > 0 that combine the ranges `r`."""
     for (consumers, n), stages in _SPECIALIZED.items():
         m = _INSTRUCTION_ROWS * consumers
         allowed = consumers in r.consumers and m in r.block_m and n in r.block_n and SCALED in r.block_k
@@ -220,7 +220,7 @@ def _config(*knobs: int) -> KernelConfig:
 
 
 def _operand_choices(m: int, n: int) -> tuple[tuple[int, int, int], ...]:
-    """Return the values of (SWAP_AB, TMA_LOAD, TMA_STORE) to try for a tile."""
+    """Return the values of (SWAP_AB, TMA_LOAD, TMA_STORE) to try for an m x n tile."""
     if m >= _INSTRUCTION_ROWS:
         return (0, 0, 0), (0, 1, 0), (0, 1, 1)
     plain: tuple[tuple[int, int, int], ...] = ((0, 0, 0), (0, 1, 0))

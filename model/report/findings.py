@@ -125,7 +125,7 @@ class Findings:
         return [self.choice(int(row)) for row in np.argsort(-regret, kind="stable")[:most]]
 
     def choice(self, row: int) -> Choice:
-        """Return the first choice and the best config of one problem."""
+        """Return the first choice and the best config of the problem in a row."""
         judged, grid = self.evaluation, self.evaluation.grid
         predicted, times = judged.predicted[0][row], grid.second_us[row]
         first, best = int(self.places[row, 0]), int(np.nanargmin(times))

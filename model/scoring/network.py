@@ -164,7 +164,7 @@ class _Scorer:
         self._lasting: GroupMemo[Floats] = GroupMemo()
 
     def logs(self, groups: Sequence[FeatureGroup]) -> Floats:
-        """Return log slowdowns, (n_problems, n_configs), before rounding."""
+        """Return log slowdowns, (n_problems, n_configs), from feature groups, before rounding."""
         least1, weight2, least2, weight3, last = self._later
         parts = parts_of(groups, self._units_of, np.add)
         problems, configs = len(parts[0][0]), len(parts[0][1])
@@ -182,7 +182,7 @@ class _Scorer:
         return logs
 
     def inputs(self, columns: tuple[int, ...], table: NDArray[np.float32]) -> Floats:
-        """Return the first layer's inputs, (n_rows, n_columns + n_values), from the features in some columns."""
+        """Return the first layer's inputs, (n_rows, n_columns + n_values), for a table of the features in `columns`."""
         share = self._share_of(columns)
         inputs: Floats = table - share.mean
         inputs /= share.scale

@@ -69,7 +69,7 @@ class QuickScorer:
         self._lasting: GroupMemo[Masks] = GroupMemo()
 
     def predict(self, groups: Sequence[FeatureGroup]) -> NDArray[np.float64]:
-        """Return the sums over all trees, (n_problems, n_configs)."""
+        """Return the sums over all trees, (n_problems, n_configs), for feature groups."""
         parts = parts_of(groups, self._of_kinds, np.bitwise_and)
         problems, trees = len(parts[0][0]), len(self._base)
         result = np.empty((problems, len(parts[0][1])))

@@ -226,7 +226,7 @@ def measured_cover(
     within: float | None = None,
     ranges: int | None = None,
 ) -> Cover:
-    """Return the cover by a dataset's times of the problem at sizes within `span`, on this device.
+    """Return the cover chosen by a dataset's times of the problem on this device, at sizes of `dynamic` within `span`.
 
     Configs are chosen on the first timing pass, and losses are those of the second. The arguments are as for
     `make_cover`. Raises `ForetuneError` as that function does, and if fewer than two sizes were measured.
@@ -328,7 +328,7 @@ def _chooser(k: Any, within: Any, ranges: Any) -> Choose:
 
 
 def _checked(family: Family, problem: Problem, dynamic: str, span: Any) -> tuple[int, int]:
-    """Return the checked smallest and largest size. Raises `ForetuneError` for invalid arguments of a cover."""
+    """Check the arguments of a cover, and return the smallest and largest size; raise `ForetuneError` if invalid."""
     # The problem's own size of the dynamic dimension does not matter.
     check_problem_of(family, at_size(problem, dynamic, 1) if isinstance(problem, Problem) else problem)
     if not isinstance(dynamic, str) or dynamic not in family.dims:
@@ -351,7 +351,7 @@ def _sizes(low: int, high: int) -> set[int]:
 
 
 def _given_sizes(sizes: Iterable[int], low: int, high: int) -> list[int]:
-    """Return the caller's checked sizes. Raises `ForetuneError` for invalid ones."""
+    """Return the caller's sizes as a list; raise `ForetuneError` unless all are integers from `low` to `high`."""
     if isinstance(sizes, (str, bytes)) or not isinstance(sizes, Iterable):
         raise ForetuneError(f"sizes must be a list of sizes but is {shown(sizes)}")
     given = list(islice(sizes, MOST_SIZES + 1))  # an iterator may never end

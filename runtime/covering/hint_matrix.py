@@ -186,7 +186,7 @@ def make_hint_matrix(
 def _not_measured(
     family: Family, problem: Problem, dynamic: str, device: DeviceSpec, losses: SizeLosses
 ) -> NDArray[np.bool_]:
-    """Return where a supported config was not measured, (n_sizes, n_configs)."""
+    """Return the mask of the supported configs in `losses` that were not measured, (n_sizes, n_configs)."""
     missing = ~losses.tried
     for row, column in np.argwhere(missing).tolist():
         one = at_size(problem, dynamic, losses.sizes[row])

@@ -103,7 +103,7 @@ def predicted_losses(
 def measured_losses(
     family: Family, problem: Problem, dynamic: str, low: int, high: int, device: DeviceSpec, data: Dataset
 ) -> SizeLosses:
-    """Return the losses by a dataset's measurements of the problem at sizes from `low` to `high` on this device.
+    """Return the losses by a dataset's times of the problem on this device, at sizes of `dynamic` from `low` to `high`.
 
     If a size was measured several times, for example with different ragged sizes, its loss is the mean. Sizes with
     too few measured configs are left out, and `reason` lists them. Raises `ForetuneError` if fewer than two sizes
@@ -189,7 +189,7 @@ CANDIDATES = 3
 def timed_losses(
     family: Measurable, problem: Problem, dynamic: str, predicted: SizeLosses, device: DeviceSpec
 ) -> SizeLosses:
-    """Return the losses by times measured now on the current device, which `device` describes.
+    """Return the losses by times that are measured now at the sizes in `predicted`, on the current device.
 
     The configs among the `CANDIDATES` predicted to be best at a size are timed at all sizes, in four passes. A time is
     the least of two passes, because some of thousands of timings are disturbed, and a cover is judged by its worst
@@ -233,7 +233,7 @@ def _times_us(
     configs: tuple[KernelConfig, ...],
     able: NDArray[np.bool_],
 ) -> list[float]:
-    """Return each config's time in microseconds, (n_configs,), inf if it cannot run.
+    """Return each config's time in microseconds, (n_configs,): inf if it cannot run (`able` is false) or fails.
 
     Raises `ForetuneError` if no config ran.
     """

@@ -79,7 +79,7 @@ class Launcher:
     def prepare(
         self, grid: tuple[int, int, int], integers: Sequence[int], config: KernelConfig | None = None, **constants: Any
     ) -> PreparedLaunch:
-        """Return a launch with fixed arguments, to be called repeatedly with different tensors."""
+        """Return a launch with the grid, integers, config and constants fixed, to be called with different tensors."""
         known = self._known.setdefault((config, *constants.values()), {})
         return PreparedLaunch(self, known, grid, tuple(integers), config, constants)
 
@@ -120,7 +120,7 @@ class PreparedLaunch:
         self._config, self._constants = config, constants
 
     def __call__(self, tensors: Sequence[torch.Tensor | None]) -> None:
-        """Launch on the current device and stream."""
+        """Launch on these tensors, on the current device and stream."""
         if not self._launcher.is_compiled:
             self._through_jit(tensors)
             return
@@ -172,7 +172,7 @@ class PreparedLaunch:
             self._known[key] = binary, tuple(values[name] for name in self._launcher.kernel.arg_names[given:])
 
     def _through_jit(self, tensors: Sequence[torch.Tensor | None]) -> Any:
-        """Launch through Triton's JIT; return the binary, or None in the interpreter.
+        """Launch on these tensors through Triton's JIT; return the binary, or None in the interpreter.
 
         Triton parses the kernel before it compiles and launches, perhaps while other binaries are compiled ahead.
         """
@@ -180,7 +180,7 @@ class PreparedLaunch:
         return undisturbed(lambda: kernel(*tensors, *self._integers, **values))
 
     def _compile_ahead(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor | None]) -> None:
-        """Start to compile the binary in a thread; in a block of `only_compiling(load=True)` also to load it."""
+        """Start to compile the binary for these tensors in a thread; in `only_compiling(load=True)` also to load it."""
         kernel, device, given, loads = self._launcher.kernel, key[0], (*tensors, *self._integers), is_loading()
         kernel.device_caches[device]  # created here: two threads would create one each
 
@@ -243,7 +243,7 @@ def settle(kernel: JITFunction[Any]) -> None:
 
 
 def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
-    """Allocate scratch memory with PyTorch: stream-ordered, and from the pool while a CUDA graph is captured."""
+    """Return `size` bytes of scratch memory from PyTorch, stream-ordered; in a CUDA graph's capture from its pool."""
     import torch
 
     return torch.empty(size, dtype=torch.int8, device="cuda")

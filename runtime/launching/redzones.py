@@ -107,7 +107,10 @@ def _bytes_of(tensor: torch.Tensor) -> int:
 
 
 def _tensors(value: Any, name: str, seen: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield each tensor in a value once, with the name of the attribute, key or index that holds it."""
+    """Yield (name, tensor) for each tensor in a value once; the name is the attribute, key or index that holds it.
+
+    `name` is that of the value itself, and `seen` has the ids of objects that were visited.
+    """
     import torch
 
     if id(value) in seen:

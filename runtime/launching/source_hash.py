@@ -29,7 +29,7 @@ _DEEPEST = 20
 
 
 def structure(source: str) -> str:
-    r"""Return a function's syntax tree as text, without docstring, comments and line breaks.
+    r"""Return the syntax tree of a function's source as text, without docstring, comments and line breaks.
 
     These do not change the binary, so measurements of a kernel stay valid when its comments change. The text is the
     same in every version of Python.
@@ -262,7 +262,7 @@ def captured_by(function: Any) -> dict[str, Any]:
 
 
 def _path(node: ast.AST) -> tuple[str, ...]:
-    """Return the names of an expression like `a.b.c`; () for anything else."""
+    """Return the names in a syntax node like `a.b.c`, ("a", "b", "c"); () for any other node."""
     if isinstance(node, ast.Name):
         return (node.id,)
     if isinstance(node, ast.Attribute) and (path := _path(node.value)):
@@ -271,7 +271,7 @@ def _path(node: ast.AST) -> tuple[str, ...]:
 
 
 def _local_names(tree: ast.FunctionDef) -> set[str]:
-    """Return a function's parameters, and the names that it assigns before it reads them.
+    """Return the parameters of a function's syntax tree, and the names that it assigns before it reads them.
 
     Triton lets a function read a global and assign a local variable of that name afterwards.
     """

@@ -141,7 +141,9 @@ class Comparison(Protocol):
     def contenders(
         self, family: Measurable, problem: Problem, inputs: Any, device: DeviceSpec, best: BestConfigs
     ) -> Mapping[str, Callable[[], Any]]:
-        """Return functions by contender that queue the same work, or a part of it, on the inputs of our kernel.
+        """Return functions by contender that each queue the work of our kernel, or a part of it, on the same inputs.
+
+        `best` has the known best configs of problems.
 
         Slow preparations, such as compiling, belong into the first call, which is not timed.
         """
@@ -368,7 +370,10 @@ def _row(
     timer: Timer,
     against: Sequence[str],
 ) -> Row:
-    """Time our configs and the contenders on one problem, and return the times as a `Row`."""
+    """Time our configs and those of the comparison's contenders that are in `against`; return the `Row`.
+
+    All contenders are timed if `against` is empty; one that fails is left out with a warning.
+    """
     inputs = family.inputs(problem, device)
     launches: dict[str, Callable[[], Any]] = {
         f"ours {i}": (lambda config=config: family.launch(inputs, config))  # type: ignore[misc]

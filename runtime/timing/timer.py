@@ -58,7 +58,7 @@ class Timing:
 
     @classmethod
     def of(cls, times_us: Sequence[float]) -> Timing:
-        """Return the summary of at least one sample, in microseconds."""
+        """Return the median, spread and number of at least one sample; samples are in microseconds."""
         median = statistics.median(times_us)
         if len(times_us) == 1:
             return cls(median, 0.0, 1)
@@ -256,7 +256,7 @@ class CudaQueue:
         return _CALIBRATION_CYCLES / us
 
     def hold(self, us: float) -> None:
-        """Queue torch's spinning kernel."""
+        """Queue torch's spinning kernel for about `us` microseconds."""
         with self._cuda.device(self._device):
             self._cuda._sleep(int(us * self._cycles_per_us))
 

@@ -85,7 +85,7 @@ def _hold(tuner: triton.runtime.Autotuner) -> list[Attachment]:
 
 
 def _release(there: Attachment) -> list[ForetuneError]:
-    """End one block's hold and detach after the last one; return the error if the tuner cannot be detached."""
+    """End one block's hold on an attachment, and detach after the last one; return [the error] if that fails."""
     with there.lock, _changing.lock:  # wait for a running launch, which may attach something itself
         there.holders -= 1
         if there.holders == 0 and there.is_on:  # otherwise it was detached meanwhile

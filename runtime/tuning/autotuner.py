@@ -168,7 +168,7 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
     def _refined_run(
         self, key: tuple[Any, ...], found: tuple[Refinement[triton.Config], float], call: OneLaunch
     ) -> Any:
-        """Launch a key whose config is not decided yet in mode `refine`."""
+        """Launch a key whose config is not decided yet in mode `refine`, with the config that `found` chooses."""
 
         def launch(config: triton.Config) -> Any:
             self.best_config = config
@@ -243,7 +243,7 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         configs: Sequence[triton.Config],
         key: Sequence[Any] | None = None,
     ) -> triton.Config | None:
-        """Return the config that the pin file in force has for a launch; None without one.
+        """Return the config that the pin file has for `stand_in` and that can run `problem`; None without a file.
 
         Raises:
             PinError: The file does not cover the launch.

@@ -209,7 +209,7 @@ class _Finder(MetaPathFinder):
 
 
 def _wrap(module: Any) -> None:
-    """Have each new autotuner of the packages attached, and warn of packages that are not installed."""
+    """Make `Autotuner` of Triton's module attach each new autotuner of the packages; warn of packages not installed."""
     autotuner = module.Autotuner
     if autotuner is not _State.wrapped:
         _State.wrapped, create = autotuner, autotuner.__init__

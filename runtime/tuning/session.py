@@ -231,7 +231,7 @@ def checked_time(time_us: float) -> Measured:
 
 
 def none_launched(kernel: str, session: TuningSession[Any]) -> TuningFailed:
-    """Return the error for a kernel whose configs all failed.
+    """Return the error for a kernel whose configs all failed in a tuning session.
 
     The message lists each reason once, with the configs that failed for it; the error's cause is the first exception.
     """

@@ -210,7 +210,7 @@ class TracedPrune(TracedPositions):
     def __call__(
         self, configs: Sequence[triton.Config], named_args: Mapping[str, Any], /, **kwargs: Any
     ) -> list[triton.Config]:
-        """Return the configs that Dynamo's autotuner gets, or break the graph."""
+        """Return the configs that Dynamo's autotuner gets for a launch, or break the graph."""
         leave_launches_to_triton()
         own = in_full(self._own)
         allowed = configs if own is None else own(configs, named_args, **kwargs)

@@ -124,7 +124,7 @@ def warm_up_launches(
 def _compiled(
     name: str, device: DeviceSpec, n_problems: int, jobs: Mapping[Hashable, tuple[str, Any]], workers: int | None
 ) -> WarmedUp:
-    """Run compile jobs (by binary; each a description and a function) and return the result."""
+    """Run compile jobs (by binary; each a description and a function) in `workers` threads, and return the result."""
     errors = compile_ahead([job for _, job in jobs.values()], workers)
     failed = [
         f"{what}: {type(error).__name__}: {abridged(str(error), 200)}"
@@ -272,7 +272,7 @@ def _from_log(problems: Sequence[Problem], launches: Sequence[Launch], skipped: 
 def _predicted(
     family: LaunchFamily, seen: Sequence[KnownProblem], wanted: Sequence[Wanted], k: int
 ) -> Iterator[Launch]:
-    """Yield each wanted launch with the configs that the kernel's own timings predict for it."""
+    """Yield each wanted launch with the `k` configs that the timings of the problems in `seen` predict for it."""
     own, configs = OwnTimings(family), tuple(dict.fromkeys(config for one in seen for config in one.times_us))
     for one in seen:
         own.learn(one.problem, one.times_us)
@@ -315,7 +315,7 @@ def problems_from_csv(path: Path | str, family: Family) -> list[Problem]:
 def _each(
     path: Path, header: Sequence[str], rows: Iterable[tuple[int, list[str]]], read: Callable[[dict[str, str]], T]
 ) -> list[T]:
-    """Return what `read` makes of each row (by column); raise `ForetuneError` with the line's number if it cannot."""
+    """Return what `read` makes of each row as a dict by `header`; an error names the file and the row's line."""
     found, line = [], 0
     try:
         for line, row in rows:  # noqa: B007 - the message names it

@@ -93,7 +93,7 @@ def add_partials(
 def compile_add_partials(
     wide: torch.dtype, out: torch.dtype, bias: bool, activation: str, aligned: bool, pdl: bool
 ) -> None:
-    """Compile what `add_partials` launches, into Triton's cache."""
+    """Compile what `add_partials` launches for sums of dtype `wide` and y of dtype `out`, into Triton's cache."""
     add_partials_kernel.warmup(
         wide,
         out if bias else None,

@@ -111,7 +111,10 @@ class Counted:
         functions: Sequence[KnownFunction] = (),
         left: Sequence[str] = (),
     ) -> Counted:
-        """Count kernels and functions. `what` names the action, such as "Exported"."""
+        """Count kernels, functions, their problems and times. `what` names the action, such as "Exported".
+
+        `left` becomes the attribute of that name.
+        """
         problems = [problem for kernel in kernels for problem in kernel.problems]
         times = [len(one.times_us) for one in problems] + [one.times for one in functions]
         n_problems = len(problems) + sum(len(one.entries) for one in functions)
@@ -328,7 +331,10 @@ def _remove_own(folder: Path, begins: re.Pattern[bytes], names: Collection[str] 
 
 
 def _why_not_ours(folder: int, name: str, begins: re.Pattern[bytes]) -> str | None:
-    """Return why a file must not be removed; None for a file of the cache, or one that is gone."""
+    """Return why a file in a folder (its descriptor) must not be removed; None for a file of the cache, or no file.
+
+    A file of the cache begins with `begins`.
+    """
     try:
         with os.fdopen(open_regular(name, dir_fd=folder), "rb") as file:
             head = file.read(_HEAD_BYTES)
@@ -346,6 +352,6 @@ def _why_not_ours(folder: int, name: str, begins: re.Pattern[bytes]) -> str | No
 
 
 def _table(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = (), **more: Any) -> Any:
-    """Return a table of these columns; of all columns of the rows if left out."""
+    """Return a table of rows with these columns, by default all; `more` is as for `console.table`."""
     columns = columns or list(rows[0])
     return table(title, columns, [[row[column] for column in columns] for row in rows], **more)

@@ -282,6 +282,6 @@ def _is_well_formed(entry: Mapping[str, Any]) -> bool:
 
 
 def _best_us(record: KeyRecord) -> float | str:
-    """Return the chosen config's time to six digits, as for kernels; "" if it was not timed."""
+    """Return the time of a record's chosen config in microseconds, to six digits; "" if it was not timed."""
     time_us = record.measured[record.chosen].time_us if record.chosen in record.measured else None
     return "" if time_us is None else float(f"{time_us:.6g}")

@@ -264,7 +264,7 @@ def check_pins(
 
 
 def _of_device(entries: Any, here: set[Any], found: dict[Difference, None], name: str) -> list[Any]:
-    """Return the entries for the devices here, and add a difference for each kernel that is pinned for others only.
+    """Return the entries for a device in `here`; add a difference to `found` for each kernel without one.
 
     `name` is the attribute with the kernel's or function's name. A function that ranks tuned together is pinned for a
     device and their number.

@@ -252,7 +252,7 @@ class CallTuning:
     def result(
         self, function: str, key: str, record: KeyRecord, best: Candidate, trials: Sequence[Trial], **rest: Any
     ) -> TuneResult:
-        """Return the `TuneResult` of a function, or of a kernel in it."""
+        """Return the `TuneResult` of a function, or of a kernel in it, whose best config is `best`."""
         chosen = record.measured.get(best.text)
         return TuneResult(
             function=function,
@@ -272,7 +272,7 @@ def trials_of(
     measured: Mapping[Candidate, Measured],
     metrics: Callable[[float | None], dict[str, float]] = lambda time_us: {},
 ) -> list[Trial]:
-    """Return the trials of all measured candidates, in the order of the candidates."""
+    """Return the trials of all measured candidates, in the order of the candidates, with the metrics of their times."""
     return [
         Trial(dict(one.knobs), *measured[one], metrics(measured[one].time_us)) for one in candidates if one in measured
     ]

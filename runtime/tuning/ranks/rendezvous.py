@@ -48,10 +48,10 @@ class Store(Protocol):
         """Set a key's value."""
 
     def add(self, key: str, amount: int, /) -> int:
-        """Add to a counter and return its new value."""
+        """Add an amount to a counter and return its new value."""
 
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Set a value if the current one is as expected ("" for none); return the resulting value."""
+        """Set a key's value to `desired` if it is `expected` ("" for none); return the resulting value."""
 
 
 class Rendezvous:
@@ -157,16 +157,19 @@ class Rendezvous:
         return f"rank{'s' * (len(ranks) > 1)} {', '.join(str(self.names[rank]) for rank in ranks)}"
 
     def _answer(self, question: str) -> bytes | None:
-        """Return the answer as stored; None if there is none yet."""
+        """Return the answer to a question as it is stored; None if there is none yet."""
         key = f"{question}/answer"
         return self.store.get(key) if self.store.check([key]) else None
 
     def _settle(self, question: str, value: Any, reason: str = "") -> bytes:
-        """Store an answer, or the reason for none, unless one is stored already; return what is stored."""
+        """Store the answer to a question, or the reason for none, unless one is stored; return what is stored."""
         return self.store.compare_set(f"{question}/answer", "", json.dumps([value, reason]))
 
     def _post(self, question: str, mine: str, combine: Callable[[list[Any]], Any]) -> bytes | None:
-        """Post this rank's value; return the answer if this rank was the last to post."""
+        """Post this rank's value (JSON) for a question; as the last rank, combine all values and return the answer.
+
+        Otherwise return None.
+        """
         if self.store.add(f"{question}/posts of {self.rank}", 1) > 1:
             return None  # another thread has posted, or this rank before it was restarted
         self.store.set(f"{question}/value of {self.rank}", mine)
@@ -206,7 +209,7 @@ class Rendezvous:
             self.store.add("waiting", -1)
 
     def _missing(self, question: str) -> str:
-        """Return a text that names the ranks that have not posted a value."""
+        """Return a text that names the ranks that have not posted a value for a question."""
         missing = [rank for rank in range(self.size) if not self.store.check([f"{question}/value of {rank}"])]
         return f"{self.named(missing)} did not reach" if missing else "a rank ended before it had answered"
 
