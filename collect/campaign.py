@@ -288,7 +288,7 @@ class Campaign:
         return None
 
     def _left(self, device: DeviceSpec) -> CaseTasks | None:
-        """Take over a case that was prepared for another GPU of the same name; None if there is none.
+        """Take over and return a case that was prepared for another GPU of the same name; None if there is none.
 
         It is called when no other case is left.
         """

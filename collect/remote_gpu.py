@@ -198,7 +198,7 @@ class RemoteGpu:
             self._work = None
 
     def read(self, supervisor: Supervisor, case: Case, probe_us: float) -> None:
-        """Keep a reading of the drift probe for the report."""
+        """Keep a reading of the drift probe for the report: its time `probe_us` while `case` is measured."""
         if self._work is not None and case == self._work.case:
             self._readings.append((time.monotonic(), probe_us))
 
@@ -232,7 +232,7 @@ def measure(settings: RunSettings, order: Order) -> Report:
 
 
 def stop(run: str) -> None:
-    """Make the orders of a run return soon with what is measured. It is called in another thread."""
+    """Make the measurements of a run, by its id, return soon with what is measured. It is called in another thread."""
     _stopped.add(run)
     if run in _gpus:
         _gpus[run].stop()

@@ -73,7 +73,7 @@ class Trial:
     probe_us: float | None = None  # the drift probe's time, if it was read after the task
 
     def measured(self) -> dict[str, Any]:
-        """Return the fields of a `Measurement`."""
+        """Return by name those of its fields that a `Measurement` has too."""
         return {name: value for name, value in vars(self).items() if name not in ("times_us", "seconds", "probe_us")}
 
 
@@ -100,7 +100,9 @@ class Runner(Protocol):
         """
 
     def confirm(self, config: KernelConfig, best_us: float) -> list[float]:
-        """Return a few times, in microseconds, of a config that the scan has run; more if `best_us` is short.
+        """Return a few times, in microseconds, of a config that the scan has run.
+
+        There are more of them if `best_us`, the best time in microseconds found so far, is short.
 
         Raises:
             LaunchFailedError: The launch failed.
@@ -201,7 +203,7 @@ class GpuRunner:
             raise LaunchFailedError(_failure(error).error) from error
 
     def _check(self, config: KernelConfig) -> Trial:
-        """Load a config's binary and compare its result with the reference.
+        """Load a config's binary, compare its result with the reference, and return the trial.
 
         This is done once for all problems that share the binary and have the same check problem.
         """

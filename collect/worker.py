@@ -173,7 +173,7 @@ class _TaskRunner:
         return time_us
 
     def _do(self, task: Task) -> Trial:
-        """Carry out a task, without reading the drift probe."""
+        """Carry out a task, without reading the drift probe, and return its result."""
         if isinstance(task, Prepare):
             return self._prepare(task)
         if self._refused is not None:

@@ -210,7 +210,7 @@ class Family(ABC):
 
 
 def _numerics_by(knobs: tuple[str, ...]) -> Callable[[Family, KernelConfig, Problem], Hashable]:
-    """Return the `numerics` of a family whose bits these knobs decide."""
+    """Return a method `numerics` for a family in which the values of these knobs decide the bits of results."""
 
     def numerics(self: Family, config: KernelConfig, problem: Problem) -> Hashable:
         named = config.to_json()

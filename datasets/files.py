@@ -29,7 +29,7 @@ _MOST_COMPARED_BYTES = 1 << 28
 
 
 def find_modules_here() -> None:
-    """Let modules in the working directory be imported, which are not in the `sys.path` of a console script."""
+    """Append the working directory, which console scripts lack, to `sys.path`, to import modules from it."""
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)
 
@@ -370,6 +370,6 @@ def few(names: Sequence[str]) -> str:
 
 
 def _try(folder: Path) -> None:
-    """Write a temporary file to a folder; its permissions do not tell whether the disk is mounted read-only."""
+    """Raise `OSError` if no temporary file can be written to a folder, which its permissions alone do not tell."""
     with tempfile.TemporaryFile(dir=folder):
         pass

@@ -64,7 +64,7 @@ def writing(directory: Path) -> Iterator[bool]:
 
 @contextmanager
 def alone(directory: Path) -> Iterator[None]:
-    """Hold both locks of a folder, to rewrite all files of a dataset."""
+    """Hold a folder's lock for collecting and its lock for writing, to rewrite all files of a dataset."""
     with taken(directory), writing(directory):
         yield
 

@@ -414,7 +414,7 @@ class Problem:
 
 
 def _on_grid(size: int) -> int:
-    """Return the grid point of `POINTS_PER_OCTAVE` nearest to a size, on a logarithmic scale."""
+    """Return the size nearest to `size`, in log scale, among `POINTS_PER_OCTAVE` geometric steps per factor of 2."""
     if size < 1:
         return size
     return min(round(2 ** (round(math.log2(size) * POINTS_PER_OCTAVE) / POINTS_PER_OCTAVE)), MOST_SIZE)

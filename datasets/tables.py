@@ -78,7 +78,7 @@ _RENAMED = {"routing": "scenario"}
 
 
 def upgraded_columns(table: pa.Table) -> pa.Table:
-    """Return a table with the current column names."""
+    """Return a table in which columns that have a name of an older schema have the current one."""
     return table.rename_columns([_RENAMED.get(name, name) for name in table.column_names])
 
 

@@ -71,7 +71,10 @@ def _sizes(family: TritonFamily, dim: str, tiles: Sequence[int]) -> list[int]:
 
 
 def _wide(family: TritonFamily, shape: dict[str, int]) -> list[dict[str, int]]:
-    """Return the shape with one dimension after another longer than a tile, for a family that declares no tiles."""
+    """Return one copy of the shape per dimension, in which this dimension is longer than a tile.
+
+    It is for a family that declares no tiles.
+    """
     values = [value for config in family.space() for _, value in config.meta if isinstance(value, int)]
     tile = min((value for value in values if value >= _LEAST_TILE), default=1)
     return [shape | {dim: _sizes(family, dim, [tile])[0]} for dim in family.dims]

@@ -203,10 +203,10 @@ class GemmFamily(DeclaredFamily):
 
     @abstractmethod
     def full_space(self) -> tuple[KernelConfig, ...]:
-        """Return every config worth declaring, for all devices."""
+        """Return every config worth measuring, for all devices."""
 
     def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:
-        """Return every config worth declaring; with a device, only those that can run some problem on it."""
+        """Return every config worth measuring; with a device, only those that can run some problem on it."""
         return self.full_space() if device is None else _space_of(self, device)
 
     def able(self, space: Sequence[KernelConfig], device: DeviceSpec) -> tuple[KernelConfig, ...]:

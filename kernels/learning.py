@@ -281,7 +281,7 @@ def datasets_merged(data: DataLike | Sequence[DataLike]) -> Dataset:
 def families_in(
     dataset: Dataset, only: FamilyLike | Sequence[FamilyLike] | None = None, bundle: Bundle | None = None
 ) -> dict[str, Family]:
-    """Return the families in a dataset, with a bundle those that it has too, or the given ones, by name.
+    """Return families by name: those in `only` if given, otherwise those in a dataset, and with a bundle also in it.
 
     Kernels that were only logged while they were tuned, and that no family declares, are left out with a warning if
     the dataset has other families.

@@ -175,7 +175,7 @@ def _check_agree(sizes: Mapping[str, Any], names: Sequence[str], where: str) -> 
 
 
 def _no_experts(file: Path, config: Mapping[str, Any]) -> DatasetError:
-    """Return the error for a config without experts, or with one."""
+    """Return the error for a model's config in `file` that has no experts, or only one."""
     fields = [(name, value) for _, sizes in _nested(config) for name, value in sizes.items()]
     if off := [name for name, value in fields if name in _SWITCHES and value is False]:
         return DatasetError(f"{file}: has no experts, because {off[0]} is false")

@@ -124,7 +124,7 @@ class Op:
             self._compile_step(call, needs, *arguments)
 
     def _of_operator(self, *arguments: Any) -> Any:
-        """Run the operator on tensors that have memory."""
+        """Run the op on real tensors with the arguments of the PyTorch operator, and return its results."""
         options = [tuple(value) if isinstance(value, list) else value for value in arguments]
         if missing := self._count - len(options):  # PyTorch omits trailing default values
             options += self._defaults[-missing:]
@@ -196,7 +196,7 @@ def _eager_function(op: Op, backward: Callable[..., Any]) -> Any:
 
 
 def _padded(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a backward pass with one result per argument: None where no gradient is needed."""
+    """Return a function that calls `backward` and adds None for each argument that has no gradient."""
 
     def run(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         made = backward(ctx, *gradients)

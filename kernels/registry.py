@@ -198,7 +198,7 @@ def _module_named(name: str) -> ModuleType:
 
 
 def _module_in(path: Path, attribute: str) -> ModuleType:
-    """Import a Python file by its name, from its folder; `attribute` of it is named in an error."""
+    """Import and return a Python file from its folder; `attribute` is what is looked up in it, for the error."""
     path = path.resolve()
     if path.suffix != ".py" or not path.is_file():
         raise ForetuneError(f"there is no Python file {path}")

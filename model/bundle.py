@@ -83,7 +83,7 @@ class TrainedFamily:
 
     @cached_property
     def _signatures(self) -> list[BinarySignature]:
-        """The signatures with known binaries, sorted."""
+        """The (dtype, flags) of problems for which the ranker knows facts of compiled binaries, sorted."""
         return sorted(self.ranker.binaries_, key=str)
 
     @cached_property

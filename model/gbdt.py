@@ -240,8 +240,6 @@ class LightGBMRanker(Ranker):
         """Return predicted log slowdowns, (n_rows,), of a table of features, (n_rows, n_features).
 
         The rows are scored in blocks of `size`, which limits the memory.
-
-        Blocks of rows limit the scorer's memory.
         """
         blocks = [table[start : start + size] for start in range(0, len(table), size)]
         logs = np.concatenate([self.forest_.predict(block) for block in blocks])

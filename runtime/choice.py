@@ -182,9 +182,6 @@ def _ranked(
     They are ordered best first; the values are their predicted slowdowns. If none can run the problem, which then is at
     the bucket's edge, they are those predicted for the problem itself. The dict is empty, with a warning, if nothing is
     predicted.
-
-    If none can, because the problem is at the bucket's edge, they are those predicted for the problem itself. The
-    values are their predicted slowdowns. The dict is empty, with a warning, if nothing is predicted.
     """
     for one in dict.fromkeys((near, not_empty(family, problem))):
         try:

@@ -241,7 +241,7 @@ class PinFile:
     functions: tuple[PinnedFunction, ...] = ()
 
     def text(self) -> str:
-        """Return the file's text."""
+        """Return what the file contains: JSON with a checksum."""
         content = self._content()
         return json.dumps(content | {"checksum": _checksum(content)}, indent=1, sort_keys=True, allow_nan=False) + "\n"
 

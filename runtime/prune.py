@@ -87,9 +87,9 @@ def break_graph() -> None:
 
 
 def may_tune_what_is_traced() -> bool:
-    """Return whether several configs may go through a traced launch.
+    """Return whether a launch that is being traced may be given several configs to tune.
 
-    They may not if Dynamo replaces an autotuner that resets or restores tensors, or one that cannot be found on the
+    It may not if Dynamo replaces an autotuner that resets or restores tensors, or one that cannot be found on the
     stack. Only valid in functions that Dynamo calls instead of tracing them.
     """
     guards: Any = sys.modules.get("torch._guards")
@@ -322,7 +322,7 @@ class Pruner(TracedPositions):
         warn_once(f"{self.family.name}: no prediction ({reason_of(error)})", f": all {n_configs} configs go through")
 
     def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
-        """Return the positions of the configs that go through for a problem, best first.
+        """Return the positions of the configs that are kept for a problem, best first.
 
         Unlike `let_through`, it does not announce them to FORETUNE_LOG: the caller logs what it measures. Raises
         `ForetuneError` if none of the configs belongs to the family, and whatever the family raises.

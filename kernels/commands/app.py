@@ -72,7 +72,7 @@ class _Formatter(typer.Context.formatter_class):  # type: ignore[valid-type,misc
     """A formatter of help texts that breaks lines only at spaces."""
 
     def write(self, string: str) -> None:
-        """Append formatted text."""
+        """Append formatted text, with its non-breaking hyphens replaced by ordinary ones."""
         super().write(string.replace(_NO_BREAK, "-"))
 
     def write_text(self, text: str) -> None:

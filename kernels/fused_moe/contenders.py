@@ -25,7 +25,7 @@ TOKENS = (8, 128, 2048)
 class FusedMoeComparison:
     """The comparison of both products' configs with the engine's own: problems, contenders and goals.
 
-    The harness that times them is `runtime.timing.compare.Comparison`.
+    It implements `runtime.timing.compare.Comparison`; `compare_kernels` times the contenders.
     """
 
     others = ("default", "shipped")

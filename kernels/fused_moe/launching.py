@@ -214,7 +214,7 @@ class Product:
         return length
 
     def programs(self, config: KernelConfig) -> int:
-        """Return the size of the grid."""
+        """Return the number of programs that a launch of the kernel with this config starts."""
         block_m, block_n = int(config["BLOCK_SIZE_M"]), int(config["BLOCK_SIZE_N"])
         return -(-self.padded_rows(block_m) // block_m) * -(-self.n // block_n)
 

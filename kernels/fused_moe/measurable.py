@@ -80,7 +80,11 @@ class FusedMoe(FusedMoeFamily, MeasuredFamily):
     tolerances: ClassVar[Mapping[str, float]] = ROUNDED_ONCE | {"fp8e4m3": 8e-3}
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
-        """Draw problems of real models and random layers for the installed engines; see `workload.draw`."""
+        """Return problems of real models and random layers for the installed engines, or for SGLang if there are none.
+
+        `models` is a CSV file of models, the shipped one if None. `max_tflop` is the maximum size of a problem,
+        `MOST_TFLOP` if None. `drawn` are other arguments of `workload.draw`.
+        """
         drawn["most_tflop"] = workload.MOST_TFLOP if max_tflop is None else max_tflop
         return workload.draw(self.name, self.down, installed() or (SGLANG,), models=models, **drawn)
 

@@ -211,6 +211,7 @@ _MOST_TOKENS = 16384
 class Row:
     """One row of the new files, and the times of both products together with it and with the alternatives.
 
+    A row is pinned if it repeats what the engine runs now, because the best pair of configs found is not enough faster.
     `times_us` has "ours" (the best pair found, also if the row is pinned), "default", and "shipped" if the engine reads
     a file now whose row can be expressed as configs.
     """
@@ -222,7 +223,7 @@ class Row:
 
     @property
     def gain(self) -> float:
-        """Current time divided by the row's time; 1.0 for a pinned row, which changes nothing."""
+        """Current time divided by the row's time; 1.0 if `pinned`, since the engine then runs the same as now."""
         now = SHIPPED if SHIPPED in self.times_us else DEFAULT
         return 1.0 if self.pinned else self.times_us[now] / self.times_us[OURS]
 

@@ -129,7 +129,7 @@ def _random_layer(rng: np.random.Generator) -> Layer:
 
 
 def _affordable(product: Product, most_tflop: float) -> bool:
-    """Return whether a product needs at most `most_tflop` and has at most `MOST_WEIGHT_BYTES` of weights."""
+    """Return whether a product needs at most `most_tflop` TFLOP and has at most `MOST_WEIGHT_BYTES` of weights."""
     weights = float(product.problem["experts"]) * product.n * product.k * product.problem.itemsize
     return 2e-12 * product.rows * product.n * product.k <= most_tflop and weights <= MOST_WEIGHT_BYTES
 

@@ -138,7 +138,7 @@ class GatedMlp(GemmFamily, MeasuredFamily):
         return flags_of(arguments["ACTIVATION"], arguments.get("saved_ptr") is not None)
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
-        """Draw the problems to measure from the models of a file, or from the shipped models."""
+        """Return the cases that `cases` draws from a file of models or the shipped one; see `MeasuredFamily.draw`."""
         from . import workload
 
         most_tflop = workload.MOST_TFLOP if max_tflop is None else max_tflop

@@ -89,7 +89,7 @@ def suite_cases(family: str, models: Sequence[Model]) -> dict[str, Case]:
 class GroupedGemmComparison:
     """The comparison of the grouped GEMMs with other implementations: problems, contenders and goals.
 
-    The harness that times them is `runtime.timing.compare.Comparison`.
+    It implements `runtime.timing.compare.Comparison`; `compare_kernels` times the contenders.
     """
 
     others = ("torch", "dense", "separate", "unfused")
@@ -116,7 +116,7 @@ class GroupedGemmComparison:
         return launches
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath:
-        """Time the op and a bare launch of its kernel."""
+        """Return the host times of the op and of a bare launch of its kernel."""
         return time_launch_path(GroupedGemmForward(), device)
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
@@ -209,7 +209,7 @@ def _permutation(family: str, inputs: Any) -> Callable[[], Any]:
 
 
 def time_launch_path(family: Measurable, device: DeviceSpec) -> LaunchPath:
-    """Time the op and a bare launch of its main kernel."""
+    """Return the host times of the op and of a bare launch of its main kernel, on a small problem of `family`."""
     from .op import grouped_gemm
     from .triton_kernels.gemm import grouped_gemm_kernel
     from .triton_kernels.gemm_launches import arguments

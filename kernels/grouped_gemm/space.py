@@ -179,7 +179,7 @@ def _tiles_of(variant: Variant) -> Mapping[tuple[int, int, int], tuple[int, ...]
 
 @lru_cache(maxsize=16)
 def full_space(variant: Variant, r: Ranges) -> tuple[KernelConfig, ...]:
-    """Return every config worth declaring: the grid without configs that cannot be fast, and warp-specialized ones.
+    """Return every config worth measuring: the grid without configs that cannot be fast, and warp-specialized ones.
 
     Configs are left out if their accumulators spill, warps idle, too few bytes are in flight, or they need more shared
     memory than any SM has.

@@ -158,7 +158,7 @@ def _invented_shape(rng: np.random.Generator) -> tuple[int, int, int, str]:
 
 
 def _affordable(groups: int, rows: int, n: int, k: int, most_tflop: float) -> bool:
-    """Return whether a problem needs at most `most_tflop`, and the bytes of its weights are within the limit."""
+    """Return whether a problem needs at most `most_tflop` TFLOP and has at most `MOST_WEIGHT_BYTES` of weights."""
     return _tflop(rows, n, k) <= most_tflop and 2.0 * groups * n * k <= MOST_WEIGHT_BYTES
 
 

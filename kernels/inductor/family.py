@@ -274,7 +274,7 @@ class InductorTemplate(Family):
 
 @remembered(maxsize=64)
 def columns_of(configs: tuple[KernelConfig, ...], knobs: tuple[str, ...]) -> dict[str, Column]:
-    """Return each knob's values, (n_configs,)."""
+    """Return by knob its value in each config, (n_configs,)."""
     import numpy as np
 
     rows = [config.to_json() for config in configs]

@@ -44,7 +44,7 @@ _KEPT = 4
 
 @dataclass(frozen=True)
 class GeneratedKernel:
-    """One config's kernel.
+    """The Triton kernel that Inductor generated for one problem and config.
 
     Its arguments are the operands, the output, and a workspace if `workspace_bytes` is not 0.
     """

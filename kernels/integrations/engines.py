@@ -63,7 +63,7 @@ def plug_into_sglang() -> None:
 
 @cache  # engines may call their plugins several times
 def _plug_into(engine: str) -> None:
-    """Answer an engine's lookups of configs, and attach its autotuned kernels. Trouble is one warning."""
+    """Answer an engine's lookups of configs, and attach its autotuned kernels. An error becomes one warning."""
     try:
         when_imported(_MODULES[engine], partial(_answer, engine))
         attach_more_packages(_AUTOTUNED[engine])

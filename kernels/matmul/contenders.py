@@ -88,7 +88,7 @@ def _case(
 class MatmulComparison:
     """The comparison of the dense GEMM with other implementations: problems, contenders and goals.
 
-    The harness that times them is `runtime.timing.compare.Comparison`.
+    It implements `runtime.timing.compare.Comparison`; `compare_kernels` times the contenders.
     """
 
     others = ("cublas", "inductor")
@@ -116,7 +116,7 @@ class MatmulComparison:
         }
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath:
-        """Time the op and a bare launch of its kernel."""
+        """Return the host times of the op and of a bare launch of its kernel."""
         return time_launch_path(device)
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
@@ -201,7 +201,10 @@ def max_autotuned(product: Callable[..., torch.Tensor]) -> Callable[..., torch.T
 
 
 def time_launch_path(device: DeviceSpec) -> LaunchPath:
-    """Time the op and a bare launch of its kernel in turns, on a problem that keeps the GPU ahead of the host."""
+    """Return the host times of the op and of a bare launch of its kernel, timed in turns.
+
+    The problem is so small that the GPU finishes each launch before the host makes the next.
+    """
     import torch
 
     from .op import matmul

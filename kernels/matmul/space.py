@@ -197,12 +197,12 @@ def _wrong_consumers(knobs: Mapping[str, Any]) -> str | None:
 
 @lru_cache(maxsize=1)
 def full_space() -> tuple[KernelConfig, ...]:
-    """Return every config worth declaring, for all dtypes: the grid of blocks without those that cannot be fast."""
+    """Return every config worth measuring, for all dtypes: all combinations of blocks that can be fast."""
     return tuple(KernelConfig.of(**dict(zip(KNOBS, knobs, strict=True))) for knobs in _grid())
 
 
 def _grid() -> Iterator[tuple[int, ...]]:
-    """Yield the knob values of the space."""
+    """Yield the values of `KNOBS` of each config worth measuring."""
     for (m, n, k), warps, stages in product(_blocks(), (4, 8), (2, 3, 4, 5, 6)):
         if (warps == 8 and m * n < 128 * 128) or _wrong_tile(m, n, k, warps) is not None:
             continue

@@ -132,9 +132,9 @@ class _Counts:
 
 
 def _owners(models: Sequence[DenseModel]) -> dict[Layer, set[tuple[str, ...]]]:
-    """Return each layer, at all tensor-parallel degrees, with the model families that have a layer of the same shape.
+    """Return by layer, at all tensor-parallel degrees, the sets of model families that have a layer of the same shape.
 
-    A tuple has the families of one model, as `Case.model_families` returns them.
+    Each tuple has the families of one model, as `Case.model_families` returns them.
     """
     by_sizes: dict[tuple[bool, tuple[int, int]], set[tuple[str, ...]]] = {}
     layers = {}
@@ -207,7 +207,7 @@ def _epilogue(dtype: str, rng: np.random.Generator) -> tuple[str, ...]:
 
 
 def _affordable(problem: Problem, most_tflop: float) -> bool:
-    """Return whether a problem needs at most `most_tflop`, and its tensors are small enough to measure."""
+    """Return whether a problem needs at most `most_tflop` TFLOP, and its tensors are small enough to measure."""
     batch, m, n, k = (problem[dim] for dim in ("batch", "m", "n", "k"))
     touched = 4.0 * batch * (m * k + n * k + m * n)
     return 2e-12 * batch * m * n * k <= most_tflop and touched <= MOST_BYTES

@@ -50,7 +50,7 @@ def full_space(family: str) -> tuple[KernelConfig, ...]:
 
 
 def _is_of_use(family: str, knobs: Mapping[str, int]) -> bool:
-    """Return whether a config is worth declaring: its tile has a useful size, and its num_stages has an effect."""
+    """Return whether a config is worth measuring: its tile has a useful size, and its num_stages has an effect."""
     held = elements_per_thread(knobs, _USUAL_HEAD)
     takes_one_step = knobs.get("STEPS") == 1  # then num_stages has no effect
     return _LEAST_ELEMENTS <= held <= MOST_ELEMENTS[family] and not (takes_one_step and knobs["num_stages"] > 1)

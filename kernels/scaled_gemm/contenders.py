@@ -39,7 +39,7 @@ _PHASES = {"decode": (256, "uniform"), "mid": (4096, "zipf"), "training": (32768
 class ScaledGemmComparison:
     """The comparison of the scaled GEMMs with other implementations: problems, contenders and goals.
 
-    The harness that times them is `runtime.timing.compare.Comparison`.
+    It implements `runtime.timing.compare.Comparison`; `compare_kernels` times the contenders.
     """
 
     others = ("torch", "fast", "bf16")

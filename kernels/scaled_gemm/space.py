@@ -156,7 +156,7 @@ def _wrong_consumers(config: KernelConfig) -> str | None:
 
 @lru_cache(maxsize=16)
 def full_space(r: Ranges, grouped: bool) -> tuple[KernelConfig, ...]:
-    """Return every config worth declaring: the grid without configs that cannot be fast.
+    """Return every config worth measuring: the grid without configs that cannot be fast.
 
     Configs are left out if their accumulators spill, warps idle, too few bytes are in flight, or they need more shared
     memory than an SM of sm_90 or sm_100 has. Only dense products have SPLIT_K > 1 or BLOCK_M = 192.

@@ -230,7 +230,7 @@ def _granularities(rng: np.random.Generator) -> Iterator[str]:
 
 
 def _affordable(m: int, n: int, k: int, most_tflop: float) -> bool:
-    """Return whether a problem needs at most `most_tflop`, and its tensors are small enough to measure."""
+    """Return whether a problem needs at most `most_tflop` TFLOP, and its tensors are small enough to measure."""
     return 2e-12 * m * n * k <= most_tflop and m * (k + 2.0 * n) + n * k <= MOST_BYTES
 
 

@@ -110,7 +110,8 @@ class Findings:
     def coverage_by_k(self, *, sizes_known: bool = True) -> NDArray[np.float64]:
         """Return the share of problems whose shortlist of k configs has one within `WITHIN` of the best.
 
-        The result is (n_ks,), for k from 1 to `LONGEST` or to the number of configs.
+        The result is (n_ks,), for k from 1 to `LONGEST` or to the number of configs. `sizes_known` is whether the sizes
+        of groups are known when configs are ranked.
         """
         predicted = self.evaluation.predicted[0 if sizes_known else 1]
         slowdowns = np.where(np.isnan(predicted), np.inf, _slowdowns(self.evaluation.grid, predicted))

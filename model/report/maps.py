@@ -89,9 +89,8 @@ def _short(size: int) -> str:
 def _means(across: _Binned, down: _Binned, regret: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
     """Return the mean regret of the first choice in each cell, in percent, and the number of problems in it.
 
-    Cells are the pairs of a bin of `across` and one of `down`. Both arrays are (n_down, n_across). Means are geometric.
-
-    Both are (n_down, n_across). Means are geometric, and NaN in a cell without problems.
+    Cells are the pairs of a bin of `across` and one of `down`. Both arrays are (n_down, n_across). Means are geometric,
+    and NaN in a cell without problems.
     """
     shape = len(down.labels), len(across.labels)
     cell = across.number + (shape[1] * down.number if len(down.number) else 0)

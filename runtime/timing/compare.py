@@ -106,7 +106,7 @@ class LaunchPath:
 
     @classmethod
     def timed(cls, name: str, op: Callable[[], Any], bare: Callable[[], Any], calls: int = 200) -> LaunchPath:
-        """Time an op and a bare launch of its kernel in interleaved rounds, without gradients.
+        """Return the host times of an op and of a bare launch of its kernel, in interleaved rounds without gradients.
 
         Args:
             name: The op's name.

@@ -189,7 +189,7 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
             self.restore_copies = {name: arguments[name].clone() for name in saved}
 
     def _restore_tensors(self, arguments: Mapping[str, Any], exception: BaseException | None) -> None:
-        """Restore the tensors that `_save_tensors` saved: the default `post_hook`."""
+        """Restore the tensors that `_save_tensors` saved: the default `post_hook`. `exception` is not used."""
         copies, self.restore_copies = self.restore_copies, {}
         for name, value in copies.items():
             arguments[name].copy_(value)

@@ -94,7 +94,7 @@ def _spec_of(name: str, path: Sequence[str] | None, target: ModuleType | None = 
 
 
 def attach_named() -> None:
-    """Attach the packages that FORETUNE_ATTACH names; in case of trouble none of them, with one warning."""
+    """Attach the packages that FORETUNE_ATTACH names. After an error none is attached, and one warning is given."""
     try:
         attach_packages(packages_of(os.environ[VARIABLE]))
     except Exception as error:  # noqa: BLE001 - importing Foretune must not fail
@@ -240,7 +240,7 @@ def _package_of(module: str) -> str | None:
 
 
 def _attach(tuner: triton.runtime.Autotuner) -> None:
-    """Attach an autotuner if it is one of a named package and not attached. Trouble is one warning."""
+    """Attach an autotuner if it is one of a named package and not attached. An error becomes one warning."""
     if (package := _package_of(tuner.base_fn.__module__)) is None or _is_ours(tuner):
         return
     from .attach import attach_created

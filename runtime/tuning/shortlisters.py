@@ -79,7 +79,7 @@ class Shortlister(ABC):
         return (1.0,) * count
 
     def scale(self, problem: Problem, config: triton.Config) -> float:
-        """Return the predicted time of a launch in microseconds, to compare launches of different sizes."""
+        """Return a launch's predicted time in microseconds, to compare launches of different sizes; 1.0 if unknown."""
         return 1.0
 
     def supports(self, config: triton.Config, problem: Problem) -> bool:

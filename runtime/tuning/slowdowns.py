@@ -104,7 +104,7 @@ class Slowdowns:
 
 
 def unlike(problem: Problem, known: Sequence[Problem]) -> str | None:
-    """Return why the known problems say nothing about this one; None if they do.
+    """Return why the slowdowns of the known problems do not predict those of this one; None if they do.
 
     `known` have the same dimensions as the problem.
     """

@@ -174,7 +174,7 @@ class Attachment:
                 self._tuning, self._pinned_now, self._is_running = None, None, False
 
     def _is_in(self, mode: Mode) -> bool:
-        """Return whether this is the mode of launches. An invalid FORETUNE_MODE counts as none."""
+        """Return whether launches run in this mode; False if FORETUNE_MODE is not valid."""
         return self._or_warn(resolve_mode, self._mode) is mode
 
     def _run_once(self, config: triton.Config, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -247,7 +247,7 @@ class Attachment:
         return pruned
 
     def _refined(self, configs: Sequence[triton.Config]) -> triton.Config:
-        """Return the config to launch first in mode `refine`, and prepare the next launches."""
+        """Return the config to launch first in mode `refine`, and prepare to time those of the next launches."""
         if (tuning := self._tuning) is None:
             return configs[0]
         first, slowdowns = configs[0], [tuning.slowdowns[config] for config in configs]
@@ -404,7 +404,7 @@ class Attachment:
         return OwnShortlister(self.tuner, self._k, ranks=lambda: scope() if choose_together() else 0)
 
     def _best_pinned(self, problem: Problem, configs: tuple[triton.Config, ...]) -> int | None:
-        """Return the position of the config that the pin file in force has for a problem; None without one."""
+        """Return the position of the config that the pin file in force has for a problem; None without a pin file."""
         known = self._known_here(opens=False)
         pinned = known.pinned(known.shortlister.stand_in(problem), configs)
         return None if pinned is None else configs.index(pinned)

@@ -329,7 +329,7 @@ def _each(
 
 
 def _size(column: str, text: str) -> int:
-    """Return the size that a column of a CSV file has in a row."""
+    """Return the size that a CSV row has, as `text`, in a column; raise `ForetuneError` if it is not valid."""
     is_number = re.fullmatch(r"\s*[0-9]{1,18}\s*", text)  # fewer digits than Python refuses to read
     return check_integer(f"column {column}", int(text) if is_number else text, 0, MOST_SIZE)
 
@@ -351,7 +351,7 @@ def _read_csv(path: Path | str) -> tuple[Path, list[str], list[tuple[int, list[s
 
 
 def _problem(family: Family, row: Mapping[str, str]) -> Problem:
-    """Return the problem of a row."""
+    """Return the problem that a CSV row, by column name, describes; dimensions that it lacks have the default size."""
     dims = tuple((dim, _size(dim, row[dim]) if dim in row else family.default_dims[dim]) for dim in family.dims)
     flags = tuple(row.get("flags", "").split())
     problem = Problem(family.name, dims, row.get("dtype", "").strip() or family.dtypes[0], flags)

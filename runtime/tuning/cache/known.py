@@ -136,7 +136,7 @@ class KnownFunction:
 
     @property
     def name(self) -> str:
-        """The function's name."""
+        """The function's name, or that of the file if it has no results."""
         return next(map(function_of, self.entries), self.path.stem)
 
     @property
@@ -245,7 +245,7 @@ def known_kernels(kernel: str | None) -> list[KnownKernel]:
 
 
 def known_functions() -> list[KnownFunction]:
-    """Return the known results of each function, by file. Warn about files that cannot be read."""
+    """Return the known results of functions, one item per file. Warn about files that cannot be read."""
     return _in_folder(functions_folder(), KnownFunction.read)
 
 

@@ -127,7 +127,10 @@ class FunctionTuner(WrappedFunction[P, R]):
         return self._record_key(call), fixed, Ranks(group).number
 
     def _is_repeatable(self, call: FunctionCall, consequence: str | None = None) -> bool:
-        """Return whether a call can be repeated. If not, warn of the consequence, or raise `ForetuneError` if None."""
+        """Return whether a call can be repeated.
+
+        If not, warn with the text `consequence`; if this is None, raise `ForetuneError`.
+        """
         if (reason := self._effects.used_up(call.named)) is None:
             return True
         if consequence is None:

@@ -103,7 +103,7 @@ class Reader:
         return [self.read(value) for value in values]
 
     def object(self, value: Any) -> Any:
-        """Return the representation of a value held by an object or function; unknown types count by type."""
+        """Return the plain form of a value held by an object or function; the type's form if the type is unknown."""
         before, self._unknown = self._unknown, self._held
         try:
             return self.read(value)
