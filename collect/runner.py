@@ -92,11 +92,12 @@ class Runner(Protocol):
         """
 
     def scan(self, config: KernelConfig, best_us: float) -> Trial:
-        """Run a config on the prepared problem for the first time.
+        """Check and time a config on the prepared problem, for the first time, and return the trial.
 
         Args:
             config: The config to run.
-            best_us: The best time of a config on this problem so far; inf if there is none.
+            best_us: The best time of a config on this problem so far, in microseconds; inf if there is none. A config
+                that is much slower gets fewer samples.
         """
 
     def confirm(self, config: KernelConfig, best_us: float) -> list[float]:

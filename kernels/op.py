@@ -106,7 +106,7 @@ class Op:
         return self.operator if ctx.call is None else self.direct
 
     def call_of(self, arguments: tuple[Any, ...]) -> Call[Any]:
-        """Return the `Call` for these arguments, computed at the first similar call."""
+        """Return the `Call` for these arguments, which is computed once for all calls with equal `key_of`."""
         key = key_of(arguments[: self._tensors], arguments[self._tensors :], self._first)
         return self.calls.found(key) or self._compute_call(key, arguments)
 

@@ -28,7 +28,7 @@ def how_chosen(mode: str | None, same_bits: bool | None, invariant: str | None) 
 
 
 class HowChosen(NamedTuple):
-    """The way in which the configs of an op's calls are chosen."""
+    """How the configs of an op's calls are chosen: the mode, and the options that keep the bits of results."""
 
     mode: Mode
     same_bits: bool | None = None

@@ -323,7 +323,7 @@ class Bundle:
         return {f"{name}/{array}": values for name, one in self.trained.items() for array, values in one.arrays.items()}
 
     def without(self, family: str) -> str:
-        """Return the message that the bundle lacks a family, with those that it has and the next step."""
+        """Return the message that the bundle lacks a family, with those that it has and what to do."""
         has = ", ".join(self.families) or "none"
         return (
             f"the bundle has no family {family!r}; it has {has}. Use another bundle, or train one on data of {family}"

@@ -137,7 +137,7 @@ VARIABLE = "FORETUNE_MODE"
 
 
 class Mode(str, Enum):
-    """The use of predictions: none, as a shortlist, or the best config alone."""
+    """How predictions are used: not at all, as a shortlist to time, the best config alone, or refined by calls."""
 
     OFF = "off"  # not at all: all supported configs go through in the given order
     SHORTLIST = "shortlist"  # the k best configs go through and are measured

@@ -217,8 +217,6 @@ def pinned_config(
 
     Returns None without a pin file, and for a launch that it does not cover if its predicted config shall run then.
 
-    Returns None without pins, and for a launch that they do not cover if it shall then run its prediction.
-
     Args:
         kernel: The kernel's name.
         source: Returns the hash of the kernel's source. It is called once and must be hashable by what it belongs to,
@@ -229,7 +227,7 @@ def pinned_config(
         key: Triton's key of the launch.
 
     Raises:
-        PinError: The pins do not cover the launch.
+        PinError: The pin file does not cover the launch.
     """
     if (pins := pins_in_force()) is None:
         return None

@@ -131,7 +131,7 @@ def _restricted(family: Family, dim: str | None) -> Family:
 
 @lru_cache(maxsize=256)
 def _restricted_to(family: Family, config: KernelConfig) -> Family:
-    """Return the family restricted to the class of a config."""
+    """Return the family restricted to the numerics class that a config has for each problem."""
     return _view(family, lambda problem, device: config, "the first supported config")
 
 

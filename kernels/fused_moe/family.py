@@ -154,7 +154,7 @@ def _weights(product: Product) -> tuple[NDArray[np.int64], int]:
 
 
 def _work(product: Product, device: DeviceSpec, space: ConfigTable) -> _Work:
-    """Return the number of tiles that have rows, and the time of each bottleneck, for each kind of config in `space`.
+    """Return the number of tiles that have rows, and the time of each bottleneck, for the configs in `space`.
 
     The bottlenecks are the products of the busiest SM, weights from memory, and tiles from the L2 cache. The bytes in
     flight limit the memory bandwidth (Little's law).

@@ -106,9 +106,9 @@ class FusedMoe(FusedMoeFamily, MeasuredFamily):
         return with_tma(config, 0) if self.down else config
 
     def same_bits_config(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
-        """Return a config of the class that loses least over the problems of the shipped data.
+        """Return a config of the numerics class that loses least over the problems of the shipped data.
 
-        The engines' default configs have steps of BLOCK_SIZE_K that the space does not have.
+        It is not the default config, because defaults have values of BLOCK_SIZE_K that the space does not have.
         """
         step = 128 if problem.dtype == "fp8e4m3" else 64
         tile = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": step, "GROUP_SIZE_M": 1}

@@ -122,7 +122,7 @@ def tune_layer(
     out: Path | str | None = None,
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> TunedFiles:
-    """Return the rows of an engine's tuned files for a layer on one rank, and what they are worth.
+    """Return new rows of an engine's tuned files for a layer on one rank, with their times and those of alternatives.
 
     Without `measure`, all times are predicted. With it, the `candidates` configs predicted fastest of each product are
     timed on the current device, together with the engine's default config and the row of the file that it reads now

@@ -156,9 +156,8 @@ def requested_layer(
         dtype: "bf16", "fp16" or "fp8e4m3".
 
     Raises:
-        ForetuneError: The model is unknown or its experts have no gate, a dimension is missing or invalid, or `tp`
-        ranks
-            cannot share `inter`.
+        ForetuneError: The model is unknown or its experts have no gate, a dimension is missing or invalid, or `inter`
+            cannot be divided by `tp`.
 
     >>> requested_layer("Qwen3-30B-A3B", tp=2)
     Layer(experts=128, topk=8, hidden=2048, inter=384, dtype='bf16')

@@ -71,7 +71,7 @@ class Grads(NamedTuple):
 
 
 class Step(Call[Shape]):
-    """The state shared by all training steps of one shape on one device: the launches of the three products.
+    """What all calls of `grouped_gemm` of one shape on one device share: the launches of the three products.
 
     Raises:
         ForetuneError: The mode does not exist, or a given config cannot run the problem.

@@ -203,7 +203,7 @@ class _Scorer:
         return _product(inputs, self._share_of(group.columns).weight).reshape(*group.values.shape[:2], -1)
 
     def _share_of(self, columns: tuple[int, ...]) -> _Share:
-        """Return the part of the first layer that belongs to some columns."""
+        """Return the parameters of the first layer that apply to the features in some columns; cached."""
         if columns not in self._shares:
             net, places = self._network, list(columns)
             indicators = np.flatnonzero(np.isin(net.which, places))

@@ -244,7 +244,7 @@ class CudaQueue:
         self._cycles_per_us = self._calibrate()
 
     def _calibrate(self) -> float:
-        """Return the cycles per microsecond of torch's spinning kernel."""
+        """Return the GPU's clock cycles per microsecond, measured with `torch.cuda._sleep`."""
         us = 0.0
         for _ in range(2):  # the first launch also loads the kernel and wakes the clocks
             start = self.mark()
@@ -256,7 +256,7 @@ class CudaQueue:
         return _CALIBRATION_CYCLES / us
 
     def hold(self, us: float) -> None:
-        """Queue torch's spinning kernel for about `us` microseconds."""
+        """Queue a kernel that does nothing for about `us` microseconds (`torch.cuda._sleep`)."""
         with self._cuda.device(self._device):
             self._cuda._sleep(int(us * self._cycles_per_us))
 

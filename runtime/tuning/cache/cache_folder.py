@@ -69,7 +69,7 @@ class CacheContents:
         )
 
     def _of_kernels(self) -> Any:
-        """Return the table of kernels."""
+        """Return the table with a row per kernel, or per problem of one kernel."""
         below = [f"In {self.folder}"]
         if not self.of_one:
             return _table("Choices", [one.counted() for one in self.kernels], below=below)
@@ -78,7 +78,7 @@ class CacheContents:
         return _table(self.kernels[0].kernel, rows, columns, below=below, once=("device", "triton", "source"))
 
     def _of_functions(self) -> Any:
-        """Return the table of functions."""
+        """Return the table with a row per function, or per key of one function."""
         below = [f"In {functions_folder()}"]
         if not self.of_one:
             return _table("Functions", [one.counted() for one in self.functions], below=below)

@@ -22,7 +22,9 @@ _MAX_COST = "0.01"
 
 
 def check_cost(max_cost: Any = None) -> dict[str, float]:
-    """Return the limit of `Race` that a share or a number of seconds means; None is FORETUNE_MAX_COST, or else 1 %.
+    """Return the argument of `Race` for a share or seconds ("2s") that exploring may cost.
+
+    None means FORETUNE_MAX_COST, or else 1 %.
 
     Raises `ForetuneError` for anything else.
 
