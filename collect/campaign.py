@@ -320,7 +320,10 @@ class Campaign:
             self._give_up(work, work.refused)
 
     def read(self, supervisor: Supervisor, case: Case, probe_us: float) -> None:
-        """Store a time of the drift probe (a launch that shows whether the GPU gets slower), taken during `case`."""
+        """Store a time of the drift probe, in microseconds, that was taken during `case`.
+
+        The drift probe is a launch that is repeated to see whether the GPU gets slower.
+        """
         assert supervisor.device is not None
         gpu = str(self._supervisors.index(supervisor))
         self._state.row_writer.read(case, supervisor.device, gpu, probe_us)

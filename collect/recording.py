@@ -189,7 +189,7 @@ class RecordedTimes:
         self._case = self._recording.case(problem, self._device)
 
     def scan(self, config: KernelConfig, best_us: float) -> Trial:
-        """Return the recorded result of a config in the scan, whether or not it is slow in comparison to `best_us`.
+        """Return the recorded result of a config in the scan, even if it is much slower than `best_us` microseconds.
 
         Raises:
             ForetuneError: There is none.

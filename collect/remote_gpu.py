@@ -198,7 +198,7 @@ class RemoteGpu:
             self._work = None
 
     def read(self, supervisor: Supervisor, case: Case, probe_us: float) -> None:
-        """Keep a reading of the drift probe for the report: its time `probe_us` while `case` is measured."""
+        """Keep a reading of the drift probe for the report: its time in microseconds while `case` is measured."""
         if self._work is not None and case == self._work.case:
             self._readings.append((time.monotonic(), probe_us))
 

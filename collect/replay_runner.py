@@ -65,7 +65,7 @@ class ReplayRunner:
         self._rounds.clear()
 
     def scan(self, config: KernelConfig, best_us: float) -> Trial:
-        """Return the recorded result of a config's first run, whether or not it is slow in comparison to `best_us`."""
+        """Return the recorded result of a config's first run, even if it is much slower than `best_us` microseconds."""
         return self.times.scan(config, best_us)
 
     def confirm(self, config: KernelConfig, best_us: float) -> list[float]:

@@ -338,7 +338,7 @@ class RunState:
         return RecordedPlan(self._make_plan(family, device, prior=EstimateRanker()), self.recording, device)
 
     def _roofline_us(self, case: Case, device: DeviceSpec) -> float:
-        """Return the roofline time of a case; 0 if its family fails to compute it."""
+        """Return the roofline time of a case in microseconds; 0 if its family fails to compute it."""
         try:
             return roofline_us(self.family(case), case.problem, device)
         except ForetuneError:

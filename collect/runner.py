@@ -101,7 +101,7 @@ class Runner(Protocol):
         """
 
     def confirm(self, config: KernelConfig, best_us: float) -> list[float]:
-        """Return a few times, in microseconds, of a config that the scan has run.
+        """Return a few measured times, in microseconds, of a config that the scan has run.
 
         There are more of them if `best_us`, the best time in microseconds found so far, is short.
 

@@ -75,7 +75,7 @@ def run_line(run_id: str, facts: Mapping[str, Any], device: DeviceSpec) -> bytes
 
 
 def row_line(problem: Problem, config: KernelConfig, time_us: float | None) -> bytes:
-    """Return the line of one measurement; `time_us=None` means that the launch failed."""
+    """Return the line of one measurement, in microseconds; `time_us=None` means that the launch failed."""
     status = Status.LAUNCH_FAILED if time_us is None else Status.OK
     value = {"problem": problem.to_json(), "config": config.to_json(), "status": status.value, "time_us": time_us}
     return _line(value)

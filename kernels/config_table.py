@@ -189,7 +189,10 @@ class TiledWork:
         self.most_tiles: Floats = np.minimum(self.rounds * programs, np.ceil(tiles / device.sm_count))
 
     def compute_us(self, step_flops: Floats, matrix_tflops: float) -> Floats:
-        """Return the compute time of the busiest SM in microseconds, for `step_flops` FLOPs per BLOCK_K step."""
+        """Return the compute time of the busiest SM in microseconds, (n_combinations,).
+
+        `step_flops` are the FLOPs of one BLOCK_K step, and `matrix_tflops` is the device's matrix rate in TFLOP/s.
+        """
         return self.most_tiles * self.steps * step_flops * self.device.sm_count / (matrix_tflops * 1e6)
 
     def moved_us(self, moved_bytes: Any, faster: float = 1.0) -> Any:

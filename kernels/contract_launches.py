@@ -138,7 +138,7 @@ def _facts(family: Measurable, config: KernelConfig, problem: Problem) -> set[Ha
 
 
 def check_launches(family: Measurable, pairs: Sequence[tuple[KernelConfig, Problem]], device: DeviceSpec) -> None:
-    """Launch each config on its problem; fail if a result is wrong, or if memory around the tensors is overwritten.
+    """Launch the config of each pair on its problem; fail if a result is wrong, or other memory is overwritten.
 
     In the interpreter results in bf16 are not compared, because it computes some of them wrongly.
 

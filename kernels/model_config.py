@@ -153,7 +153,10 @@ def _nested(config: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, d
 
 
 def _first(sizes: Mapping[str, Any], names: Sequence[str], where: object) -> tuple[str, int] | None:
-    """Return the first of the fields `names` that is set, and its value (the first of a list); None without one."""
+    """Return the first of the fields `names` that is set, and its value (the first of a list); None without one.
+
+    Raises `DatasetError`, whose message begins with `where`, for a value that is no integer.
+    """
     for name in names:
         value = sizes.get(name)
         if isinstance(value, list) and value:
@@ -168,7 +171,7 @@ def _first(sizes: Mapping[str, Any], names: Sequence[str], where: object) -> tup
 
 
 def _check_agree(sizes: Mapping[str, Any], names: Sequence[str], where: str) -> None:
-    """Raise `DatasetError` if a config sets several of the fields `names` to different values."""
+    """Raise `DatasetError`, naming the place `where`, if several of the fields `names` have different values."""
     found = [one for name in names if (one := _first(sizes, [name], where))]
     if len({value for _, value in found}) > 1:
         raise DatasetError(f"{where}: {' but '.join(f'{name}={value}' for name, value in found)}")

@@ -193,7 +193,7 @@ class ConfiguredLaunch:
         return prepared(choose(self._family, self._problem, self._device, self._mode, launch))
 
     def _refining(self, chooses: Refinement[KernelConfig], prepared: Callable[[KernelConfig], Launch]) -> Launch:
-        """Return a launch whose config `chooses` decides at each call; it replaces itself by the final choice."""
+        """Return a launch of the config that `chooses` selects at each call, as `prepared` makes it for that config."""
         scale = predicted_us(self._family, self._problem, self._device, chooses.candidates[0])
 
         def launch(tensors: Sequence[torch.Tensor | None]) -> None:

@@ -181,7 +181,7 @@ class GenericFeatures:
         )
 
     def _of_problem(self, problem: Problem, device: DeviceSpec, flops: float, touched_bytes: float) -> list[float]:
-        """Return the columns that are equal for all configs."""
+        """Return the columns that are equal for all configs, given a problem's FLOPs and bytes (0 if unknown)."""
         logs = {dim: float(np.log2(max(problem[dim], 1))) for dim in self.dims}
         return [
             *logs.values(),

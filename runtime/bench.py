@@ -317,7 +317,10 @@ def compare_first_calls(
 def _first_call(
     autotuned: Autotuned, family: Measurable, inputs: Any, space: Sequence[KernelConfig], declare: Declare
 ) -> tuple[Any, float]:
-    """Make an autotuner of the configs in `space`, call it once, and return it and the seconds of that call."""
+    """Make an autotuner of the configs in `space`, call it once, and return it and the seconds of that call.
+
+    `autotuned` and `declare` are as for `compare_first_calls`. The caches are empty.
+    """
     import torch
     import triton
 

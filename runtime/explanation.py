@@ -258,7 +258,10 @@ def make_explanation(
 
 
 def _why(rank: int, predicted_rank: int, slowdown: float, is_diverse: bool) -> str:
-    """Return one sentence on a config's place (`rank`) in a list, compared with its place by predicted time."""
+    """Return one sentence on a config's place in a list (`rank`), compared with that by predicted time.
+
+    `slowdown` is its predicted slowdown, and `is_diverse` is whether the list is diversified.
+    """
     if predicted_rank == 1:
         return "predicted fastest"
     text = f"predicted {100 * (slowdown - 1):.1f} % slower than the first"

@@ -110,7 +110,10 @@ class HowMany:
         return length, f"k={length} for {wanted}"
 
     def _that_pays(self, regret: Sequence[float], call_us: float) -> tuple[int, str]:
-        """Return the length with the least total cost of tuning and calls, from the expected regret at each length."""
+        """Return the length with the least total cost of tuning and calls, and the reason for it as text.
+
+        `regret` is the expected regret at each length from 1 on, and `call_us` the microseconds of a call.
+        """
         calls = self.expected_calls or 0.0
         costs = [(k * self.trial_s + calls * call_us * 1e-6 * float(lost), k) for k, lost in enumerate(regret, 1)]
         _, length = min(costs)
@@ -155,7 +158,7 @@ def predicted_us(
 
 
 def narrowing(given: int, usable: int, kept: int) -> str:
-    """Return how many configs became how many, for logs and explanations.
+    """Return a text that says how many configs became how many, for logs and explanations.
 
     Args:
         given: The number of configs to choose from.

@@ -367,7 +367,7 @@ class Pruner(TracedPositions):
         return keeping_class_of(own, values[supported(own, problem, device, values)[0]])
 
     def _log_prune(self, problem: Problem, chooser: Chooser, chosen: Shortlist) -> None:
-        """Log in one line how many configs a prune has kept, once for each problem and result."""
+        """Log in one line how many configs a prune has kept (`chosen`), once for each problem and result."""
         key = (problem.without_sizes(), chooser.device.name, len(chooser.configs), len(chosen.configs))
         if key in self._logged:
             return

@@ -108,7 +108,7 @@ def file_name(engine: str, layer: Layer, device: DeviceSpec, *, down: bool = Fal
 
 
 def folder_name(engine: str, triton: str) -> str:
-    """Return the path of an engine's files below the folder in its environment variable.
+    """Return the path of an engine's files below the folder in its environment variable, for a version of Triton.
 
     The variables are SGLANG_MOE_CONFIG_DIR and VLLM_TUNED_CONFIG_FOLDER.
 

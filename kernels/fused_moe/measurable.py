@@ -368,7 +368,7 @@ def _unscaled(values: torch.Tensor, scale: torch.Tensor | None, rows_a_scale: in
 
 
 def chosen_experts(product: Product, generator: torch.Generator, where: str) -> torch.Tensor:
-    """Draw topk different experts for each token uniformly, (tokens, topk) int32."""
+    """Draw topk different experts for each token uniformly, on the torch device `where`: (tokens, topk) int32."""
     import torch
 
     tokens, experts, topk = (product.problem[dim] for dim in ("tokens", "experts", "topk"))

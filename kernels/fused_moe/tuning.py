@@ -272,7 +272,10 @@ def _able(pairs: Mapping[str, Pair], products: Sequence[_Product], tokens: int) 
 def _predicted_times(
     engine: str, up: _Predicted, down: _Predicted, contenders: Mapping[str, Pair]
 ) -> tuple[Pair, dict[str, float]]:
-    """Return the pair predicted fastest, and the predicted times of it and of the contenders by name."""
+    """Return the pair predicted fastest, and the predicted times in microseconds of it and of the contenders by name.
+
+    `up` and `down` are the predictions for the first and the second product.
+    """
     times_up, times_down = up.by_config, down.by_config
     best_us, best = best_pairs(engine, times_up, times_down)[0]
     return best, {OURS: best_us} | {name: times_up[p.up] + times_down[p.down] for name, p in contenders.items()}
@@ -297,7 +300,11 @@ def _row(
 def _to_time(
     engine: str, up: _Predicted, down: _Predicted, contenders: Mapping[str, Pair], candidates: int
 ) -> tuple[list[KernelConfig], list[KernelConfig]]:
-    """Return the configs of each product to time: those of the pairs predicted fastest, and the contenders'."""
+    """Return the configs of each product to time: those of the pairs predicted fastest, and the contenders'.
+
+    `up` and `down` are the predictions for the first and the second product; at most `candidates` of each are timed,
+    in addition to the contenders.
+    """
     firsts: dict[KernelConfig, None] = {}
     seconds: dict[KernelConfig, None] = {}
     ranked = best_pairs(engine, up.by_config, down.by_config)

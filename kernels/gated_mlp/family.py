@@ -118,7 +118,7 @@ class GatedMlp(GemmFamily, MeasuredFamily):
         return product_class(rows, warps, step, problem["k"], problem.dtype_name, _COMPARED)
 
     def smem_bytes(self, config: Knobs, elements: Any, device: DeviceSpec) -> int:
-        """Return an upper bound of one program's shared memory; `elements` is the size of an element in bytes."""
+        """Return an upper bound of one program's shared memory, in bytes; `elements` are the bytes of an element."""
         return smem_bytes(config, elements, device.arch)
 
     def flops(self, problem: Problem) -> float:

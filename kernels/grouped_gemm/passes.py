@@ -157,7 +157,8 @@ def forward(
 ) -> torch.Tensor:
     """Launch the forward pass of `grouped_gemm`, and return y, (rows, N).
 
-    Rows that belong to no group are uninitialized, or zero if contents are checked (FORETUNE_CHECK).
+    `indices` are its `gather_indices`, `weights` its `topk_weights`. Rows that belong to no group are uninitialized, or
+    zero if contents are checked (FORETUNE_CHECK).
     """
     if step.elsewhere():
         with torch.cuda.device(step.gpu):
@@ -192,11 +193,10 @@ def backward(
     weights: torch.Tensor | None,
     bias: torch.Tensor | None,
 ) -> Grads:
-    """Launch the backward pass of `grouped_gemm`, and return the needed gradients.
+    """Launch the backward pass of `grouped_gemm` for the gradient `dy` of y, and return the needed gradients.
 
-    That of x is zero in rows that belong to no group.
-
-    x and w may be None if `saved_of` leaves them out.
+    That of x is zero in rows that belong to no group. The other arguments are as for `forward`; x and w may be None if
+    `saved_of` leaves them out.
     """
     if step.elsewhere():
         with torch.cuda.device(step.gpu):
@@ -271,7 +271,7 @@ def _dx(
 ) -> torch.Tensor:
     """Return dy @ w times the weights, (rows, K), sorted by group, or in the permuted order with permute_x.
 
-    Rows that belong to no group are uninitialized.
+    `indices` are the `gather_indices` of `grouped_gemm`. Rows that belong to no group are uninitialized.
     """
     dx = torch.empty((step.seen.rows, step.seen.k), dtype=dy.dtype, device=dy.device)
     step.launch_of("grouped_gemm_dx").here((dy, w, dx, tile_map.entries, indices, weights, None))
@@ -286,7 +286,10 @@ def _dw(
     indices: torch.Tensor | None,
     weights: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Launch dW and return dy.T @ x of each group, (groups, N, K), with the rows of dy times the weights."""
+    """Launch dW and return dy.T @ x of each group, (groups, N, K), with the rows of dy times the weights.
+
+    `indices` are the `gather_indices` of `grouped_gemm`.
+    """
     _, groups, n, k = step.seen
     permute_x, permute_y = step.options.permute_x, step.options.permute_y
     if permute_x or permute_y:

@@ -128,7 +128,10 @@ def _is_free(engine: str, module: Any) -> bool:
 def _tables(
     engine: str, experts: int, inter: int, hidden: int, topk: int, dtype: str | None, block_shape: tuple[int, ...]
 ) -> _Tables | None:
-    """Return an MoE layer's predicted rows; None if its dtype is not known, or if predicting fails (with a warning)."""
+    """Return an MoE layer's predicted rows; None for an unknown dtype, and with a warning if predicting fails.
+
+    `dtype` and `block_shape` (the scales' blocks) are the engine's: None and () for unquantized weights.
+    """
     if dtype is None and not block_shape:
         ours = "bf16"  # the engines have the same files for fp16
     elif dtype == "fp8_w8a8" and block_shape == (SCALED_BLOCK, SCALED_BLOCK):

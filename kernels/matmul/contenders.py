@@ -81,7 +81,7 @@ def suite_cases(models: Sequence[DenseModel]) -> dict[str, Case]:
 def _case(
     source: str, scenario: str, m: int, n: int, k: int, *, dtype: str = "bf16", flags: tuple[str, ...] = ()
 ) -> Case:
-    """Return the case of one (m, k) by (k, n) product from this source."""
+    """Return the case of one (m, k) by (k, n) product from this source; `scenario` is its pass, such as "forward"."""
     return Case(Problem.of("matmul", dtype=dtype, flags=flags, batch=1, m=m, n=n, k=k), (source,), scenario)
 
 

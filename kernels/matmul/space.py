@@ -60,9 +60,10 @@ def tile_smem_bytes(
     split: bool = False,
     arch: str,
 ) -> int:
-    """Return the shared memory of a program with CONSUMERS = 0 and these knobs, in bytes.
+    """Return the shared memory in bytes of a program with CONSUMERS = 0, for an m x n x k tile and these knobs.
 
-    `smem_bytes` explains what it consists of.
+    `smem_bytes` explains what it consists of. `tma` is the knob TMA, `itemsize` the bytes of an operand's element, and
+    `split` whether SPLIT_K > 1.
     """
     is_async = m >= 64 and arch in ASYNC_PRODUCT_ARCHS
     buffers = stages if is_async or arch.startswith("gfx") else max(stages - 1, 1)

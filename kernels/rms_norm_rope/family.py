@@ -166,7 +166,7 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
         return (*generic, FeatureGroup(tuple(range(first, len(self.feature_names))), of_tiles[None], each))
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
-        """Return the time to move the problem's bytes, increased for a head's padding and an unfilled last wave."""
+        """Return the microseconds to move the problem's bytes, more for padded heads and an unfilled last wave."""
         if not len(configs):
             return np.empty(0)
         programs = np.maximum(self._programs(problem, configs), 1.0)

@@ -95,7 +95,7 @@ def chunks_of(tokens: int, config: Knobs) -> Any:
 
 
 def backward_grid(tokens: int, q_heads: int, k_heads: int, config: Knobs) -> Any:
-    """Return the number of programs of a backward launch."""
+    """Return the number of programs of a backward launch: one for each chunk of tokens and tile of heads of q or k."""
     return chunks_of(tokens, config) * (head_blocks(q_heads, config) + head_blocks(k_heads, config))
 
 

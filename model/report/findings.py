@@ -207,12 +207,12 @@ class Choice:
 
     @property
     def first_predicted_us(self) -> float:
-        """The predicted slowdown of the first choice times the best measured time: rankers do not predict times."""
+        """The predicted slowdown of the first choice times the best measured time, in microseconds."""
         return self.first_predicted * self.best_us
 
     @property
     def best_predicted_us(self) -> float | None:
-        """The predicted slowdown of the best config times the best measured time."""
+        """The predicted slowdown of the best config times the best measured time, in microseconds."""
         return None if self.best_predicted is None else self.best_predicted * self.best_us
 
     @property

@@ -244,7 +244,7 @@ def _named(knob: str | None, value: object) -> str:
 
 
 def _cell_text(time_us: float, places: Sequence[int]) -> str:
-    """Return the text of a cell: the time, and the places on the shortlist of the configs in it."""
+    """Return the text of a cell: the time in microseconds, and the shortlist places of the configs in it."""
     if not np.isfinite(time_us):
         return ""
     time = f"{time_us:.3g}" if time_us < 1000 else f"{time_us:.0f}"

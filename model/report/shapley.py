@@ -96,7 +96,10 @@ def _add_values(
     feature: NDArray[np.uint16],
     threshold: NDArray[np.float32],
 ) -> None:
-    """Add the Shapley values of one tree, for each row to explain, to `values`."""
+    """Add the Shapley values of one tree, for each row to explain, to `values`.
+
+    `feature` and `threshold` are those of the tree's splits, (n_splits,), and `leaf_value` are its leaves' values.
+    """
     follows = paths.left[:, :, None] == (rows[:, feature] <= threshold).T  # (n_leaves, n_splits, n_rows)
     follows |= ~paths.on_path[:, :, None]
     used = np.unique(feature)

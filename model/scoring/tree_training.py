@@ -126,7 +126,10 @@ class TreeTraining:
         group: NDArray[np.int64] | None = None,
         init_score: NDArray[np.float64] | None = None,
     ) -> lightgbm.Booster:
-        """Train a booster on the shared bins; see LightGBM for `label`, `weight`, `group` and `init_score`."""
+        """Train a booster of `trees` trees with the parameters in `objective`, on the shared bins.
+
+        See LightGBM for `label`, `weight`, `group` and `init_score`; `share` is that of the task's progress.
+        """
         import lightgbm
 
         # A copy with labels of its own, because another objective may be trained at the same time.

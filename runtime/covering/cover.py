@@ -248,7 +248,10 @@ def _dispatched(
     choose: Choose,
     device: DeviceSpec,
 ) -> Cover:
-    """Return the `Cover` that `choose` finds for the losses, without configs that the family refuses in their range."""
+    """Return the `Cover` that `choose` finds for the losses, without configs that the family refuses in their range.
+
+    `span` is the smallest and the largest size of the dimension `dynamic`; `counts` has the weight of each size.
+    """
     first = losses.first.copy()
     weights = np.array([counts[size] for size in losses.sizes], dtype=np.float64)
     rows = np.arange(len(losses.sizes))
@@ -328,7 +331,7 @@ def _chooser(k: Any, within: Any, ranges: Any) -> Choose:
 
 
 def _checked(family: Family, problem: Problem, dynamic: str, span: Any) -> tuple[int, int]:
-    """Check the arguments of a cover, and return the smallest and largest size; raise `ForetuneError` if invalid."""
+    """Check the arguments of a cover, and return the smallest and largest size; `ForetuneError` if invalid."""
     # The problem's own size of the dynamic dimension does not matter.
     check_problem_of(family, at_size(problem, dynamic, 1) if isinstance(problem, Problem) else problem)
     if not isinstance(dynamic, str) or dynamic not in family.dims:

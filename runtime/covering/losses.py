@@ -171,7 +171,7 @@ def _cut_short(
 
 
 def _log_losses(times_us: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return each config's mean log loss, (n_configs,), from times, (n_problems, n_configs).
+    """Return each config's mean log loss, (n_configs,), from microseconds, (n_problems, n_configs).
 
     It is inf for a config without a time on one of the problems.
     """
@@ -243,9 +243,9 @@ def _times_us(
 
 
 def _logs(times_us: NDArray[np.float64], family: Measurable, problems: list[Problem]) -> NDArray[np.float64]:
-    """Return the log of each time over the least of its size, (n_sizes, n_configs).
+    """Return the log of each time over the least of its size, (n_sizes, n_configs); `times_us` has that shape.
 
-    Raises `ForetuneError` for a size at which no config ran in every pass.
+    Raises `ForetuneError`, naming the size's problem, for a size at which no config ran in every pass.
     """
     least = times_us.min(axis=1, keepdims=True)
     if not np.isfinite(least).all():

@@ -172,10 +172,7 @@ class PreparedLaunch:
             self._known[key] = binary, tuple(values[name] for name in self._launcher.kernel.arg_names[given:])
 
     def _through_jit(self, tensors: Sequence[torch.Tensor | None]) -> Any:
-        """Launch on these tensors through Triton's JIT; return the binary, or None in the interpreter.
-
-        Triton parses the kernel before it compiles and launches, perhaps while other binaries are compiled ahead.
-        """
+        """Launch on these tensors through Triton's JIT; return the binary, or None in the interpreter."""
         kernel, values = self._launcher.kernel[self._grid], self._values()
         return undisturbed(lambda: kernel(*tensors, *self._integers, **values))
 

@@ -57,7 +57,7 @@ class Row:
 
     @property
     def ours_us(self) -> float:
-        """The time with the best config if it is known, else with the predicted one."""
+        """The time with the best config if it is known, else with the predicted one, in microseconds."""
         return self.best_us or self.predicted_us
 
     @property
@@ -405,5 +405,5 @@ def _row(
 
 
 def _us(time_us: float | None) -> str:
-    """Return a time for a table; "" for None."""
+    """Return a time in microseconds as text for a table; "" for None."""
     return "" if time_us is None else f"{time_us:.1f}"

@@ -118,7 +118,10 @@ class KnownTimes:
         return None if value is None else config_of[value]
 
     def log(self, problem: Problem, config: triton.Config, time_us: float | None, timed: str = "") -> None:
-        """Log a time if FORETUNE_LOG is set; `timed` says how it was measured, if not by the kernel's autotuner."""
+        """Log a time in microseconds if FORETUNE_LOG is set; None for a config that failed.
+
+        `timed` says how it was measured, if not by the kernel's autotuner.
+        """
         if not (self._logs or timed) or self.device is None:
             return
         from ..timing.flywheel import is_logging, log_row, source_that_ran
@@ -140,7 +143,7 @@ class KnownTimes:
 
 
 class KeyTimes:
-    """The times of one key of a kernel: the `Known` of a `TuningSession`, and the agreement of ranks.
+    """The times of one key of a kernel: the `Known` of a `TuningSession`. They also let ranks agree on a config.
 
     On disk and for the shortlister, `problem` represents the key; None if the launch is not a `Problem`.
     """

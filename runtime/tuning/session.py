@@ -48,7 +48,7 @@ class Measured(NamedTuple):
 
     @classmethod
     def of(cls, time_us: float | None) -> Measured:
-        """Return the result for a known time; None stands for an earlier failure whose reason was not kept."""
+        """Return the result for a known time in microseconds; None stands for an earlier failure of unknown reason."""
         return cls(Status.LAUNCH_FAILED, error="it failed before") if time_us is None else cls(Status.OK, time_us)
 
     @classmethod

@@ -90,7 +90,10 @@ class Slowdowns:
         return lost
 
     def _weights(self, rows: NDArray[np.intp], at: Array) -> Array:
-        """Return the weights of the known problems in `rows` for a point, which fall with the distance, (n_rows,)."""
+        """Return the weights of the known problems in `rows`, (n_rows,), which fall with their distance from `at`.
+
+        `at` has the coordinates of a problem, as `_points` returns them.
+        """
         scale = np.where(self._scale > 0, self._scale, 1.0)
         varied = max(int((self._scale > 0).sum()), 1)
         distance = np.sqrt((((self._points[rows] - at) / scale) ** 2).sum(axis=1) / varied)

@@ -286,7 +286,7 @@ def _read_or_error(read: Callable[[Any], tuple[T, int]], value: Any) -> tuple[T,
 
 
 def _not_exported(path: Path, error: Exception) -> ForetuneError:
-    """Return the error for a file that is not an exported one."""
+    """Return the error to raise for a file that is not an exported one, as `error` shows."""
     return ForetuneError(f"{abridged(str(path))}: not exported choices: {abridged(str(error))}")
 
 

@@ -197,6 +197,7 @@ def _frozen(
     """Learn rules from pinned choices, write them as source, and compute what they lose.
 
     The docstring of the source says how the choices were made (`how`) and has the lines `origins`.
+    `predicted_slowdowns` has those of each choice, or nothing. `are_measured`: the choices have measured slowdowns.
     """
     examples = [example for one in pinned for example in _examples(one)]
     measured_slowdowns = [example.slowdowns for example in examples] if are_measured else []

@@ -290,7 +290,7 @@ def _failures_last(entry: Document) -> bool:
 
 
 def _time(time_us: float | None) -> float | None:
-    """Return a time as it is stored: rounded to 6 digits, far below the noise; None if it is out of range."""
+    """Return a time in microseconds as it is stored: rounded to 6 digits; None if it is out of range."""
     if time_us is None or not SHORTEST_US <= time_us <= LONGEST_US:
         return None
     return float(f"{time_us:.6g}")

@@ -122,7 +122,7 @@ class SharedFile:
         self._hold(text, document)
 
     def _hold(self, text: bytes, document: Document, on_disk: bytes | None = None) -> None:
-        """Keep a document, its text, and the file's bytes if they differ from the text."""
+        """Keep a document, its text, and the file's bytes (`on_disk`) if they differ from the text."""
         self._text, self._document, self._bytes = text, document, text if on_disk is None else on_disk
 
     def _take_over(self) -> None:

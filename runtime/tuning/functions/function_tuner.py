@@ -160,7 +160,10 @@ class FunctionTuner(WrappedFunction[P, R]):
     def _tuning(
         self, call: FunctionCall, group: Any, verbose: bool, logs: Path | None = None, **terms: object
     ) -> Iterator[CallTuning]:
-        """Yield a `CallTuning` of a call, begun and ended on all ranks of `group`, whose `terms` must be equal."""
+        """Yield a `CallTuning` of a call, begun and ended on all ranks of `group`, whose `terms` must be equal.
+
+        Progress is printed if `verbose`, and written to files in the folder `logs`.
+        """
         ranks, runs = Ranks(group), f"{self.n_warmup} + {self.n_repeat}"
         with ranks.together(self.name, {"key": call.key, "source": self._code, **terms, "runs": runs}):
             yield CallTuning(self, call, ranks, line_reporter(verbose, self.name, call.key, ranks, logs))
@@ -255,7 +258,10 @@ class CallTuning:
     def result(
         self, function: str, key: str, record: KeyRecord, best: Candidate, trials: Sequence[Trial], **rest: Any
     ) -> TuneResult:
-        """Return the `TuneResult` of a function, or of a kernel in it, whose best config is `best`."""
+        """Return the `TuneResult` of a function, or of a kernel in it, whose best config is `best`.
+
+        `record` has its measurements, and `rest` has other fields of the result.
+        """
         chosen = record.measured.get(best.text)
         return TuneResult(
             function=function,

@@ -96,7 +96,7 @@ class SideEffects:
         return undo
 
     def used_up(self, named: Mapping[str, Any]) -> str | None:
-        """Describe an argument that the first run would consume, such as an iterator or open file, also in containers.
+        """Describe an argument in `named` that the first run would consume, such as an iterator, also in containers.
 
         Return None if there is none. With `reset`, only iterators of Python itself count, since `reset` may rewind all
         others.

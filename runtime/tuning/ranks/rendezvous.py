@@ -230,7 +230,7 @@ class Rendezvous:
 
 
 def longest_of_ranks(times_us: Sequence[Times]) -> list[float | None]:
-    """Return each config's longest time, given the times of each rank.
+    """Return each config's longest time in microseconds, given the times of each rank; None if it failed on one.
 
     >>> longest_of_ranks([[3.0, 5.0], [4.0, None]])
     [4.0, None]
@@ -239,7 +239,7 @@ def longest_of_ranks(times_us: Sequence[Times]) -> list[float | None]:
 
 
 def longest(times_us: Times) -> float | None:
-    """Return the longest of a config's times on all ranks; None if it failed on one of them.
+    """Return the longest of a config's times on all ranks, in microseconds; None if it failed on one of them.
 
     >>> longest([3.0, 5.0]), longest([3.0, None])
     (5.0, None)

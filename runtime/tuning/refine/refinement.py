@@ -200,7 +200,7 @@ class Refinement(Generic[C]):
             self._planned = race.plan(most)[::-1]
 
     def _read(self) -> None:
-        """Take note of the times of calls that have completed."""
+        """Read the times of calls that have completed, and add them to the race, or among ranks keep them for it."""
         configs, logs = self._held
         for (at, scale), time_us in self._watch.read():
             self._unread -= 1
