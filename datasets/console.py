@@ -218,7 +218,7 @@ _UNITS_S = 3600, 60, 1
 
 
 def whole_number(text: str, low: int = 0, high: int = MOST) -> int:
-    """Return the integer in [low, high] that a text of digits 0 to 9 stands for.
+    """Return the integer in [low, high] that is written in a text of digits 0 to 9.
 
     Signs, underscores and digits of other scripts, which `int` accepts, are refused.
 
@@ -268,7 +268,7 @@ def span(text: str) -> tuple[int, int]:
 
 
 def number(text: str, low: float, high: float) -> float:
-    """Return the number in [low, high] that a text stands for; raise `ForetuneError` for others, nan and inf too.
+    """Return the number in [low, high] that a text represents; raise `ForetuneError` for others, nan and inf too.
 
     >>> number("0.1", 0, 1)
     0.1

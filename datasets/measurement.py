@@ -155,7 +155,7 @@ class Measurement:
 
 
 def _check_time(status: Status, time_us: Any) -> None:
-    """Raise `ForetuneError` unless a time has its status: microseconds in bounds for one of `TIMED`, else None."""
+    """Raise `ForetuneError` unless a time suits a status: microseconds in bounds for one of `TIMED`, else None."""
     if status not in TIMED:
         if time_us is not None:
             raise ForetuneError(f"time_us must be None for status {status.value} but is {shown(time_us)}")

@@ -259,7 +259,10 @@ def report(
 def evaluation_of(
     dataset: Dataset, family: Family, bundle: Bundle | None, rivals: Rivals, split: str, jobs: int
 ) -> Evaluation:
-    """Evaluate a bundle, or without one rankers by cross-validation, on one family's measurements, next to `rivals`."""
+    """Evaluate a bundle, or without one rankers by cross-validation, on one family's measurements, next to `rivals`.
+
+    `split` and `jobs` are as for `evaluate`.
+    """
     from ..model.cross_validation import cross_validate, evaluate_bundle
 
     if bundle is None:
@@ -332,7 +335,7 @@ def judged_families(
 
 
 def dataset_of(data: DataLike) -> Dataset:
-    """Return a dataset as it is, or read the one that a folder or a shipped name stands for."""
+    """Return a given dataset unchanged, or read the one in a folder or with a shipped name."""
     from ..datasets import load
     from ..datasets.dataset import Dataset
 

@@ -332,7 +332,10 @@ class _Split:
         return {f"{self._split}s it never saw": Coverage.of(problems, by_fold, self._growths(learned))}
 
     def coverage_of(self, bundle: Bundle, scores: NDArray[np.float64]) -> dict[str, Coverage]:
-        """Return `Evaluation.coverage` of a bundle's own calibration; nothing if it has none."""
+        """Return `Evaluation.coverage` of a bundle's own calibration; nothing if it has none.
+
+        `scores` are those of the bundle's ranker at call time, (n_problems, n_configs).
+        """
         grid, family = self.data.grid, self.data.family.name
         calibration = bundle.calibration(family)
         if calibration is None:

@@ -222,7 +222,7 @@ def pinned_config(
         source: Returns the hash of the kernel's source. It is called once and must be hashable by what it belongs to,
             as a bound method is. None for a family without a kernel of its own.
         device: The device of the launch.
-        problem: The problem that stands for the launch; None if the launch is not a problem.
+        problem: The problem that represents the launch; None if the launch is not a problem.
         reason: Returns why a config cannot run the launch; None if it can.
         key: Triton's key of the launch.
 

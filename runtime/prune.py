@@ -179,13 +179,13 @@ class Pruner(TracedPositions):
     `trial_s` is as for `make_shortlist`.
 
     The callback returns the autotuner's own `Config` objects, best first. The list is never empty, no config is
-    changed, and no exception leaves the callback: if anything fails, all supported configs go through, with one warning
-    that says why. While a pin file is in force, its config alone goes through, and a launch that it does not cover
+    changed, and no exception leaves the callback: if anything fails, all supported configs are kept, with one warning
+    that says why. While a pin file is in force, its config alone is kept, and a launch that it does not cover
     raises a `PinError`. Each problem's first prune is logged at INFO level ("... 1254 configs, 1155 usable -> 8").
 
     In a function under `torch.compile`, launches with static shapes stay in the graph (also with `fullgraph=True`). If
-    the autotuner resets or restores tensors, which compiled code does not, only the config predicted to be fastest goes
-    through. The graph breaks at the launch, which then runs and is pruned outside of it, for dynamic shapes, for a
+    the autotuner resets or restores tensors, which compiled code does not, only the config predicted to be fastest is
+    kept. The graph breaks at the launch, which then runs and is pruned outside of it, for dynamic shapes, for a
     kernel with reset or restored tensors that has no prediction, and before torch 2.13.
 
     Raises:

@@ -177,7 +177,10 @@ def _with_logs(manifest: Mapping[str, Any], logs: Iterable[LogPart]) -> dict[str
 
 
 def _read_sealed(directory: Path, problems: pa.Table, digests: Mapping[str, str]) -> pa.Table:
-    """Read the sealed measurements, with the problems and configs themselves in place of their positions."""
+    """Read the sealed measurements, with the problems and configs themselves in place of their positions.
+
+    `problems` is the table of problems, and `digests` has each file's SHA-256 by its name.
+    """
     path = directory / "measurements.parquet"
     configs = _read_verified(directory, "configs", CONFIGS, digests)
     rows = _read_verified(directory, "measurements", MEASUREMENTS, digests)
@@ -186,7 +189,10 @@ def _read_sealed(directory: Path, problems: pa.Table, digests: Mapping[str, str]
 
 
 def _read_sealed_drift(directory: Path, problems: pa.Table, digests: Mapping[str, str]) -> pa.Table:
-    """Read the sealed drift readings of a dataset; an empty table if it was sealed without any."""
+    """Read the sealed drift readings of a dataset; an empty table if it was sealed without any.
+
+    The arguments are those of `_read_sealed`.
+    """
     if "drift.parquet" not in digests:  # sealed before there were readings
         return _empty(DRIFT_PART)
     drift = _read_verified(directory, "drift", DRIFT, digests)

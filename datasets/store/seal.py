@@ -199,7 +199,10 @@ def _write_upgraded(directory: Path) -> list[str]:
 
 
 def _upgraded(path: Path, schema: pa.Schema) -> pa.Table | None:
-    """Return a file's table in the current version; None if the file already has it, or cannot be read."""
+    """Return a file's table in the current version, which has `schema`.
+
+    None if the file already has the current version, or cannot be read.
+    """
     try:
         table = read_table(path, schema)
     except UnreadableError:

@@ -250,7 +250,10 @@ def best_pairs(
 def _contenders(
     engine: str, layer: Layer, tokens: int, in_force: TunedRow | None, products: Sequence[_Product]
 ) -> dict[str, Pair]:
-    """Return the pairs that the engine may run now, by name: its default, and that of the row `in_force`."""
+    """Return the pairs that the engine may run now, by name: its default, and that of the row `in_force`.
+
+    The latter is left out if one of the products cannot run it. Raises `ForetuneError` if that is so for the default.
+    """
     pairs = {DEFAULT: default_pair(engine, layer, tokens)}
     if in_force is not None and in_force.pair is not None:
         pairs[SHIPPED] = in_force.pair
@@ -331,9 +334,10 @@ def _measured_times(
     products: Sequence[_Product],
     device: DeviceSpec,
 ) -> tuple[Pair, dict[str, float]]:
-    """Time candidates and return the fastest correct pair, and the times of it and of the contenders by name.
+    """Time candidates; return the fastest correct pair, and the microseconds of it and of the contenders by name.
 
     The pair is chosen in a first pass. The returned times are from a second pass, in which all pairs take turns.
+    `configs` has the configs of each of the two `products` to time.
     """
     from ...runtime.timing.timer import Timer, time_configs
 

@@ -251,6 +251,8 @@ def tile_smem_bytes(
 ) -> int:
     """Return the shared memory of one program with CONSUMERS = 0, in bytes.
 
+    `tma` has the knobs that turn on TMA for the left operand, the right operand and the output; `itemsize` is in bytes.
+
     This is exactly what Triton 3.6 to 3.9 allocates for 16-bit tiles on sm_90 and sm_100, and an upper bound on other
     architectures and for float32 (tests compare it with binaries).
 

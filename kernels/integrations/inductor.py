@@ -246,8 +246,8 @@ def choices_with_uuid(uuid: str, theirs: Callable[[], Any] | None) -> Any:
 def timed_by_us(theirs: Callable[..., Any], is_on: Callable[[], bool]) -> Callable[..., Any]:
     """Return a replacement of `theirs`, Inductor's `benchmark_gpu`, that times launches with `Timer`, in milliseconds.
 
-    Calls with other options, on other devices or in Inductor's deterministic mode, and launches that synchronize, use
-    the original method.
+    Calls while `is_on` returns False, with other options, on other devices or in Inductor's deterministic mode, and
+    launches that synchronize, use the original method.
     """
 
     @wraps(theirs)

@@ -225,7 +225,8 @@ def _call(
     """Return the `Call` of a forward or backward pass, with a launch unless it needs copies or computes nothing.
 
     `tensors` are the heads, (q, k) or (dq, dk, q, k), then cos, sin, and both weights or None. The gradient of a
-    rotation without norm is the opposite rotation, which the forward kernel computes.
+    rotation without norm is the opposite rotation, which the forward kernel computes. `place` is the index of the GPU;
+    the other arguments are those of `rms_norm_rope`.
     """
     q, k = (_tokens(x) for x in tensors[-6:-4])
     copies = not all(_lie_well(tensors))

@@ -70,7 +70,10 @@ class _Paths:
 
 
 def _paths(forest: Forest, start: int, leaves: int, background: NDArray[np.float32]) -> _Paths:
-    """Return the paths in the tree of `leaves` leaves whose splits begin at `start`."""
+    """Return the paths in the tree of `leaves` leaves whose splits begin at `start`.
+
+    The `background` rows, (n_background, n_features), give the branches of each split their shares.
+    """
     on_path, left = np.zeros((2, leaves, leaves - 1), bool)
     shares = np.ones((leaves, leaves - 1))
     open_nodes = [(start, 0, leaves, np.arange(len(background)))]

@@ -142,7 +142,7 @@ class Forest:
         return QuickScorer(self)
 
     def __len__(self) -> int:
-        """The number of trees."""
+        """Return the number of trees."""
         return len(self.tree_leaves)
 
     def predict(self, features: NDArray[np.floating[Any]]) -> NDArray[np.float64]:

@@ -235,7 +235,7 @@ class KeyTimes:
     def agree(
         self, configs: Sequence[triton.Config], times_us: Times | Callable[[], Times]
     ) -> tuple[triton.Config | None, float]:
-        """Return the config that is fastest on the rank where it is slowest, and its time there in microseconds.
+        """Return the config whose time on its slowest rank is the shortest, and this time in microseconds.
 
         Args:
             configs: The configs, the same on each rank.

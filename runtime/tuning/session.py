@@ -59,7 +59,7 @@ class Measured(NamedTuple):
 
 
 def failure_of(error: Exception) -> tuple[Status, str]:
-    """Return the status that an exception stands for, and its text for tables and messages."""
+    """Return the status of a candidate that raised an exception, and the exception's text for tables and messages."""
     kind = type(error).__name__
     text = printable(abridged(f"{kind}: {error}" if str(error) else kind))
     if kind in ("OutOfResources", "OutOfMemoryError", "MemoryError"):

@@ -123,7 +123,9 @@ def compile_matmul(
     activation: str,
     aligned: bool,
 ) -> Any:
-    """Compile what `launch_matmul` launches for such tensors and the active driver's target, into Triton's cache.
+    """Compile what `launch_matmul` launches for such arguments and the active driver's target, into Triton's cache.
+
+    `element` is the operands' dtype, and `out` that of y. `bias`: there is one. `aligned`: see `are_aligned`.
 
     Returns:
         The binary of the product.

@@ -175,6 +175,8 @@ class ContextualFunction(FunctionTuner[P, R]):
     def _tune_sites(self, tuning: CallTuning, sites: Sites, records: dict[str, KeyRecord]) -> dict[str, str]:
         """Tune one kernel (site) after the other, while the others run their best config so far.
 
+        `records` receives the measurements of each site, by its label.
+
         Returns:
             What was measured for each site, by its label.
         """

@@ -115,7 +115,7 @@ class FunctionTuner(WrappedFunction[P, R]):
             return {}
 
     def _fall_back(self, difference: str) -> None:
-        """Raise a `PinError` about the pin file in force, or warn, as `Missing` says."""
+        """Raise a `PinError` that states a `difference` from the pin file in force, or warn, as `Missing` says."""
         if (pins := pins_in_force()) is not None:
             pins.fall_back(self.name, PinError(f"{pins.path} {difference}"))
 
