@@ -335,9 +335,8 @@ class CaseTasks:
 def rounds_of(best_us: float) -> int:
     """Return how many rounds each confirming pass of a case has.
 
-    A sample is wrong by a few tenths of a microsecond, however long the kernel takes, and samples of the same round
-    share a part of this error. Therefore, there are more rounds below 10 us; more samples in each of four rounds helped
-    far less (H200, 2026-11; datasets/h200_rms_norm_rope/CARD.md has the effect).
+    There are more of them below 10 us: samples of one round share a part of their error, which is a few tenths of a
+    microsecond, however long the kernel takes (datasets/h200_rms_norm_rope/CARD.md has the effect).
 
     Args:
         best_us: The time of the case's best config in microseconds.

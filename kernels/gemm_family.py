@@ -266,7 +266,7 @@ class MeasuredFamily(Measurable):
 
         Args:
             models: A CSV file of models; the shipped one if None.
-            max_tflop: The maximum size of a problem; the family's own limit if None.
+            max_tflop: The maximum size of a problem, in 1e12 floating-point operations; the family's own if None.
             **drawn: `tokens`, `per_layer`, `random`, `seed`, and for some families `invented`.
         """
 

@@ -83,7 +83,7 @@ class FusedMoe(FusedMoeFamily, MeasuredFamily):
         """Return problems of real models and random layers for the installed engines, or for SGLang if there are none.
 
         `models` is a CSV file of models, the shipped one if None. `max_tflop` is the maximum size of a problem,
-        `MOST_TFLOP` if None. `drawn` are other arguments of `workload.draw`.
+        in 1e12 floating-point operations, `MOST_TFLOP` if None. `drawn` are other arguments of `workload.draw`.
         """
         drawn["most_tflop"] = workload.MOST_TFLOP if max_tflop is None else max_tflop
         return workload.draw(self.name, self.down, installed() or (SGLANG,), models=models, **drawn)

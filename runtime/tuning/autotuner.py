@@ -288,7 +288,7 @@ class _Tuning:
         self.allowed = tuner._allowed(call)
 
     def choose(self) -> tuple[triton.Config, bool]:
-        """Return the config to launch, and whether it has been launched before, or must run whatever happens.
+        """Return the config to launch, and whether no other config is tried if its launch fails.
 
         Raises:
             TuningFailed: All configs have failed.

@@ -224,10 +224,9 @@ class LaunchFamily(Family):
         configs: Sequence[KernelConfig],
         binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
     ) -> NDArray[np.float32]:
-        """Return no features, an array of shape (n_configs, 0).
+        """Return no features, an array of shape (n_configs, 0), because `OwnTimings` does not use the meaning of knobs.
 
-        `OwnTimings` does not use the meaning of knobs. A smooth model over dimensions and knobs was worse
-        (runtime/NOTES.md).
+        runtime/NOTES.md compares `OwnTimings` with models that use the knobs.
         """
         import numpy as np
 

@@ -381,7 +381,7 @@ class Attachment:
             tuning.times.choose(tuner.best_config, new, tuning.arguments, is_pruned=is_pruned, bundle="")
 
     def _known_here(self, opens: bool = True) -> KnownTimes:
-        """Return the known times on the current device, loaded from the cache at the first launch that `opens` it."""
+        """Return the known times on the current device; if `opens`, load those in the cache unless this was done."""
         device = device_here()
         with self.lock:
             if device not in self._known:
