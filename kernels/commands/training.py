@@ -220,8 +220,8 @@ def evaluate(
         kernels = judged_families(dataset, family, given)
         try:
             rivals = {name: choose_rivals(names, baselines_of(kernel)) for name, kernel in kernels.items()}
-        except ForetuneError as error:
-            raise typer.BadParameter(str(error), param_hint="--baselines") from None
+        except ForetuneError as unknown:
+            raise typer.BadParameter(str(unknown), param_hint="--baselines") from None
     what, row_s = ("evaluating the bundle", _JUDGING_S) if given else (f"cross-validating by {split}", _EVALUATING_S)
     row_s += _EVALUATING_S * max(chosen.cost for chosen in rivals.values())
 
