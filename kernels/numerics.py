@@ -45,7 +45,9 @@ def padded(length: int, step: int) -> int:
 def product_class(
     rows: int, num_warps: int, step: int, depth: int, dtype: str, compared: Sequence[str]
 ) -> tuple[str] | tuple[str, int]:
-    """Return the class of a product that sums in one accumulator, with float32 outside of tensor cores.
+    """Return the numerics class of a tiled matrix product: configs of equal classes compute identical bits.
+
+    It is for products that sum in one accumulator per element; those of "fp32" run without tensor cores.
 
     Args:
         rows: The rows of a tile.

@@ -218,7 +218,7 @@ class Evaluation:
         return worst_first
 
     def _summaries(self, regret: Mapping[int, NDArray[np.float64]], rows: NDArray[np.bool_] | slice) -> dict[str, Any]:
-        """Return the summary of some problems' regrets for each k."""
+        """Return the summary of the regrets for each k, of the problems that `rows` selects."""
         summaries = {}
         for k, values in regret.items():
             draws = np.atleast_2d(values)[:, rows]

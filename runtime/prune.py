@@ -87,9 +87,9 @@ def break_graph() -> None:
 
 
 def may_tune_what_is_traced() -> bool:
-    """Return whether several configs may go through a traced launch.
+    """Return whether a launch that is being traced may be given several configs to tune.
 
-    They may not if Dynamo replaces an autotuner that resets or restores tensors, or one that cannot be found on the
+    It may not if Dynamo replaces an autotuner that resets or restores tensors, or one that cannot be found on the
     stack. Only valid in functions that Dynamo calls instead of tracing them.
     """
     guards: Any = sys.modules.get("torch._guards")
@@ -144,7 +144,7 @@ class TracedPositions:
         flags: tuple[str, ...],
         *configs: triton.Config,
     ) -> tuple[int, ...]:
-        """Return what `positions_of` returns, from arguments that Dynamo accepts."""
+        """Return what `positions_of` returns, given the problem's fields and the configs, which Dynamo accepts."""
         return self.let_through(Problem(family, dims, dtype, flags), configs)
 
     _as_constant.__dict__["_dynamo_marked_constant"] = True
@@ -159,7 +159,7 @@ class TracedPositions:
 
 
 def in_full(own: Any) -> Any:
-    """Return a kernel's own prune callback; None for a `Pruner` while a pin file is in force.
+    """Return a kernel's own prune callback `own`; None if it is a `Pruner` and a pin file is in force.
 
     The file's config need not be on the pruner's shortlist.
     """
@@ -179,13 +179,13 @@ class Pruner(TracedPositions):
     `trial_s` is as for `make_shortlist`.
 
     The callback returns the autotuner's own `Config` objects, best first. The list is never empty, no config is
-    changed, and no exception leaves the callback: if anything fails, all supported configs go through, with one warning
-    that says why. While a pin file is in force, its config alone goes through, and a launch that it does not cover
+    changed, and no exception leaves the callback: if anything fails, all supported configs are kept, with one warning
+    that says why. While a pin file is in force, its config alone is kept, and a launch that it does not cover
     raises a `PinError`. Each problem's first prune is logged at INFO level ("... 1254 configs, 1155 usable -> 8").
 
     In a function under `torch.compile`, launches with static shapes stay in the graph (also with `fullgraph=True`). If
-    the autotuner resets or restores tensors, which compiled code does not, only the config predicted to be fastest goes
-    through. The graph breaks at the launch, which then runs and is pruned outside of it, for dynamic shapes, for a
+    the autotuner resets or restores tensors, which compiled code does not, only the config predicted to be fastest is
+    kept. The graph breaks at the launch, which then runs and is pruned outside of it, for dynamic shapes, for a
     kernel with reset or restored tensors that has no prediction, and before torch 2.13.
 
     Raises:
@@ -287,7 +287,7 @@ class Pruner(TracedPositions):
         return () if one_alone and len(positions) > 1 else positions
 
     def _pinned(self, problem: Problem | None, configs: Sequence[triton.Config]) -> int | None:
-        """Return the position of the config that the pin file in force has for a launch; None without one.
+        """Return the position in `configs` of the config that the pin file has for a launch; None without a pin file.
 
         Raises:
             PinError: The file does not cover the launch.
@@ -314,7 +314,7 @@ class Pruner(TracedPositions):
         return None if config is None else position_of[config]
 
     def _warn_no_prediction(self, error: Exception, n_configs: int, arguments: tuple[str, ...] = ()) -> None:
-        """Warn, once for each reason, that nothing was predicted, and log it.
+        """Warn, once for each reason, that nothing was predicted and all `n_configs` configs are used, and log it.
 
         A `KeyError` of `problem` about a name that is not among the launch's `arguments` is explained.
         """
@@ -326,7 +326,7 @@ class Pruner(TracedPositions):
             _log.info("foretune: %s: %s -> %s configs (no prediction)", self.family.name, n_configs, n_configs)
 
     def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
-        """Return the positions of the configs that go through for a problem, best first.
+        """Return the positions of the configs that are kept for a problem, best first.
 
         Unlike `let_through`, it does not announce them to FORETUNE_LOG: the caller logs what it measures. Raises
         `ForetuneError` if none of the configs belongs to the family, and whatever the family raises.
@@ -361,7 +361,7 @@ class Pruner(TracedPositions):
         return chosen.positions
 
     def _restricted(self, problem: Problem, device: DeviceSpec, values: tuple[KernelConfig, ...]) -> Family:
-        """Return the family; if its numerics class is none of the configs', the family restricted to the first's.
+        """Return the family; if none of `values` is in its numerics class, the family restricted to the first one's.
 
         So a launch never fails, and tuning does not change its results, but other sizes may have another class.
         """
@@ -373,7 +373,7 @@ class Pruner(TracedPositions):
         return keeping_class_of(own, values[supported(own, problem, device, values)[0]])
 
     def _log_prune(self, problem: Problem, chooser: Chooser, chosen: Shortlist) -> None:
-        """Log a prune in one line."""
+        """Log in one line how many configs a prune has kept (`chosen`)."""
         usable = len(chooser.candidates(problem))
         sizes = "x".join(str(problem[dim]) for dim in self.family.dims)
         _log.info(

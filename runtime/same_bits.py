@@ -29,7 +29,7 @@ F = TypeVar("F", bound=Family)
 
 
 def keeping(family: F, same_bits: bool | None = None, invariant: str | None = None) -> F:
-    """Return the family, restricted to one numerics class if that is requested.
+    """Return the family restricted to one numerics class (configs that compute identical bits), if that is requested.
 
     Args:
         family: The family.
@@ -99,7 +99,7 @@ def is_requested(same_bits: bool | None = None) -> bool:
 
 
 def _checked_dim(family: Family, invariant: Any) -> str:
-    """Return the dimension that `invariant` names. Raises `ForetuneError` if it names none of the family's."""
+    """Return the dimension that `invariant` names ("m": the first independent one); raise `ForetuneError` otherwise."""
     able = family.independent
     if isinstance(invariant, str) and able and invariant in (ROWS, *able):
         return invariant if invariant in able else able[0]
@@ -131,12 +131,15 @@ def _restricted(family: Family, dim: str | None) -> Family:
 
 @lru_cache(maxsize=256)
 def _restricted_to(family: Family, config: KernelConfig) -> Family:
-    """Return the family restricted to the class of a config."""
+    """Return the family restricted to the numerics class that a config has for each problem."""
     return _view(family, lambda problem, device: config, "the first supported config")
 
 
 def _view(family: Family, model: Callable[[Problem, DeviceSpec], KernelConfig], whose: str) -> Family:
-    """Return a copy of a family that supports only configs of the class that the model config has for a problem."""
+    """Return a copy of a family that supports only configs of the numerics class of `model(problem, device)`.
+
+    Messages call that config `whose`.
+    """
     view: Any = copy(family)
 
     def supports(config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:

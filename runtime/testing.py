@@ -30,7 +30,7 @@ class StubDevice:
         _active.add(self)
 
     def __enter__(self) -> StubDriver:
-        """Return the driver."""
+        """Use the stub in place of a GPU, and return its driver."""
         return self.driver
 
     def __exit__(self, *exc: object) -> None:

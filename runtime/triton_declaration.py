@@ -141,7 +141,7 @@ def _names_in(code: Any) -> Iterator[str]:
 
 
 def space_of(family: type[TritonFamily]) -> tuple[KernelConfig, ...]:
-    """Return the declared configs as values.
+    """Return the declared `triton.Config`s as `KernelConfig`s.
 
     Raises:
         ForetuneError: There are none, or one has a `pre_hook`.

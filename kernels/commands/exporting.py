@@ -169,7 +169,7 @@ def export(
 def _export_dataset(
     data: str, out: Path, format: str | None, family: str | None, problem: int | None, as_json: bool
 ) -> None:
-    """Write a dataset, one of its families or one of its problems as a file."""
+    """Write a dataset, one of its families or one of its problems to the file `out`, as CSV or T4 (`format`)."""
     from ...datasets import load
     from ...datasets.files import check_file
     from ...datasets.store.export import export_dataset

@@ -94,7 +94,7 @@ def model_named(word: str) -> Model:
 
 
 def show_config(path: Path | str | None) -> None:
-    """Print the sizes that a path gives if it is that of a config.json."""
+    """Print the layer sizes that the model config at `path` gives; do nothing if `path` is not a config.json."""
     if path is not None and is_config(path):
         typer.echo(printable(read_moe_config(path).line), err=True)
 

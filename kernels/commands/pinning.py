@@ -152,7 +152,10 @@ def _pruned_kernel(name: str) -> Any:
 
 
 def _check(file: Path, given: list[str], device: str | None, as_json: bool) -> None:
-    """Compare a pin file with this machine, or with a named device; exit with 1 if they differ."""
+    """Compare a pin file with this machine, or with a named device; exit with 1 if they differ.
+
+    `given` are the families of kernels in the file that have no registered family.
+    """
     from ...runtime.tuning.cache.pinning import check_pins
 
     known = {one.name: one for one in map(find_family, given)}

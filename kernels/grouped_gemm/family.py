@@ -117,11 +117,11 @@ class GroupedGemmFamily(OverGroups, GemmFamily):
         return values_of(self.variant).wrong(knobs)
 
     def full_space(self) -> tuple[KernelConfig, ...]:
-        """Return every config worth declaring."""
+        """Return every config worth measuring, for all devices."""
         return full_space(self.variant.first_of_kernel, Ranges.of(self.variant))
 
     def space(self, device: DeviceSpec | None = None, **ranges: Sequence[int]) -> tuple[KernelConfig, ...]:
-        """Return every config worth declaring; with a device, only those that can run some problem on it.
+        """Return every config worth measuring; with a device, only those that can run some problem on it.
 
         Args:
             device: The GPU, or None for the whole space.
@@ -169,9 +169,9 @@ class GroupedGemmFamily(OverGroups, GemmFamily):
         return _wrong_size(self, config, problem.dtype_name, problem.itemsize, device)
 
     def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
-        """Return the numerics class of a product; that of dW has the instruction, which is the same in all its space.
+        """Return the numerics class of a config: the `product_class` of its tile, or for dW its matrix instruction.
 
-        dW's chunks of long groups depend on the problem alone, and their sums are added in a fixed order.
+        If results of dW in this dtype depend on BLOCK_K, dW's class includes BLOCK_K.
         """
         rows, warps, step = config["BLOCK_M"], config.num_warps, config["BLOCK_K"]
         if self.variant is DW:

@@ -72,7 +72,7 @@ def attach_created(tuner: triton.runtime.Autotuner) -> bool:
 
 
 def _hold(tuner: triton.runtime.Autotuner) -> list[Attachment]:
-    """Attach a tuner for one `attached` block, or count the block; return [] if `attach` has attached it."""
+    """Attach a tuner for one more `attached` block, and return [its attachment]; [] if `attach` has attached it."""
     with _changing.lock:
         there = Attachment.of(tuner)
         if there is None:
@@ -85,7 +85,7 @@ def _hold(tuner: triton.runtime.Autotuner) -> list[Attachment]:
 
 
 def _release(there: Attachment) -> list[ForetuneError]:
-    """End one block's hold and detach after the last one; return the error if the tuner cannot be detached."""
+    """End one block's hold on an attachment, and detach after the last one; return [the error] if that fails."""
     with there.lock, _changing.lock:  # wait for a running launch, which may attach something itself
         there.holders -= 1
         if there.holders == 0 and there.is_on:  # otherwise it was detached meanwhile

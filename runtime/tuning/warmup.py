@@ -135,7 +135,7 @@ def warm_up_launches(
 def _compiled(
     name: str, device: DeviceSpec, n_problems: int, jobs: Mapping[Hashable, tuple[str, Any]], workers: int | None
 ) -> WarmedUp:
-    """Run compile jobs (by binary; each a description and a function) and return the result."""
+    """Run compile jobs (by binary; each a description and a function) in `workers` threads, and return the result."""
     errors = compile_ahead([job for _, job in jobs.values()], workers)
     failed = [
         f"{what}: {type(error).__name__}: {abridged(str(error), 200)}"
@@ -283,7 +283,7 @@ def _from_log(problems: Sequence[Problem], launches: Sequence[Launch], skipped: 
 def _predicted(
     family: LaunchFamily, seen: Sequence[KnownProblem], wanted: Sequence[Wanted], k: int
 ) -> Iterator[Launch]:
-    """Yield each wanted launch with the configs that the kernel's own timings predict for it."""
+    """Yield each wanted launch with the `k` configs that the timings of the problems in `seen` predict for it."""
     own, configs = OwnTimings(family), tuple(dict.fromkeys(config for one in seen for config in one.times_us))
     for one in seen:
         own.learn(one.problem, one.times_us)
@@ -326,7 +326,7 @@ def problems_from_csv(path: Path | str, family: Family) -> list[Problem]:
 def _each(
     path: Path, header: Sequence[str], rows: Iterable[tuple[int, list[str]]], read: Callable[[dict[str, str]], T]
 ) -> list[T]:
-    """Return what `read` makes of each row (by column); raise `ForetuneError` with the line's number if it cannot."""
+    """Return what `read` makes of each row as a dict by `header`; an error names the file and the row's line."""
     found, line = [], 0
     try:
         for line, row in rows:  # noqa: B007 - the message names it
@@ -340,7 +340,7 @@ def _each(
 
 
 def _size(column: str, text: str) -> int:
-    """Return the size that a column of a CSV file has in a row."""
+    """Return the size that a CSV row has, as `text`, in a column; raise `ForetuneError` if it is not valid."""
     is_number = re.fullmatch(r"\s*[0-9]{1,18}\s*", text)  # fewer digits than Python refuses to read
     return check_integer(f"column {column}", int(text) if is_number else text, 0, MOST_SIZE)
 
@@ -362,7 +362,7 @@ def _read_csv(path: Path | str) -> tuple[Path, list[str], list[tuple[int, list[s
 
 
 def _problem(family: Family, row: Mapping[str, str]) -> Problem:
-    """Return the problem of a row."""
+    """Return the problem that a CSV row, by column name, describes; dimensions that it lacks have the default size."""
     dims = tuple((dim, _size(dim, row[dim]) if dim in row else family.default_dims[dim]) for dim in family.dims)
     flags = tuple(row.get("flags", "").split())
     if any(set(flag) & set(",;+|/") for flag in flags):

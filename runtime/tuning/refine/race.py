@@ -101,7 +101,14 @@ class Race:
         self._choose()
 
     def recall(self, config: int, slowdown: float, deviation: float, calls: int) -> None:
-        """Start from what an earlier process found out about a config, relative to the first."""
+        """Add what an earlier process measured of a config.
+
+        Args:
+            config: The config's position.
+            slowdown: Its slowdown relative to the first config.
+            deviation: The standard deviation of the logarithm of the slowdown.
+            calls: The number of its timed calls.
+        """
         place = config + 1
         self._mean[place] = self._mean[1] + math.log(slowdown)
         self._cov[place, :] = self._cov[:, place] = self._cov[1, :]

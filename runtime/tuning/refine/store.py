@@ -43,7 +43,10 @@ class Store(Generic[C]):
         return self._cache().refined(self._problem)
 
     def save(self, times: dict[C, RefinedTime], decided: C | None) -> None:
-        """Store the results so far. At the decision they are logged, too."""
+        """Store the results so far: times by candidate, and the chosen one, None before the decision.
+
+        At the decision the mean times are logged, too.
+        """
         kept = {self._values[one]: time for one, time in times.items() if one in self._values}
         chosen = None if decided is None else self._values.get(decided)
         self._cache().refine(self._problem, Refined(kept, chosen), self._bundle())
