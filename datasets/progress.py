@@ -151,7 +151,7 @@ def showing(text: str, about_s: float = 0.0, *, shown: bool = True) -> Iterator[
 
     Args:
         text: A description of the computation.
-        about_s: The expected seconds; the log announces them if they are at least two.
+        about_s: The expected seconds on two idle cores; the log announces them if they are at least two.
         shown: Whether to show anything.
 
     Yields:
@@ -175,7 +175,7 @@ def showing(text: str, about_s: float = 0.0, *, shown: bool = True) -> Iterator[
 
     with _display(shown, transient=True) as (update, log):
         if about_s >= _SOON_S:
-            log(f"{text}: about {in_words(about_s)}")
+            log(f"{text}: about {in_words(about_s)} on two idle cores")
         update(status(), share, 1.0)
         with _every(_EVERY_S, lambda: log(status())), reporting(show):
             yield say

@@ -144,6 +144,8 @@ def adapt(
     """Return a bundle adapted to another card: `bundle` with additional trees, trained on a few measurements.
 
     Five minutes of `foretune collect --plan adaptive` on the card are enough; the bundle's own data are not needed.
+    Where few problems of a kind, or few of their configs, were measured, single first choices can become worse:
+    evaluate both bundles on other measurements of the card, and keep the better one.
 
     Args:
         data: The measurements of the new card: a dataset, its folder, or the name of a shipped one.

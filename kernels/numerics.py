@@ -3,7 +3,7 @@
 Each kernel keeps one accumulator for each element, and the compiler chains instructions, which add the products of a
 fixed number of elements of K (8 to 32, by dtype), in ascending order of K. So the bits do not depend on the tile, the
 loads (pointers or TMA), stages, warps, the order of tiles, or which warps multiply (CONSUMERS). That is derived from
-the kernels' source and from binaries for sm_90, and no comparison on an NVIDIA H200 contradicts it.
+the kernels' source and from binaries for sm_90, and no comparison on an NVIDIA H200 or H100 contradicts it.
 
 Two things are not derived, but verified there by hashes of results (tests/kernels/numerics_on_gpu.py), and so only
 assumed for the dtypes of each family that were compared:

@@ -158,6 +158,7 @@ def pinned(file: Path | str, missing: str | None = None) -> Pins:
             one of these values. Launches raise it for what the file does not cover.
 
     >>> import tempfile
+    >>> from pathlib import Path
     >>> from foretune.runtime.pin_file import PinFile
     >>> path = Path(tempfile.mkdtemp()) / "foretune.lock"  # `foretune pin --out foretune.lock` writes it after a run
     >>> PinFile().save(path)

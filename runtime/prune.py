@@ -6,7 +6,7 @@ import logging
 import operator
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -168,7 +168,7 @@ def in_full(own: Any) -> Any:
 
 #: The most lists of configs of which a pruner keeps the values. A pruner serves one kernel, or a few.
 _MOST_LISTS = 8
-#: The most prunes that a pruner remembers as logged. A full memo is emptied, and problems are logged again.
+#: The most lines that a pruner remembers as logged. A full memo is emptied, and they are logged again.
 _MOST_LOGGED = 4096
 
 
@@ -189,8 +189,8 @@ class Pruner(TracedPositions):
     kernel with reset or restored tensors that has no prediction, and before torch 2.13.
 
     Raises:
-        ForetuneError: `k` < 1, an invalid device or bundle, knobs that the family does not have, configs that are not
-            the family's, or an invalid FORETUNE_MODE.
+        ForetuneError: `k` < 1, an invalid device or bundle, a bundle without the family, knobs that the family does not
+            have, configs that are not the family's, or an invalid FORETUNE_MODE.
 
     >>> class Toy(Family):
     ...     name, dims, dtypes, knobs = "toy", ("rows",), ("bf16",), ("BLOCK", "num_warps", "num_stages")
@@ -221,6 +221,8 @@ class Pruner(TracedPositions):
         self.problem = problem or family.problem_from_call
         self.device = None if device is None else DeviceSpec.find(device)
         self.bundle = bundle_of(bundle)
+        if self.bundle is not None:
+            self.bundle.trained_on(self.family.name)  # refuses a bundle without the family
         #: How the kept configs are timed, as logs call it: by Triton, unless the pruner's owner sets another value.
         self.timed = "autotuner"
         #: Whether a pin file's choices for the family apply. An attached kernel has choices of its own there.
@@ -233,7 +235,7 @@ class Pruner(TracedPositions):
         self._can_ask = torch_release() >= CAN_ASK_SINCE
         # Configs, the positions of those that belong to the family, and these as values.
         self._lists: list[tuple[tuple[triton.Config, ...], tuple[int, ...], tuple[KernelConfig, ...]]] = []
-        self._logged: set[tuple[Problem, str, int, int]] = set()
+        self._logged: set[Hashable] = set()
 
     def __repr__(self) -> str:
         return f"<Pruner of {self.family.name}, k={self.k.k}>"
@@ -312,7 +314,7 @@ class Pruner(TracedPositions):
         return None if config is None else position_of[config]
 
     def _warn_no_prediction(self, error: Exception, n_configs: int, arguments: tuple[str, ...] = ()) -> None:
-        """Warn, once for each reason, that nothing was predicted and all `n_configs` configs are used.
+        """Warn, once for each reason, that nothing was predicted and all `n_configs` configs are used, and log it.
 
         A `KeyError` of `problem` about a name that is not among the launch's `arguments` is explained.
         """
@@ -320,6 +322,8 @@ class Pruner(TracedPositions):
             hint = did_you_mean(name, arguments)
             error = ForetuneError(f"problem= reads {name!r}{hint}; the launch has {', '.join(arguments)}")
         warn_once(f"{self.family.name}: no prediction ({reason_of(error)})", f": all {n_configs} configs go through")
+        if self._is_new((reason_of(error), n_configs)):
+            _log.info("foretune: %s: %s -> %s configs (no prediction)", self.family.name, n_configs, n_configs)
 
     def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
         """Return the positions of the configs that are kept for a problem, best first.
@@ -342,15 +346,17 @@ class Pruner(TracedPositions):
 
         `off`: all that the family supports, in their order. `shortlist`: the `k` predicted fastest, best first.
         `predict`, and with `one_alone`: the one predicted fastest. If nothing can be predicted, it warns and returns
-        all that can run. Each problem's first prune is logged.
+        all that can run. Each problem's first prune is logged; with `off`, the pruner's first.
         """
         wanted, family = resolve_mode(self.mode), self._restricted(problem, device, values)
         if wanted is Mode.OFF:
+            if self._is_new(Mode.OFF):
+                _log.info("foretune: %s: FORETUNE_MODE=off, so all supported configs go through", family.name)
             return supported(family, problem, device, values)
         chooser = chooser_of(family, device, values, self.bundle)
         k = HowMany(1) if one_alone or wanted is Mode.PREDICT else self.k
         chosen = chooser.choose_or_warn(not_empty(self.family, problem), k)
-        if _log.isEnabledFor(logging.INFO):
+        if self._is_new((problem.without_sizes(), device.name, len(values), len(chosen.configs))):
             self._log_prune(problem, chooser, chosen)
         return chosen.positions
 
@@ -367,13 +373,7 @@ class Pruner(TracedPositions):
         return keeping_class_of(own, values[supported(own, problem, device, values)[0]])
 
     def _log_prune(self, problem: Problem, chooser: Chooser, chosen: Shortlist) -> None:
-        """Log in one line how many configs a prune has kept (`chosen`), once for each problem and result."""
-        key = (problem.without_sizes(), chooser.device.name, len(chooser.configs), len(chosen.configs))
-        if key in self._logged:
-            return
-        if len(self._logged) >= _MOST_LOGGED:
-            self._logged.clear()
-        self._logged.add(key)
+        """Log in one line how many configs a prune has kept (`chosen`)."""
         usable = len(chooser.candidates(problem))
         sizes = "x".join(str(problem[dim]) for dim in self.family.dims)
         _log.info(
@@ -383,6 +383,15 @@ class Pruner(TracedPositions):
             narrowing(len(chooser.configs), usable, len(chosen.configs)),
             "" if chosen.predicted else " (no prediction)",
         )
+
+    def _is_new(self, key: Hashable) -> bool:
+        """Return whether to log a line now: True once for each key, if INFO lines are logged at all."""
+        if not _log.isEnabledFor(logging.INFO) or key in self._logged:
+            return False
+        if len(self._logged) >= _MOST_LOGGED:
+            self._logged.clear()
+        self._logged.add(key)
+        return True
 
     def _usable(self, configs: tuple[triton.Config, ...]) -> tuple[tuple[int, ...], tuple[KernelConfig, ...]]:
         """Return `OwnKnobs.usable` of the configs, remembering the last few lists.

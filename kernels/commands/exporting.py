@@ -28,6 +28,7 @@ from .options import (
     dataset_names,
     device_names,
     family_names,
+    one_of,
     option,
     words,
 )
@@ -70,6 +71,7 @@ def export(
         option(
             "Format of a dataset. t4: the autotuning community's JSON (schema 1.0.0); csv: a table.",
             names=words("t4", "csv"),
+            parser=one_of(lambda: ("t4", "csv")),
             metavar="t4|csv",
         ),
     ] = None,

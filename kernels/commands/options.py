@@ -10,7 +10,7 @@ import typer
 
 from ...datasets import DeviceSpec, ForetuneError, Problem
 from ...datasets.console import duration_s, number, whole_number
-from ...datasets.errors import MOST, warn
+from ...datasets.errors import MOST, abridged, did_you_mean, warn
 from .. import families
 from .app import GIVEN
 
@@ -35,6 +35,19 @@ def read_by(read: Callable[..., T], *bounds: float) -> Callable[[Any], T]:
             return read(str(text), *bounds)
         except ForetuneError as error:
             raise typer.BadParameter(str(error)) from None
+
+    return parse
+
+
+def one_of(values: Callable[[], Iterable[str]]) -> Callable[[Any], str]:
+    """Return a parser of an option that takes one of a fixed set of words, which is computed when it is needed."""
+
+    def parse(text: Any) -> str:
+        known = list(values())
+        if text not in known:
+            text = abridged(str(text), 60)
+            raise typer.BadParameter(f"must be one of {', '.join(known)} but is {text!r}{did_you_mean(text, known)}")
+        return str(text)
 
     return parse
 
@@ -258,6 +271,7 @@ LayerDtype = Annotated[
     option(
         "Element type of the layer or product; fp8e4m3 has scales of 128x128 blocks.",
         names=words(*LAYER_DTYPES),
+        parser=one_of(lambda: LAYER_DTYPES),
         metavar="|".join(LAYER_DTYPES),
     ),
 ]

@@ -52,7 +52,8 @@ def pin(
         Path | None,
         option(
             "Pin what a bundle predicts for these problems of the kernel's family: a CSV file with one problem a row "
-            "and one column for each dimension, optionally dtype and flags.",
+            "and one column for each dimension, optionally dtype and flags (separated by spaces; without any, the "
+            "problems have no flags).",
             "tuning results",
             metavar="FILE",
         ),
@@ -130,6 +131,8 @@ def pin(
     counts |= {"choices": sum(len(one.choices) for one in entries)}
     devices = ", ".join(dict.fromkeys(getattr(one.device, "name", str(one.device)) for one in entries))
     line = f"Pinned: {counts['choices']} choices of {len(entries)} kernels and functions on {abridged(devices)}."
+    if predicts and family.flags and not any(problem.flags for problem in problems):
+        line += f" No problem has a flag ({', '.join(family.flags)}): launches with flags are not covered."
     emit(Printed(counts, line), as_json, out=out)
 
 

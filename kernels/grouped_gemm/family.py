@@ -20,8 +20,6 @@ from .space import Ranges, full_space, knobs_of, smem_bytes, values_of, wrong_ti
 from .variants import DW, PERMUTATIONS, Variant
 
 DTYPES = ("bf16", "fp16", "fp32")
-#: The dtypes whose bits were compared on a card between kinds of instructions, and between values of BLOCK_K.
-_COMPARED = ("bf16", "fp32")
 #: The largest number of groups that is accepted; no known model has a tenth as many experts.
 MOST_GROUPS = 65536
 #: The largest number of rows: row numbers have 32 bits on the device, and TMA descriptors of ragged rows use one of
@@ -177,9 +175,8 @@ class GroupedGemmFamily(OverGroups, GemmFamily):
         """
         rows, warps, step = config["BLOCK_M"], config.num_warps, config["BLOCK_K"]
         if self.variant is DW:
-            kind = "fma" if problem.dtype == "fp32" else instruction_of(rows, warps)
-            return (kind,) if problem.dtype in _COMPARED else (kind, step)  # the sizes to pad are on the device
-        return product_class(rows, warps, step, problem[self.variant.depth], problem.dtype_name, _COMPARED)
+            return ("fma" if problem.dtype == "fp32" else instruction_of(rows, warps),)
+        return product_class(rows, warps, step, problem[self.variant.depth], problem.dtype_name, DTYPES)
 
     def supports_by(self, problem: Problem) -> Hashable:
         """Return the properties of a problem on which `supports` depends; equal ones give equal answers."""

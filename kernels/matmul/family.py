@@ -47,7 +47,7 @@ MOST_PARTIALS = 2**31 - 1
 #: The smallest K at which a sum of products of int8, each at most 2^14, may overflow int32.
 _EXACT_DEPTH = 2**17
 #: The dtypes whose bits were compared on a card between kinds of instructions, and between values of BLOCK_K.
-_COMPARED = ("bf16", "tf32")
+_COMPARED = ("bf16", "fp16", "tf32")
 
 
 @dataclass(frozen=True)
