@@ -128,7 +128,7 @@ def _known_count(value: Any) -> int | None:
 
 
 def _note(value: Any, count: int) -> int:
-    """Store and return a count for an object that passed its check: of its configs, or of the rows it indexes."""
+    """Store a count for an object that passed its check, its number of configs or of indexed rows, and return it."""
     if len(_known) >= _MOST_KNOWN:
         _known.clear()
     _known[id(value)] = value, count

@@ -91,7 +91,7 @@ def families() -> dict[str, Family]:
 
 
 def find_family(family: str | Family | type[Family]) -> Family:
-    """Return the family with a name, at a place, of a class, or that is given itself; the same object each time.
+    """Return the family that is given by its name, its place, its class or itself; the same object each time.
 
     Args:
         family: A name; "package.module:attribute" of an installed module or of one in the working directory; a class,

@@ -45,8 +45,9 @@ def keeping(family: F, same_bits: bool | None = None, invariant: str | None = No
     >>> h200, row = DeviceSpec.named("h200"), Problem.of("matmul", batch=1, m=1, n=4096, k=4096, dtype="fp16")
     >>> keeping(find_family("matmul"), same_bits=True).default(row, h200)["BLOCK_M"]
     16
-    >>> keeping(find_family("matmul"), invariant="m").default(row, h200)["BLOCK_M"]
-    128
+    >>> kept = keeping(find_family("matmul"), invariant="m")
+    >>> {config["SPLIT_K"] for config in kept.space(h200) if not kept.supports(config, row, h200)}
+    {1}
     """
     dim = None if invariant is None else _checked_dim(family, invariant)
     if is_restricted(family) or (dim is None and not is_requested(same_bits)):
