@@ -58,5 +58,5 @@ class Store(Generic[C]):
 
     @cached_property
     def _cache(self) -> ChoiceCache:
-        """The choice cache. Hashing a large source takes 50 ms of Python, for which other threads would wait each time."""
+        """The choice cache, found once: to hash a large source takes 50 ms of Python, and other threads wait for it."""
         return ChoiceCache.of(self._kernel, self._source_hash(), self._device)
