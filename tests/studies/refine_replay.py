@@ -164,7 +164,10 @@ class Thompson(Race):
 
 
 class Raced:
-    """The product's own race with all binaries ready, which learns times once all planned calls have run."""
+    """The product's own race with all binaries ready, which learns times once all planned calls have run.
+
+    As in the product, the call that plans runs the choice and is not timed.
+    """
 
     def __init__(self, slowdowns: Sequence[float], max_cost: float = 0.01) -> None:
         self.race = Race(slowdowns, max_cost)
@@ -178,16 +181,20 @@ class Raced:
         return self.race.best
 
     def pick(self) -> int:
-        if not self._planned:
-            if self._configs:
-                self.race.see(self._configs, self._logs)
-            self._configs, self._logs = [], []
-            self._planned = self.race.plan()[::-1]
-        return self._planned.pop()
+        self._is_timed = bool(self._planned)
+        if self._planned:
+            return self._planned.pop()
+        if self._configs:
+            self.race.see(self._configs, self._logs)
+        self._configs, self._logs = [], []
+        self.race.count([self.race.best])
+        self._planned = self.race.plan()[::-1]
+        return self.race.best
 
     def see(self, config: int, log_time: float) -> None:
-        self._configs.append(config)
-        self._logs.append(log_time)
+        if self._is_timed:
+            self._configs.append(config)
+            self._logs.append(log_time)
 
 
 class Loading(Raced):
