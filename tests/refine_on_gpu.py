@@ -355,7 +355,7 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=250.0, help="seconds until no further part begins and it ends")
     parser.add_argument("--searched", type=int, default=256, help="configs of the search; 0: all")
     parser.add_argument("--workers", type=int, default=14, help="processes that compile; 0: none")
-    parser.add_argument("--only", metavar="PART,...", help="only these parts, such as calls,fla-layer_norm")
+    parser.add_argument("--only", metavar="PART,...", help="only parts that begin so, such as calls,fla")
     parser.add_argument("--list", action="store_true", help="print the parts, and measure nothing")
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args()
@@ -402,9 +402,11 @@ def main() -> None:
         order = ["calls", *list(parts)[1:5], *(f"fla-{workload}" for workload in FLA)]
         parts = {name: parts[name] for name in dict.fromkeys([*order, *parts])}
     if given.only is not None:
-        if unknown := set(given.only.split(",")) - set(parts) - {path.stem for path in given.out.glob("*.json")}:
-            raise SystemExit(f"--only must name some of {', '.join(parts)}, but has {', '.join(sorted(unknown))}")
-        parts = {name: part for name, part in parts.items() if name in given.only.split(",")}
+        names = given.only.split(",")
+        all_parts = [*parts, *(path.stem for path in given.out.glob("*.json"))]
+        if unknown := [name for name in names if not any(part.startswith(name) for part in all_parts)]:
+            raise SystemExit(f"--only must have beginnings of {', '.join(all_parts)}, but has {', '.join(unknown)}")
+        parts = {name: part for name, part in parts.items() if name.startswith(tuple(names))}
         left = [one for one in left if f"{one[1].family}-{one[0]}" in parts]
     if given.list:
         print("\n".join(parts))

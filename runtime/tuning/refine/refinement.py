@@ -33,7 +33,7 @@ _log = logging.getLogger("foretune")
 
 #: The number of configs that take part; `tests/studies/refine_replay.py` compares 8, 12, 16 and 32. Without a
 #: prediction, any config may be the fastest.
-CANDIDATES, UNPREDICTED = 12, 32
+CANDIDATES, UNPREDICTED = 12, 48
 #: Candidates of one problem that compile at the same time.
 _COMPILING = 2
 #: Results are stored after this many timed calls, and at the decision.

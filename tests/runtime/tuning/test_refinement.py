@@ -241,10 +241,10 @@ def test_a_call_that_plans_is_not_timed(world, monkeypatch):
 
 
 def test_without_a_prediction_more_configs_take_part(world):
-    configs = [KernelConfig.of(BLOCK=16 + at) for at in range(40)]
+    configs = [KernelConfig.of(BLOCK=16 + at) for at in range(60)]
     many = {"limit": {"max_cost": 0.01}, "watch": world}
-    assert len(Refinement("toy", PROBLEM, configs, [1.0] * 40, **many).candidates) == refinement.UNPREDICTED
-    predicted = Refinement("toy", PROBLEM, configs, [1 + 0.01 * at for at in range(40)], **many)
+    assert len(Refinement("toy", PROBLEM, configs, [1.0] * 60, **many).candidates) == refinement.UNPREDICTED
+    predicted = Refinement("toy", PROBLEM, configs, [1 + 0.01 * at for at in range(60)], **many)
     assert predicted.candidates == tuple(configs[: refinement.CANDIDATES])
 
 
