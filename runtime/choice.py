@@ -101,7 +101,8 @@ def refinement(family: Measurable, problem: Problem, device: DeviceSpec) -> Refi
     None where calls cannot be timed (without a GPU) or there are fewer than two configs to choose from: then `choose`
     returns the config.
     """
-    from .timing.flywheel import log_row  # imported late, because the other modes do not need these
+    from .pins import source_of  # imported late, because the other modes do not need these
+    from .timing.flywheel import log_row
     from .tuning.refine.calls import stopwatch
     from .tuning.refine.refinement import CANDIDATES, Refinement, refinement_of
     from .tuning.refine.store import Store
@@ -116,7 +117,7 @@ def refinement(family: Measurable, problem: Problem, device: DeviceSpec) -> Refi
     key = (family.name, near, configs, device, scope())
     store = Store(
         family.name,
-        family.source_hash,
+        partial(source_of, family.source_hash),
         near,
         device,
         {one: one for one in configs},

@@ -31,8 +31,9 @@ C = TypeVar("C", bound=Hashable)
 R = TypeVar("R")
 _log = logging.getLogger("foretune")
 
-#: The number of configs that take part; `tests/studies/refine_replay.py` compares 8, 12, 16 and 32.
-CANDIDATES = 12
+#: The number of configs that take part; `tests/studies/refine_replay.py` compares 8, 12, 16 and 32. Without a
+#: prediction, any config may be the fastest.
+CANDIDATES, UNPREDICTED = 12, 48
 #: Candidates of one problem that compile at the same time.
 _COMPILING = 2
 #: Results are stored after this many timed calls, and at the decision.
@@ -72,10 +73,11 @@ class Refinement(Generic[C]):
         limit: dict[str, float] | None = None,
         predicted_us: float = 1.0,
     ) -> None:
-        self.name, self.problem, self.candidates = name, problem, tuple(candidates[:CANDIDATES])
+        count = CANDIDATES if len(set(slowdowns)) > 1 else UNPREDICTED
+        self.name, self.problem, self.candidates = name, problem, tuple(candidates[:count])
         #: The config of all further calls, once it is decided.
         self.final: C | None = None
-        self.race = Race(slowdowns[:CANDIDATES], **(limit or check_cost()))
+        self.race = Race(slowdowns[:count], **(limit or check_cost()))
         self.race.unit_us = predicted_us
         self._watch, self._store = watch, store
         self._ranks = scope()
@@ -152,10 +154,13 @@ class Refinement(Generic[C]):
         """
         if is_capturing():  # not even events may be queried
             return self._chosen(), False
-        if is_deterministic() or self._epoch != epoch() or not (self._resting or self._planned):
+        reviews = is_deterministic() or self._epoch != epoch() or not (self._resting or self._planned)
+        if reviews:
             self._review(compile_one)
         if self._resting or self.final is not None:
             self._resting -= 1
+            return self._chosen(), False
+        if reviews:  # not timed, because the device may have had nothing to do meanwhile; `_review` has counted it
             return self._chosen(), False
         at = self._planned.pop()
         if at not in self._joined:  # counted, because the other ranks count it
@@ -184,9 +189,7 @@ class Refinement(Generic[C]):
         else:
             self._recall()
         self._compile(compile_one)
-        if self._ranks:
-            most = CALLS - int(race.calls.sum()) % CALLS
-        else:
+        if not self._ranks:
             if self._known in self._joined:
                 self._decide(self._known or 0)
             elif race.is_over:
@@ -194,9 +197,10 @@ class Refinement(Generic[C]):
             elif len(self._joined) == 1 or self._unread > _MOST_LATE:  # nothing to compare with, or no news
                 race.calls[self._chosen()] += _REST
                 return
-            most = CALLS
         self._resting = 0
         if self.final is None:
+            race.count([self._chosen()])  # this call
+            most = -int(race.calls.sum()) % CALLS if self._ranks else CALLS
             self._planned = race.plan(most)[::-1]
 
     def _read(self) -> None:
