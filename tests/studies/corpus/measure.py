@@ -2,13 +2,13 @@
 
 Each file of recipes/ names a package and makes calls of it. Workers, several on each GPU, take units (one call each)
 from a common list: the first shape of every op, all packages in turn, then the second, and so on; after that again with
-more configs. Every autotuned launch with a new key is measured (tuning.py): configs are compiled in parallel without
-the GPU, and one process at a time measures on a GPU. A worker that dies or hangs is started again and goes on behind the
-config that ended it. OUT has corpus.jsonl.gz, rewritten every half minute (one line per kernel, key and phase, never a
-kernel's source), and log.txt; ttir.tar.gz at the end is for analysis only. Foretune and the packages must be on the path.
+more configs. Every autotuned launch with new sizes is measured (tuning.py): configs are compiled in parallel, and one
+process at a time measures on a GPU. A worker that dies or hangs is started again and goes on behind the config that
+ended it. OUT has corpus.jsonl.gz, rewritten every half minute (one line per kernel, sizes and phase, never a kernel's
+source), and log.txt; ttir.tar.gz at the end is for analysis only. Foretune and the packages must be on the path.
 
-`--part 1/4` takes a fourth of the units, for processes on GPUs that share no folder. With a common `--shared` folder,
-processes share all units instead.
+`--part 1/4` takes a fourth of the units, for processes that share no folder. Processes with a common `--shared` folder
+share all units.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def units(calls: dict[str, dict[str, list]], part: str = "1/1") -> list[tuple[in
 def work(options) -> None:
     """Be one worker: take units until the deadline."""
     import torch
-    from foretune.runtime import Timer
     from autotuners_on_gpu import turn
+    from foretune.runtime import Timer
     from tuning import Measurer, tag_of
 
     threading.Thread(target=_end_at, args=(options.until,), daemon=True).start()
@@ -155,7 +155,11 @@ class Worker:
         given |= {f"--{name}": vars(options)[name] for name in ("most", "more", "keys", "threads", "part")}
         command = [sys.executable, __file__, options.out, *options.recipes]
         command += [str(one) for pair in given.items() for one in pair]
-        environment = os.environ | {"CUDA_VISIBLE_DEVICES": self._gpu, "OMP_NUM_THREADS": "1", "TRITON_CACHE_DIR": options.cache}
+        environment = os.environ | {
+            "CUDA_VISIBLE_DEVICES": self._gpu,
+            "OMP_NUM_THREADS": "1",
+            "TRITON_CACHE_DIR": options.cache,
+        }
         log = (options.out / "log.txt").open("a")
         self._process = subprocess.Popen(list(map(str, command)), env=environment, stdout=log, stderr=log)
 
@@ -184,7 +188,9 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=8, help="workers for each GPU")
     parser.add_argument("--threads", type=int, default=2, help="compiling threads of each worker")
     parser.add_argument("--most", type=int, default=20, help="configs of a key in the first phase")
-    parser.add_argument("--more", type=int, default=16, help="further configs in the second phase: the rest, then wider")
+    parser.add_argument(
+        "--more", type=int, default=16, help="further configs in the second phase: the rest, then wider"
+    )
     parser.add_argument("--keys", type=int, default=8, help="keys of a kernel in each phase")
     parser.add_argument("--part", default="1/1", help="i/n: every n-th unit")
     parser.add_argument("--shared", type=Path, help="folder for claims and journals; a new one by default")
@@ -203,9 +209,7 @@ def main() -> None:
     options.cache = options.shared / "triton"
     (options.shared / "units").mkdir(parents=True, exist_ok=True)
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(_gpus())))
-    running = [
-        Worker(f"{gpu}-{at}", gpu, options) for at in range(options.processes) for gpu in gpus.split(",")
-    ]
+    running = [Worker(f"{gpu}-{at}", gpu, options) for at in range(options.processes) for gpu in gpus.split(",")]
     saved = time.time()
     while running:
         time.sleep(1)
@@ -217,7 +221,8 @@ def main() -> None:
     if (options.shared / "ttir").exists():
         with tarfile.open(options.out / "ttir.tar.gz", "w:gz") as tar:
             tar.add(options.shared / "ttir", "ttir")
-    print(f"{len(tunings)} tunings, {sum(len(one['trials']) for one in tunings)} configs, {len({one['kernel'] for one in tunings})} kernels")
+    kernels, trials = {one["kernel"] for one in tunings}, sum(len(one["trials"]) for one in tunings)
+    print(f"{len(kernels)} kernels, {len(tunings)} tunings, {trials} configs")
 
 
 def _gpus() -> int:

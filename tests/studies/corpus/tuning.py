@@ -55,7 +55,9 @@ def wider(configs, most: int) -> list:
         return []
     known = {json.dumps(knobs(one), sort_keys=True) for one in configs}
     names = [name for name in first.kwargs if all(name in one.kwargs for one in configs)]
-    values = [list({json.dumps(plain(one.kwargs[name])): one.kwargs[name] for one in configs}.values()) for name in names]
+    values = [
+        list({json.dumps(plain(one.kwargs[name])): one.kwargs[name] for one in configs}.values()) for name in names
+    ]
     found = []
     for chosen in itertools.product(*values, WARPS, STAGES):
         *blocks, warps, stages = chosen
@@ -266,7 +268,7 @@ class Measurer:
         try:
             torch.cuda.synchronize()
             restore()
-        except Exception:  # the context is lost
+        except Exception:  # noqa: BLE001 - the context is lost
             self.write(**line)
             os._exit(3)
         if (binary := found.get("binary")) is not None:

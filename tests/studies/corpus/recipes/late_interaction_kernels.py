@@ -27,7 +27,10 @@ def call(op, shape):
     elif op == "varlen":
         out = package.maxsim_varlen(*packed, lq, ld)
     elif op == "pairs":
-        score, pairs = import_module("late_interaction_kernels.score_pairs"), (integers(nq, 4 * nd), integers(nd, 4 * nd))
+        score, pairs = (
+            import_module("late_interaction_kernels.score_pairs"),
+            (integers(nq, 4 * nd), integers(nd, 4 * nd)),
+        )
         out = score.score_pairs_packed(*packed, *pairs, max_seqlen_q=lq, max_seqlen_d=ld)
     elif op == "head":
         head = import_module("late_interaction_kernels.fused_head")

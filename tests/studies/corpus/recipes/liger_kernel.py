@@ -33,7 +33,9 @@ def dense(op, shape):
     elif op == "dyt":
         backward(dyt.LigerDyTFunction.apply(x, *(rand(size, grad=True) for size in (1, hidden, hidden))))
     else:
-        experimental.mm_int8int2.matmul(integers(127, tokens, hidden, dtype="int8"), integers(255, hidden // 4, inner, dtype="uint8"))
+        experimental.mm_int8int2.matmul(
+            integers(127, tokens, hidden, dtype="int8"), integers(255, hidden // 4, inner, dtype="uint8")
+        )
 
 
 def calls():

@@ -30,7 +30,7 @@ def routing(op, shape):
     import moe_ops
 
     tokens, experts, top, hidden, _ = shape
-    weights, indices = moe_ops.fused_topk_softmax(rand(tokens, experts, grad=True), top)
+    weights, _ = moe_ops.fused_topk_softmax(rand(tokens, experts, grad=True), top)
     permuted, rows, *_ = moe_ops.permute(rand(tokens, hidden, grad=True), integers(experts, tokens, top), 0, experts)
     backward(moe_ops.unpermute(permuted, rows, weights, tokens, top))
 

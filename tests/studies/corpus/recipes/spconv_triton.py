@@ -16,8 +16,12 @@ def call(op, shape):
 
     voxels, grid, channels, out, size = shape
     places = integers(2 * 16 * grid * grid, 2 * voxels, dtype="int64").unique()[:voxels]
-    places = torch.stack([places // (16 * grid * grid), places // grid**2 % 16, places // grid % grid, places % grid], 1)
-    x = spconv.SparseConvTensor(rand(len(places), channels, dtype="float16", grad=True), places.int(), [16, grid, grid], 2)
+    places = torch.stack(
+        [places // (16 * grid * grid), places // grid**2 % 16, places // grid % grid, places % grid], 1
+    )
+    x = spconv.SparseConvTensor(
+        rand(len(places), channels, dtype="float16", grad=True), places.int(), [16, grid, grid], 2
+    )
     kind = getattr(spconv, op)
     if "Pool" in op:
         layer = kind(size, stride=2)

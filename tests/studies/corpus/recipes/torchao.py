@@ -14,14 +14,13 @@ HEADS += [(1, 24, 16384, 128), (2, 64, 1024, 128), (1, 8, 32768, 64), (4, 16, 20
 #: Modules of torchao.prototype, and the functions in them.
 NAMES = """blockwise_fp8_training.kernels: triton_fp8_blockwise_act_quant_lhs triton_fp8_blockwise_act_quant_rhs
 triton_fp8_blockwise_act_quant_transposed_lhs triton_fp8_blockwise_weight_quant_rhs triton_fp8_gemm_1x128_128x128
-triton_fp8_blockwise_weight_quant_transposed_rhs triton_fp8_gemm_1x128_128x1; quantized_training.int8_mm: scaled_int8_mm;
-moe_training.kernels.float8_rowwise: triton_fp8_rowwise_3d_transpose_rhs triton_fp8_rowwise_2d_scale_and_cast
-triton_fp8_rowwise_3d_transpose_rhs_fused_reduction triton_fp8_colwise_3d_scale_and_cast; hqq.mixed_mm: triton_mixed_mm;
+triton_fp8_blockwise_weight_quant_transposed_rhs triton_fp8_gemm_1x128_128x1; quantized_training.int8_mm:
+scaled_int8_mm; moe_training.kernels.float8_rowwise: triton_fp8_colwise_3d_scale_and_cast; hqq.mixed_mm: triton_mixed_mm;
 moe_training.kernels.jagged_float8_scales: triton_fp8_per_group_rowwise_scales triton_fp8_per_group_colwise_scales;
 common.triton.matmul: matmul; float8nocompile.kernels.fp8_dynamic_tensorwise: hp_to_fp8_row_major hp_to_fp8_row_major_t
-hp_to_fp8_col_major hp_to_fp8_col_major_t hp_to_fp8_row_and_col_major hp_to_fp8_row_major_t_and_non_t"""
+hp_to_fp8_col_major hp_to_fp8_row_and_col_major hp_to_fp8_row_major_t_and_non_t"""
 QKV = {f"{one}sdpa_quantize": f"triton_{one}qkv_quantization" for one in ("", "rope_", "hadamard_")}
-OPS = {op: name for name, ops in (part.split(":") for part in NAMES.split(";")) for op in ops.split()}
+OPS = {op: name.strip() for name, ops in (part.split(":") for part in NAMES.split(";")) for op in ops.split()}
 
 
 def call(op, shape):
@@ -30,17 +29,18 @@ def call(op, shape):
     if op in QKV:
         q, table = [rand(*shape) for _ in range(3)], [rand(*shape[2:], dtype="float32") for _ in "cs" if "rope" in op]
         q = [one.transpose(1, 2).contiguous() for one in q] if table else q
-        return getattr(import_module(f"torchao.prototype.attention.quantization.{QKV[op]}"), f"triton_fp8_{op}")(*q, *table)
-    function, fp8 = getattr(import_module(f"torchao.prototype.{OPS[op].strip()}"), op), torch.float8_e4m3fn
-    m, k, n, ends = *shape, torch.arange(1, 9, device="cuda", dtype=torch.int32) * (shape[0] // 8)
-    scales = rand(m, k // 128, dtype="float32").t().contiguous().t(), rand(n // 128, k // 128, dtype="float32").t()
-    x, w, int8 = rand(m, k), rand(n, k), [integers(127, *size, dtype="int8") for size in ((m, k), (n, k))]
-    given = {"scaled_int8_mm": (int8[0], int8[1].t(), rand(m, 1), rand(1, n)), "matmul": (x, w.t())}
-    given["triton_mixed_mm"] = x, integers(255, k // 2, n, dtype="uint8"), rand(k // 128, n), rand(k // 128, n), 128
-    given["triton_fp8_gemm_1x128_128x128"] = x.to(fp8), w.to(fp8).t(), *scales
-    given["triton_fp8_gemm_1x128_128x1"] = x.to(fp8), w.to(fp8).t(), scales[0], rand(k // 128, n, dtype="float32")
-    defaults = {"3d": (rand(8, n, k).transpose(-2, -1), fp8), "per_": (x, ends, fp8), "2d": (x, fp8), "hp": (x, fp8, None)}
-    return function(*given.get(op, next((value for part, value in defaults.items() if part in op), (x,))))
+        module = import_module(f"torchao.prototype.attention.quantization.{QKV[op]}")
+        return getattr(module, f"triton_fp8_{op}")(*q, *table)
+    fp8, (m, k, n), low = torch.float8_e4m3fn, shape, lambda *size: integers(127, *size, dtype="int8")
+    x, w, groups = rand(m, k), rand(n, k), torch.arange(1, 9, device="cuda", dtype=torch.int32) * (m // 8)
+    scale, blocks = (rand(one // 128, size, dtype="float32") for one, size in ((k, m), (k, n)))
+    given = {"int8": lambda: (low(m, k), low(n, k).t(), rand(m, 1), rand(1, n)), "mat": lambda: (x, w.t())}
+    given["128x128"] = lambda: (x.to(fp8), w.to(fp8).t(), scale.t(), rand(n // 128, k // 128, dtype="float32").t())
+    given |= {"128x1": lambda: (x.to(fp8), w.to(fp8).t(), scale.t(), blocks), "per_": lambda: (x, groups, fp8)}
+    given["mixed"] = lambda: (x, integers(255, k // 2, n, dtype="uint8"), blocks.bfloat16(), blocks.bfloat16(), 128)
+    given |= {"3d": lambda: (rand(8, n, k).transpose(-2, -1), fp8), "hp_": lambda: (x, fp8, None), "tri": lambda: (x,)}
+    values = next(make for part, make in given.items() if part in op)()
+    getattr(import_module(f"torchao.prototype.{OPS[op]}"), op)(*values)
 
 
 def calls():
