@@ -32,8 +32,10 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "third_party")]
 #: Seconds without a new line after which a worker is restarted.
 STALL_S = {"timing": 25, "other": 150}
+#: How many calls of each op are made again with more configs.
+MORE = 5
 #: How often a unit is begun before it is given up, and how often a worker is restarted.
-TRIES, RESTARTS = 5, 60
+TRIES, RESTARTS = 3, 60
 
 
 def recipes(names=()) -> list[str]:
@@ -61,7 +63,7 @@ def units(calls: dict[str, dict[str, list]], part: str = "1/1") -> list[tuple[in
         for phase in (0, 1)
         for name, ops in calls.items()
         for place, (op, functions) in enumerate(ops.items())
-        for index in range(len(functions))
+        for index in range(len(functions) if phase == 0 else min(len(functions), MORE))
     ]
     at, parts = map(int, part.split("/"))
     return [(phase, name, op, index) for phase, index, _, name, op in sorted(found)][at - 1 :: parts]

@@ -43,6 +43,10 @@ def digest(*parts) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
+def reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error)[:160]}"
+
+
 def wider(configs, most: int) -> list:
     """Configs with the authors' block sizes in new combinations, and other numbers of warps and stages; at most `most`.
 
@@ -207,25 +211,29 @@ class Measurer:
         todo = [config for config in configs if digest(knobs(config)) not in known]
         if "compiling" in known:  # an earlier process did not survive it
             todo = []
-        self._compile(tuning, tuner, one, todo)
+        broken = self._compile(tuning, one, todo)
         times = {config: known.get(digest(knobs(config)), {}).get("us") for config in configs}
         with self._turn():
             for config in todo:
+                if config in broken:
+                    self.write(tuning=tuning, config=knobs(config), failure=reason(broken[config]))
+                    continue
                 best = min((time_us for time_us in times.values() if time_us is not None), default=float("inf"))
                 times[config] = self._timed(tuning, tuner, one, config, best)
         self._results[tuning] = times
         return times
 
-    def _compile(self, tuning: str, tuner, one, configs) -> None:
-        """Compile configs in parallel; those that fail fail again when they are launched."""
+    def _compile(self, tuning: str, one, configs) -> dict:
+        """Compile configs in parallel; return the errors of those that cannot be compiled."""
         from foretune.runtime.launching.ahead import compile_ahead
 
         began = time.perf_counter()
         self.write(begin=tuning)
-        jobs = [partial(one.compile, config) for config in configs]
-        compile_ahead(jobs, self._options.threads)
+        one.prepare()
+        errors = compile_ahead([partial(one.compile, config) for config in configs], self._options.threads)
         seconds = round(time.perf_counter() - began, 3)
         self.write(compiled=tuning, configs=len(configs), seconds=seconds, threads=self._options.threads)
+        return {config: error for config, error in zip(configs, errors, strict=True) if error is not None}
 
     def _timed(self, tuning: str, tuner, one, config, best: float) -> float | None:
         """Time one config and write the result down; return its median in microseconds, or None."""
@@ -264,7 +272,7 @@ class Measurer:
             else:
                 line["early"] = True
         except Exception as error:  # noqa: BLE001 - a config may fail in any way; its kind is the result
-            line["failure"] = f"{type(error).__name__}: {str(error)[:160]}"
+            line["failure"] = reason(error)
         try:
             torch.cuda.synchronize()
             restore()
@@ -285,7 +293,8 @@ class Measurer:
         path = self._path.parent / "ttir" / f"{tuning}.ttir"
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
-            path.write_text(binary.asm["ttir"])
+            lines = binary.asm["ttir"].splitlines()
+            path.write_text("\n".join(line for line in lines if not line.startswith("#loc")))
 
 
 def tag_of(distribution: str, unit: str) -> dict:

@@ -28,11 +28,17 @@ PARTS = [part.split(":") for part in f"{TALL_OPS};{PAIR_OPS}".split(";")]
 
 def call(op, shape):
     n, d = shape
-    sizes = {"x": (n, d), "p": (n, 64), "w": (d, 32), "f": (d,), "1": (1,), "l": (n,), "s": (n, n), "v": (n,)}
+    sizes = {"x": (n, d), "p": (n, 64), "w": (d, 32), "f": (d,), "1": (1,), "l": (n * d,), "s": (n, n), "v": (n,)}
     sizes |= {"u": (n, 16), "e": (16,), "X": (d, n), "2": (n, 2)}
-    other = {"b": lambda: rand(n, d), "B": lambda: rand(d, n), "y": lambda: integers(2, n).float(), "h": lambda: 0.5}
-    other |= {"n": lambda: integers(16, n, dtype="int64"), "6": lambda: 16}
     module, function, letters = op
+    labels = n * d if "l" in letters else n
+    other = {
+        "b": lambda: rand(n, d),
+        "B": lambda: rand(d, n),
+        "y": lambda: integers(2, labels).float(),
+        "h": lambda: 0.5,
+    }
+    other |= {"n": lambda: integers(16, n, dtype="int64"), "6": lambda: 16}
     values = [rand(*sizes[one], dtype="float32").abs() if one in sizes else other[one]() for one in letters]
     getattr(import_module(f"flashlib.{module}"), function)(*values)
 

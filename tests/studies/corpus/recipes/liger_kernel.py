@@ -23,7 +23,8 @@ def moe(op, shape):
 
 
 def dense(op, shape):
-    from liger_kernel.ops import dyt, experimental, mlp
+    from liger_kernel.ops import dyt, mlp
+    from liger_kernel.ops.experimental import mm_int8int2 as int2
 
     tokens, hidden, inner = shape
     x = rand(1, tokens, hidden, grad=True)
@@ -33,9 +34,7 @@ def dense(op, shape):
     elif op == "dyt":
         backward(dyt.LigerDyTFunction.apply(x, *(rand(size, grad=True) for size in (1, hidden, hidden))))
     else:
-        experimental.mm_int8int2.matmul(
-            integers(127, tokens, hidden, dtype="int8"), integers(255, hidden // 4, inner, dtype="uint8")
-        )
+        int2.matmul(integers(127, tokens, hidden, dtype="int8"), integers(255, hidden // 4, inner, dtype="uint8"))
 
 
 def calls():

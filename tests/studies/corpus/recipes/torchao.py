@@ -15,8 +15,9 @@ HEADS += [(1, 24, 16384, 128), (2, 64, 1024, 128), (1, 8, 32768, 64), (4, 16, 20
 NAMES = """blockwise_fp8_training.kernels: triton_fp8_blockwise_act_quant_lhs triton_fp8_blockwise_act_quant_rhs
 triton_fp8_blockwise_act_quant_transposed_lhs triton_fp8_blockwise_weight_quant_rhs triton_fp8_gemm_1x128_128x128
 triton_fp8_blockwise_weight_quant_transposed_rhs triton_fp8_gemm_1x128_128x1; quantized_training.int8_mm:
-scaled_int8_mm; moe_training.kernels.float8_rowwise: triton_fp8_colwise_3d_scale_and_cast; hqq.mixed_mm: triton_mixed_mm;
-moe_training.kernels.jagged_float8_scales: triton_fp8_per_group_rowwise_scales triton_fp8_per_group_colwise_scales;
+scaled_int8_mm; moe_training.kernels.float8_rowwise: triton_fp8_colwise_3d_scale_and_cast; hqq.mixed_mm:
+triton_mixed_mm; moe_training.kernels.jagged_float8_scales: triton_fp8_per_group_rowwise_scales
+triton_fp8_per_group_colwise_scales;
 common.triton.matmul: matmul; float8nocompile.kernels.fp8_dynamic_tensorwise: hp_to_fp8_row_major hp_to_fp8_row_major_t
 hp_to_fp8_col_major hp_to_fp8_row_and_col_major hp_to_fp8_row_major_t_and_non_t"""
 QKV = {f"{one}sdpa_quantize": f"triton_{one}qkv_quantization" for one in ("", "rope_", "hadamard_")}
