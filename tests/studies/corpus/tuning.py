@@ -264,7 +264,8 @@ class Measurer:
             launch()  # compiles or loads, and raises what fails
             torch.cuda.synchronize()
             first = self._timer.sample(launch, 1, before)
-            count = 0 if first[0] > FAR_BEHIND * best else int(min(max(BUDGET_US / (first[0] + 60), 4), 30))
+            least = 2 if first[0] > 5 * BUDGET_US else 4
+            count = 0 if first[0] > FAR_BEHIND * best else int(min(max(BUDGET_US / (first[0] + 60), least), 30))
             samples = (self._timer.sample(launch, count, before) if count else []) or first
             line |= {"us": round(statistics.median(samples), 3), "samples": len(samples)}
             if count:  # two halves: choose by one, report the other

@@ -27,10 +27,9 @@ PARTS = [part.split(":") for part in f"{TALL_OPS};{PAIR_OPS}".split(";")]
 
 
 def call(op, shape):
-    n, d = shape
+    (module, function, letters), (n, d) = op, shape
     sizes = {"x": (n, d), "p": (n, 64), "w": (d, 32), "f": (d,), "1": (1,), "l": (n * d,), "s": (n, n), "v": (n,)}
     sizes |= {"u": (n, 16), "e": (16,), "X": (d, n), "2": (n, 2)}
-    module, function, letters = op
     labels = n * d if "l" in letters else n
     other = {
         "b": lambda: rand(n, d),
