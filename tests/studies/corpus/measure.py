@@ -2,7 +2,7 @@
 
 Each file of recipes/ names a package and makes calls of it. Workers, several on each GPU, take units (one call each)
 from a common list: the first shape of every op, all packages in turn, then the second, and so on; after that again with
-more configs. Every autotuned launch with new sizes is measured (tuning.py): configs are compiled in parallel, and one
+more configs. Every autotuned launch with new sizes is measured (measurer.py): configs are compiled in parallel, and one
 process at a time measures on a GPU. A worker that dies or hangs is started again and goes on behind the config that
 ended it. OUT has corpus.jsonl.gz, rewritten every half minute (one line per kernel, sizes and phase, never a kernel's
 source), and log.txt; ttir.tar.gz at the end is for analysis only. Foretune and the packages must be on the path.
@@ -29,7 +29,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1] / "third_party")]
+#: What recipes and workers import from: this folder, and that of `turn`.
+sys.path += [str(HERE), str(HERE.parents[1] / "third_party")]
 #: Seconds without a new line after which a worker is restarted.
 STALL_S = {"timing": 25, "other": 150}
 #: How many calls of each op are made again with more configs.
@@ -74,7 +75,7 @@ def work(options) -> None:
     import torch
     from autotuners_on_gpu import turn
     from foretune.runtime import Timer
-    from tuning import Measurer, tag_of
+    from measurer import Measurer, tag_of
 
     threading.Thread(target=_end_at, args=(options.until,), daemon=True).start()
     journal = options.shared / f"{options.worker}.jsonl"

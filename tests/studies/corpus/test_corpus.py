@@ -12,7 +12,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from studies.corpus import measure, tuning
+from studies.corpus import measure, measurer
 
 OPTIONS = SimpleNamespace(most=3, more=4, keys=2, threads=1)
 
@@ -31,8 +31,8 @@ class CountingTimer:
         return [10.0] * samples
 
 
-def kernel_tuned_by(measurer):
-    """An autotuned kernel that is created while the measurer watches."""
+def tuned_kernel():
+    """An autotuned kernel that is created while a measurer watches."""
     configs = [triton.Config({"BLOCK": block}, num_warps=warps) for block in (64, 128) for warps in (1, 2)]
 
     @triton.autotune(configs, key=["n"])
@@ -54,9 +54,9 @@ def worker(tmp_path, monkeypatch):
     def start(name: str = "a"):
         triton.runtime.Autotuner.__init__ = created
         timer = CountingTimer()
-        measurer = tuning.Measurer(nullcontext, tmp_path, tmp_path / f"{name}.jsonl", OPTIONS, lambda: timer)
-        measurer.install()
-        return SimpleNamespace(measurer=measurer, timer=timer, launch=kernel_tuned_by(measurer))
+        found = measurer.Measurer(nullcontext, tmp_path, tmp_path / f"{name}.jsonl", OPTIONS, lambda: timer)
+        found.install()
+        return SimpleNamespace(measurer=found, timer=timer, launch=tuned_kernel())
 
     with foretune.testing.use_stub_device("h200"):
         yield start
