@@ -188,8 +188,8 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("recipes", nargs="*", help="names of files in recipes/; all by default")
     parser.add_argument("--deadline", type=float, default=420.0, help="seconds after which everything ends")
-    parser.add_argument("--processes", type=int, default=8, help="workers for each GPU")
-    parser.add_argument("--threads", type=int, default=2, help="compiling threads of each worker")
+    parser.add_argument("--processes", type=int, default=6, help="workers for each GPU")
+    parser.add_argument("--threads", type=int, default=3, help="compiling threads of each worker")
     parser.add_argument("--most", type=int, default=20, help="configs of a key in the first phase")
     parser.add_argument(
         "--more", type=int, default=16, help="further configs in the second phase: the rest, then wider"

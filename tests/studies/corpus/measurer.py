@@ -12,6 +12,7 @@ import json
 import os
 import statistics
 import time
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -86,6 +87,7 @@ class Measurer:
     def __init__(self, turn, shared: Path, journal: Path, options, make_timer) -> None:
         self._turn, self._shared, self._path, self._options = turn, shared, journal, options
         self._make_timer, self._timer = make_timer, None
+        self._lengths = options.most, options.more
         self.tag: dict = {}
         self.phase = 0
         self._results: dict[str, dict[str, float | None]] = {}
@@ -152,17 +154,17 @@ class Measurer:
         raise RuntimeError(f"no config of {tuner.base_fn.__name__} can be launched")
 
     def _planned(self, tuner, kwargs) -> list:
-        """The configs of this phase that the autotuner's own pruning lets through."""
-        own = sorted(tuner.configs, key=lambda one: digest(knobs(one)))
-        most = self._options.most
-        if self.phase == 0:
-            chosen = own[:most]
-        else:
-            rest = own[most : most + self._options.more]
-            chosen = rest + wider(tuner.configs, self._options.more - len(rest))
-        if tuner.early_config_prune and chosen:
-            chosen = tuner.early_config_prune(chosen, tuner.nargs, **kwargs)
-        return list({digest(knobs(one)): one for one in chosen}.values())
+        """The configs of this phase that the autotuner's own pruning lets through, the same ones for all keys."""
+
+        def pruned(configs) -> list:
+            if tuner.early_config_prune and configs:
+                with suppress(Exception):  # it may expect other lists than this one
+                    configs = list(tuner.early_config_prune(configs, tuner.nargs, **kwargs)) or configs
+            return list({digest(knobs(one)): one for one in configs}.values())
+
+        own, most, more = sorted(pruned(tuner.configs), key=lambda one: digest(knobs(one))), *self._lengths
+        rest = own[most : most + more]
+        return own[:most] if self.phase == 0 else rest + pruned(wider(tuner.configs, more - len(rest)))
 
     def _claims(self, name: str, tuning: str) -> bool:
         """Whether this process is the one that measures a key; a kernel has at most `keys` of them."""
