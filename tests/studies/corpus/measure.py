@@ -152,7 +152,7 @@ class Worker:
         self.start()
 
     def start(self) -> None:
-        self._starts += 1
+        self._starts, self._started = self._starts + 1, time.time()
         options = self._options
         given = {"--worker": self.name, "--gpu": self._gpu, "--shared": options.shared, "--until": options.until}
         given |= {f"--{name}": vars(options)[name] for name in ("most", "more", "keys", "threads", "part")}
@@ -171,8 +171,9 @@ class Worker:
         code = self._process.poll()
         if code is None:
             lines = self._journal.read_bytes()[-400:].splitlines() if self._journal.exists() else []
-            timing = bool(lines) and lines[-1].startswith(b'{"begin"') and b'"config"' in lines[-1]
-            quiet = time.time() - (self._journal.stat().st_mtime if lines else self._options.began)
+            written = self._journal.stat().st_mtime if lines else 0.0
+            timing = written > self._started and lines[-1].startswith(b'{"begin"') and b'"config"' in lines[-1]
+            quiet = time.time() - max(written, self._started)
             if quiet < STALL_S["timing" if timing else "other"]:
                 return True
             self._process.kill()
@@ -205,8 +206,7 @@ def main() -> None:
     if options.worker:
         work(options)
         return
-    options.began = time.time()
-    options.until = options.began + options.deadline
+    options.until = time.time() + options.deadline
     options.out.mkdir(parents=True, exist_ok=True)
     options.shared = options.shared or Path(mkdtemp())
     options.cache = options.shared / "triton"

@@ -21,6 +21,8 @@ from pathlib import Path
 FAR_BEHIND = 4.0
 #: Device microseconds for the samples of one config.
 BUDGET_US = 4000.0
+#: Errors of a config that leave the GPU as it was.
+UNUSABLE = ("OutOfResources", "CompilationError", "CompileTimeAssertionFailure", "PTXASError")
 WARPS, STAGES = (1, 2, 4, 8, 16), (1, 2, 3, 4, 5)
 
 
@@ -108,7 +110,7 @@ class Measurer:
                 of = digest(line["config"]) if "config" in line else "compiling"
                 self._known.setdefault(line["begin"], {})[of] = {}
             elif "compiled" in line:
-                self._known[line["compiled"]].pop("compiling")
+                self._known.setdefault(line["compiled"], {}).pop("compiling", None)
             elif "tuning" in line and "config" in line:
                 self._known.setdefault(line["tuning"], {})[digest(line["config"])] = line
             elif "tuning" in line:
@@ -141,11 +143,11 @@ class Measurer:
         order = sorted((time_us, at) for at, time_us in enumerate(times.values()) if time_us is not None)
         configs = [list(times)[at] for _, at in order]
         configs += [self._good[tuner]] if tuner in self._good else []
-        for config in configs or tuner.configs:
+        for config in configs or self._planned(tuner, kwargs) or tuner.configs:
             try:
                 result = one.launch(config)
             except Exception as error:
-                if type(error).__name__ != "OutOfResources":
+                if type(error).__name__ not in UNUSABLE:
                     raise
                 continue
             self._good[tuner] = tuner.best_config = config
@@ -285,7 +287,8 @@ class Measurer:
         if (binary := found.get("binary")) is not None:
             line |= {"regs": binary.n_regs, "spills": binary.n_spills, "shared": binary.metadata.shared}
         grid = one.kwargs.get("grid")
-        line["grid"] = [int(n) for n in (grid(everything) if callable(grid) else grid)]
+        with suppress(KeyError):  # it may need what triton.heuristics computes
+            line["grid"] = [int(n) for n in (grid(everything) if callable(grid) else grid)]
         self.write(**line)
         if binary is not None and "us" in line:
             self._keep_ttir(tuning, binary)
