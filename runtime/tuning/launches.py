@@ -224,10 +224,9 @@ class LaunchFamily(Family):
         configs: Sequence[KernelConfig],
         binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
     ) -> NDArray[np.float32]:
-        """Return no features, an array of shape (n_configs, 0).
+        """Return no features, an array of shape (n_configs, 0), because `OwnTimings` does not use the meaning of knobs.
 
-        `OwnTimings` does not use the meaning of knobs. A smooth model over dimensions and knobs was worse
-        (runtime/NOTES.md).
+        runtime/NOTES.md compares `OwnTimings` with models that use the knobs.
         """
         import numpy as np
 
@@ -255,7 +254,7 @@ def flag_of(name: str, value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return a text that tells a value from all others."""
+    """Return a value as text, which is different for different values."""
     if isinstance(value, Enum):
         return f"<{type(value).__module__}.{type(value).__qualname__}.{value.name or value.value}>"
     if isinstance(value, str):
@@ -275,7 +274,7 @@ def _has_objects(values: Any) -> bool:
 
 
 def _is_number(text: str) -> bool:
-    """Return whether a text reads as a number."""
+    """Return whether Python's `complex` can read a text as a number."""
     try:
         complex(text)
     except ValueError:

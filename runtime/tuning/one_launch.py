@@ -45,7 +45,7 @@ class OneConfigCache(dict[Any, Any]):
         return self._config
 
     def get(self, key: Any, default: Any = None) -> triton.Config:
-        """Return the one config."""
+        """Return the one config, for any key."""
         return self._config
 
 
@@ -79,7 +79,7 @@ def launch_undecided(
     arguments: Mapping[str, Any],
     launch: Callable[[triton.Config], Any],
 ) -> Any:
-    """Launch a key whose config is not decided yet in mode `refine`, and remember the decision in the tuner's cache.
+    """Launch a key whose config is not decided yet in mode `refine`; once it is decided, store it in the tuner's cache.
 
     Args:
         tuner: The autotuner.
@@ -199,7 +199,7 @@ class OneLaunch:
 
 
 def _timed_ms(tuner: Autotuner, run: Callable[[], None]) -> float:
-    """Return the time of a function that launches, in milliseconds.
+    """Return the time of `run`, a function that launches the kernel, in milliseconds.
 
     The autotuner's own `do_bench` measures it if there is one. Otherwise our timer does, which takes 5 ms of device
     time and counts no launch gaps (Triton's benchmark takes 125 ms a config); if it cannot, Triton's does.

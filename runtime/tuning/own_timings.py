@@ -142,7 +142,10 @@ class OwnTimings:
 
 
 def _length(losses: Sequence[float]) -> int | None:
-    """Return the smallest sufficient list length, given the loss of each length from 1 on; None if over half."""
+    """Return the smallest list length whose loss is small enough; None if it is over half of all configs.
+
+    `losses` has the loss of each length from 1 on.
+    """
     enough = next((length for length, loss in enumerate(losses, 1) if loss <= _TOLERANCE), len(losses))
     if len(losses) >= _SHORT:
         enough = max(enough, 2)

@@ -90,7 +90,10 @@ class Slowdowns:
         return lost
 
     def _weights(self, rows: NDArray[np.intp], at: Array) -> Array:
-        """Return the weights of known problems (rows) for a point, which fall with the distance, (n_rows,)."""
+        """Return the weights of the known problems in `rows`, (n_rows,), which fall with their distance from `at`.
+
+        `at` has the coordinates of a problem, as `_points` returns them.
+        """
         scale = np.where(self._scale > 0, self._scale, 1.0)
         varied = max(int((self._scale > 0).sum()), 1)
         distance = np.sqrt((((self._points[rows] - at) / scale) ** 2).sum(axis=1) / varied)
@@ -98,13 +101,13 @@ class Slowdowns:
         return result
 
     def _is_beyond(self, row: int) -> bool:
-        """Return whether a problem has a dimension far outside the range of all others."""
+        """Return whether the known problem in a row has a dimension far outside the range of all others."""
         point, others = self._points[row], np.delete(self._points, row, axis=0)
         return bool(((point > others.max(axis=0) + _BEYOND) | (point < others.min(axis=0) - _BEYOND)).any())
 
 
 def unlike(problem: Problem, known: Sequence[Problem]) -> str | None:
-    """Return why the known problems say nothing about this one; None if they do.
+    """Return why the slowdowns of the known problems do not predict those of this one; None if they do.
 
     `known` have the same dimensions as the problem.
     """
@@ -155,7 +158,7 @@ def _over_best(log_times: Array, is_full: NDArray[np.bool_]) -> Array:
 
 
 def _ranking(table: Array, weights: Array) -> list[int]:
-    """Return the positions of all configs, best first.
+    """Return the positions of all configs, best first, from a table of log slowdowns and the weight of each row.
 
     The first has the least weighted slowdown. Each of the next saves the most in addition to those before it, so
     equally fast twins of an earlier config come late.

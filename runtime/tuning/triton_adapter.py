@@ -174,7 +174,7 @@ class Attachment:
                 self._tuning, self._pinned_now, self._is_running = None, None, False
 
     def _is_in(self, mode: Mode) -> bool:
-        """Return whether this is the mode of launches. An invalid FORETUNE_MODE counts as none."""
+        """Return whether launches run in this mode; False if FORETUNE_MODE is not valid."""
         return self._or_warn(resolve_mode, self._mode) is mode
 
     def _run_once(self, config: triton.Config, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -247,7 +247,7 @@ class Attachment:
         return pruned
 
     def _refined(self, configs: Sequence[triton.Config]) -> triton.Config:
-        """Return the config to launch first in mode `refine`, and prepare the next launches."""
+        """Return the config to launch first in mode `refine`, and prepare to time those of the next launches."""
         if (tuning := self._tuning) is None:
             return configs[0]
         first, slowdowns = configs[0], [tuning.slowdowns[config] for config in configs]
@@ -298,7 +298,9 @@ class Attachment:
     def _pinned(
         self, theirs: Any, configs: Sequence[triton.Config], named_args: Mapping[str, Any], kwargs: Mapping[str, Any]
     ) -> triton.Config | None:
-        """Return the config that the pin file in force has for a launch; None without one.
+        """Return the config that the pin file in force has for a launch; None without a pin file.
+
+        `theirs` is the kernel's own prune callback, if any, which must allow the config.
 
         Raises:
             PinError: The file does not cover the launch.
@@ -312,7 +314,7 @@ class Attachment:
     def _shortlisted(
         self, allowed: Sequence[triton.Config], named_args: Mapping[str, Any], kwargs: Mapping[str, Any]
     ) -> list[triton.Config]:
-        """Return the configs worth timing, best first; all of them if the model is not sure."""
+        """Return those of the allowed configs that are worth timing, best first; all if the model is not sure."""
         known, arguments = self._known_here(), {**named_args, **kwargs}
         problem = known.shortlister.problem(arguments)
         times = known.of(known.shortlister.stand_in(problem))
@@ -346,13 +348,19 @@ class Attachment:
             tuning.uncompiled = tuple(left)
 
     def _compile(self, tuning: _Tuning, args: Sequence[Any], meta: Mapping[str, Any]) -> None:
-        """Compile configs in parallel; errors are ignored, because Triton meets them when it times the config."""
+        """Compile the tuning's uncompiled configs in parallel for a launch with these arguments.
+
+        Errors are ignored, because Triton meets them when it times the config.
+        """
         configs, tuning.uncompiled = tuning.uncompiled, ()
         given = {name: value for name, value in meta.items() if name != "warmup"}
         tuning.session.compile(configs, lambda config: self.tuner.fn.warmup(*args, **given, **config.all_kwargs()))
 
     def _finish(self, tuning: _Tuning, before: Any) -> None:
-        """Store the choice after a tuned launch, and learn times that came from Triton's own cache."""
+        """Store the choice after a tuned launch, and learn times that came from Triton's own cache.
+
+        `before` is the autotuner's `configs_timings` before the launch.
+        """
         tuner, session = self.tuner, tuning.session
         if tuning.refining is not None and tuning.refining[0].final is None:
             for key in tuner.cache.keys() - tuning.keys:
@@ -373,7 +381,7 @@ class Attachment:
             tuning.times.choose(tuner.best_config, new, tuning.arguments, is_pruned=is_pruned, bundle="")
 
     def _known_here(self, opens: bool = True) -> KnownTimes:
-        """Return the known times on the current device, loaded from the cache at the first launch that `opens` it."""
+        """Return the known times on the current device; if `opens`, load those in the cache unless this was done."""
         device = device_here()
         with self.lock:
             if device not in self._known:
@@ -396,7 +404,7 @@ class Attachment:
         return OwnShortlister(self.tuner, self._k, ranks=lambda: scope() if choose_together() else 0)
 
     def _best_pinned(self, problem: Problem, configs: tuple[triton.Config, ...]) -> int | None:
-        """Return the position of the config that the pin file in force has for a problem; None without one."""
+        """Return the position of the config that the pin file in force has for a problem; None without a pin file."""
         known = self._known_here(opens=False)
         pinned = known.pinned(known.shortlister.stand_in(problem), configs)
         return None if pinned is None else configs.index(pinned)
@@ -411,7 +419,7 @@ class Attachment:
 
 @dataclass
 class _Tuning:
-    """The tuning of one key while it runs; Triton has the loop over `configs`."""
+    """The state of an attached autotuner's tuning of one key, while Triton's loop times the `configs`."""
 
     times: KeyTimes
     session: TuningSession[triton.Config]
