@@ -362,7 +362,7 @@ def tune(
         family: A family that refuses the configs it does not support, and turns a call into a problem.
         n_warmup: Calls of each config before it is timed.
         n_repeat: Timed calls of each config.
-        search: "exhaustive"; or "guided": a model of the timings of earlier keys chooses what is worth a trial.
+        search: "exhaustive"; or "model": a model of the timings of this and earlier keys chooses what is worth a trial.
         budget_s: Seconds after which tuning ends with the best config so far.
         max_trials: The number of configs after which tuning ends.
         reset: Called with the call's arguments before every run, to undo what the function changes.

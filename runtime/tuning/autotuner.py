@@ -84,7 +84,8 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         self._shortlister = shortlister or OwnShortlister(self, k, bucket)
         self._own_prune = (prune_configs_by or {}).get("early_config_prune")
         timed = "cold" if self._do_bench is None else "autotuner"
-        self._known = KnownTimes(self, self.name, self._shortlister, device, timed=timed)
+        is_pruned = bool(self._own_prune or self.perf_model)
+        self._known = KnownTimes(self, self.name, self._shortlister, device, timed=timed, is_pruned=is_pruned)
         # Only Dynamo, which traces it, and `Autotuner.warmup` call this.
         self.early_config_prune = TracedPrune(
             self.name, self._own_prune, self._shortlister, self._best_known, alters=alters
@@ -273,11 +274,9 @@ class _Tuning:
             is_one = len(chosen) == 1 or resolve_mode() is Mode.PREDICT
             if is_one or not may_tune() or not self._call.can_be_timed():
                 return chosen[0], False
-            self._measure(chosen)
+            with ExitStack() as self._stack:
+                chosen, best = self._search(chosen, left)
             times = session.times(chosen)
-            best = None
-            if times or choose_together():  # other ranks wait for this rank's times, even if all configs failed
-                best, _ = self._known.agree(chosen, [times.get(config) for config in chosen])
             if best is not None:
                 if memo is not None:
                     tuner._tuned[memo] = best
@@ -291,23 +290,49 @@ class _Tuning:
                 return untried[0], False
         raise none_launched(tuner.name, session)
 
-    def _measure(self, configs: Sequence[triton.Config]) -> None:
-        """Measure those of the configs whose time is not known."""
-        tuner, session, began = self._tuner, self.session, time.monotonic()
+    def _search(
+        self, chosen: list[triton.Config], left: Sequence[triton.Config]
+    ) -> tuple[list[triton.Config], triton.Config | None]:
+        """Measure the chosen configs, and those of `left` that a search goes on with.
+
+        Returns:
+            The last list of configs, and its fastest one that the ranks agree on.
+        """
+        tuner, session, asked = self._tuner, self.session, set[triton.Config]()
+        self._isolated = None
+        while True:
+            asked.update(chosen)
+            over, times, best = self._measure(chosen), session.times(chosen), None
+            if times or choose_together():  # other ranks wait for this rank's times, even if all configs failed
+                best, _ = self._known.agree(chosen, [times.get(config) for config in chosen])
+            # With a time limit, ranks could not take the same steps.
+            limited = over or (tuner._budget_s is not None and choose_together())
+            if best is None or limited or not tuner._shortlister.searches:
+                return chosen, best
+            positions = tuner._query(tuner._shortlister.positions, self._problem, tuple(left), session.cost_s)
+            more = [left[position] for position in positions or ()]
+            if asked.issuperset(more):
+                return chosen, best
+            chosen = more
+
+    def _measure(self, configs: Sequence[triton.Config]) -> str:
+        """Measure those of the configs whose time is not known; return the limit that ended it, or ""."""
+        tuner, session, began, over = self._tuner, self.session, time.monotonic(), ""
         session.recall(configs)
         if n_new := sum(config not in session.measured for config in configs):
             with ExitStack() as stack:
                 progress = stack.enter_context(ProgressLine(tuner.base_fn.__name__, n_new))
                 session.report = lambda config, measured: progress.advance(measured.time_us)
-                if tuner._isolate:
-                    self._isolated = stack.enter_context(IsolatedTimer(tuner, self._call))
-                session.measure(configs)
+                if tuner._isolate and self._isolated is None:
+                    self._isolated = self._stack.enter_context(IsolatedTimer(tuner, self._call))
+                over = session.measure(configs)
         tuner.bench_time = time.monotonic() - began
         tuner.configs_timings = {
             config: [(session.measured[config].time_us or math.inf) / 1e3]
             for config in configs
             if config in session.measured
         }
+        return over
 
     def _time_one(self, config: triton.Config) -> Measured | Exception:
         """Time a config, in a separate process if `isolate` asks for it and it is possible; return its exception."""

@@ -122,7 +122,12 @@ class TuningSession(Generic[C]):
         self.failed: dict[C, str] = {}
         self.best: C | None = None
         self.failures = Failures()
-        self.n_timed = 0
+        self.n_timed = self._n_kept = 0
+
+    @property
+    def cost_s(self) -> float | None:
+        """The mean seconds that the session took for each candidate that it measured; None if it measured none."""
+        return (self._clock() - self._began) / self._n_kept if self._n_kept else None
 
     def times(self, candidates: Iterable[C]) -> dict[C, float]:
         """Return the times, in microseconds, of those candidates that work."""
@@ -173,6 +178,7 @@ class TuningSession(Generic[C]):
 
     def keep(self, candidate: C, measured: Measured, error: Exception | None = None) -> None:
         """Record a candidate's result; `error` is the exception if it failed with one."""
+        self._n_kept += 1
         self._note(candidate, measured, error)
         self.known.record(candidate, measured, error)
         if self.report is not None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import Family, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import reason_of
 from ..arguments import Mode, resolve_mode, warn_once
-from ..launching.stub_driver import device_here
+from ..launching.stub_driver import device_here, stubbed
 from ..prune import CAN_ASK_SINCE, Pruner, TracedPositions, break_graph, leave_launches_to_triton, torch_release
 from ..shortlist import bundle_in_force
 from .launches import LaunchFamily
-from .own_timings import OwnTimings
+from .own_timings import USUAL_COST_S, OwnTimings
 from .ranks.agreement import scope
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class Shortlister(ABC):
     """
 
     bundle = ""
+    #: Whether `positions` must be asked again after its configs were timed, until it returns no new ones.
+    searches = False
 
     def __init__(self, family: Family, bucket: tuple[str, ...]) -> None:
         self.family, self._bucket = family, bucket
@@ -58,8 +61,20 @@ class Shortlister(ABC):
         return KernelConfig.from_triton(config)
 
     @abstractmethod
-    def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
-        """Return the positions of the configs to try, best first, according to FORETUNE_MODE."""
+    def positions(
+        self, problem: Problem, configs: tuple[triton.Config, ...], cost_s: float | None = None
+    ) -> tuple[int, ...]:
+        """Return the positions of the configs to try, best first, according to FORETUNE_MODE.
+
+        Args:
+            problem: The problem.
+            configs: The configs to choose from.
+            cost_s: The seconds that it takes to compile and time a config, if known.
+        """
+
+    def at_once(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
+        """Return `positions` for a caller that cannot ask again after it has timed them."""
+        return self.positions(problem, configs)
 
     def supports(self, config: triton.Config, problem: Problem) -> bool:
         """Return whether a config that was chosen for the problem's stand-in can run the problem itself."""
@@ -73,6 +88,9 @@ class Shortlister(ABC):
             times_us: Microseconds by config.
             ranks: The `scope()` of times that were agreed on with other ranks; 0 for this rank's own.
         """
+
+    def finish(self, problem: Problem) -> None:  # noqa: B027 - optional
+        """End the search on a stand-in for which an earlier process chose a config."""
 
 
 class FamilyShortlister(Shortlister):
@@ -100,7 +118,9 @@ class FamilyShortlister(Shortlister):
         """Return a config with the family's knob names; see `Shortlister.value`."""
         return self._pruner.own_knobs.config(config)
 
-    def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
+    def positions(
+        self, problem: Problem, configs: tuple[triton.Config, ...], cost_s: float | None = None
+    ) -> tuple[int, ...]:
         """See `Shortlister`."""
         return self._pruner.positions(problem, configs)
 
@@ -110,33 +130,60 @@ class FamilyShortlister(Shortlister):
 
 
 class OwnShortlister(Shortlister):
-    """Shortlists by a model of the kernel's own timings, which must see some before it shortens a list.
+    """Searches with a model of the kernel's own timings (`OwnTimings`).
 
     `ranks` returns a number for the ranks that choose together, by default `scope()`. Each number has its own model,
-    because the ranks of a job need the same list: times that one of them measured alone do not count there.
+    because the ranks of a job must take the same steps: times that one of them measured alone do not count there.
     """
+
+    searches = True
 
     def __init__(self, tuner: Any, k: Length, bucket: tuple[str, ...] = (), ranks: Callable[[], int] = scope) -> None:
         if unknown := [name for name in bucket if name not in tuner.keys]:
             raise ForetuneError(f"bucket must name some of key, {', '.join(tuner.keys)}, but has {unknown[0]}")
         super().__init__(LaunchFamily(tuner), bucket)
         self._own: dict[int, OwnTimings] = {}
-        self._k, self._ranks = k, ranks
+        self._k, self._ranks, self._is_broken = k, ranks, False
 
-    def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
-        """See `Shortlister`; in mode `predict`, all positions if the model is not sure."""
-        if (wanted := resolve_mode()) is Mode.OFF or len(configs) == 1:
+    def positions(
+        self, problem: Problem, configs: tuple[triton.Config, ...], cost_s: float | None = None
+    ) -> tuple[int, ...]:
+        """Return the timed configs, fastest first, and then those to time next; see `Shortlister`.
+
+        In mode `predict`, the fastest or the best predicted one; all positions while no timing is known.
+        """
+        if (wanted := resolve_mode()) is Mode.OFF or len(configs) == 1 or self._is_broken:
             return tuple(range(len(configs)))
         values, k = [self.value(config) for config in configs], 1 if wanted is Mode.PREDICT else self._k
-        advice = self._timings(self._ranks()).advise(self.stand_in(problem), values, k)
+        ranks = self._ranks()
+        # Ranks measure different costs but must take the same steps; a stub's cost says nothing.
+        cost = USUAL_COST_S if ranks or cost_s is None or stubbed() is not None else cost_s
+        advice = self._timings(ranks).advise(self.stand_in(problem), values, k, cost)
         if wanted is Mode.PREDICT and not advice.sure:
-            warn_once(f"{problem.family}: no prediction ({advice.reason})", f": any of {len(configs)} configs may run")
+            any_may_run = f": any of {len(configs)} configs may run"
+            warn_once(f"{problem.family}: no prediction (no timing is known)", any_may_run)
+            return tuple(range(len(configs)))
         _log.info("%s: %d of %d configs: %s", problem, len(advice.positions), len(values), advice.reason)
-        return advice.positions
+        # Times are not known by value for configs that share one (see `values_of`): these are always tried.
+        shared = {value for value, count in Counter(values).items() if count > 1}
+        others = [at for at, value in enumerate(values) if value in shared and at not in advice.positions]
+        return (*advice.positions, *others) or tuple(range(len(configs)))  # if all failed, they are tried again
 
     def learn(self, problem: Problem, times_us: Mapping[KernelConfig, float | None], ranks: int = 0) -> None:
         """Add a stand-in's times to the model for `ranks`; see `Shortlister.learn`."""
+        self._is_broken = True  # if it raises, there is nothing to search with
         self._timings(ranks).learn(problem, times_us)
+        self._is_broken = False
+
+    def at_once(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
+        """Return the timed and the best predicted configs; all of them while no timing is known."""
+        values = [self.value(config) for config in configs]
+        is_known = self._timings(self._ranks()).advise(self.stand_in(problem), values).sure
+        return self.positions(problem, configs) if is_known else tuple(range(len(configs)))
+
+    def finish(self, problem: Problem) -> None:
+        """End the search on a stand-in; see `Shortlister.finish`."""
+        self._timings(0).finish(problem)
 
     def _timings(self, ranks: int) -> OwnTimings:
         """Return the model for a number that `ranks` returned, creating it if necessary."""
@@ -185,7 +232,7 @@ class TracedPrune(TracedPositions):
         try:
             if (best := self._best_known(problem, configs)) is not None:
                 return (best,)
-            positions = self._shortlister.positions(problem, configs)
+            positions = self._shortlister.at_once(problem, configs)
             if resolve_mode() is Mode.PREDICT:
                 positions = positions[:1]
         except Exception as error:  # noqa: BLE001 - a failed prediction must not stop a launch

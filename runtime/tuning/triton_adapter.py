@@ -9,7 +9,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...datasets import DeviceSpec, Family, ForetuneError
+from ...datasets import DeviceSpec, Family, ForetuneError, Problem
 from ...datasets.errors import reason_of
 from ...datasets.forking import renew_in_children
 from ..arguments import Mode, resolve_mode, warn_once
@@ -160,7 +160,7 @@ class Attachment:
         """Return the timing of a config as Triton's `_bench` does; a known time is not measured again."""
         if self._is_switched_off():
             return self._bench(*args, config=config, **meta)
-        tuning = self._tuning if self._tuning is not None and config in self._tuning.configs else None
+        tuning = self._tuning if self._tuning is not None and config in self._tuning.allowed else None
         if tuning is None:
             timing = self._bench(*args, config=config, **meta)
         elif (known := tuning.session.measured.get(config)) is not None:
@@ -205,8 +205,9 @@ class Attachment:
         if is_capturing():
             raise _CapturedError(pruned[0])
         resets = len(pruned) == 1 and self._would_be_timed(kwargs)
-        if len(pruned) > 1 and choose_together():
-            pruned, resets = [self._chosen_with_others(pruned, kwargs)], True
+        if len(pruned) > 1 and (choose_together() or self._searches()):
+            pruned = self._searched(pruned, kwargs)
+            resets = resets or choose_together() or len(pruned) == 1
         if resets and not times_one():  # as Triton does after it has timed configs
             self.tuner.pre_hook({**self.tuner.nargs, **kwargs, **pruned[0].all_kwargs()}, reset_only=True)
         return pruned
@@ -219,20 +220,64 @@ class Attachment:
             left = min(left, max(1, int(left * top_k)) if isinstance(top_k, float) else top_k)
         return left > 1 and key_of_launch(tuner, {**tuner.nargs, **kwargs}) not in self._launched
 
-    def _chosen_with_others(self, configs: Sequence[triton.Config], kwargs: Mapping[str, Any]) -> triton.Config:
-        """Return the config that all ranks agree on; if they disagree, the first, which is the same on all ranks."""
-        tuning, tuner = self._tuning, self.tuner
+    def _searches(self) -> bool:
+        """Return whether the configs are searched: without a family, and without a `perf_model` that drops some."""
+        return self._pruner is None and self.tuner.perf_model is None
+
+    def _searched(self, configs: list[triton.Config], kwargs: Mapping[str, Any]) -> list[triton.Config]:
+        """Time these configs and those that the search goes on with.
+
+        Returns:
+            The timed configs; where ranks choose together, the one that they agree on, or the first, which is the same
+            on all ranks.
+        """
+        tuning, asked = self._tuning, set(configs[:0])
         if tuning is None:
-            return configs[0]
-        given = tuple(tuner.nargs.values())
+            return configs[:1] if choose_together() else configs
+        given = tuple(self.tuner.nargs.values())
 
         def times_us() -> list[float | None]:
             return [microseconds(self.bench(*given, config=config, **kwargs)) for config in configs]
 
-        best, time_us = tuning.times.agree(configs, times_us)
-        best = best or configs[0]
+        if not choose_together() and (cached := self._or_warn(self._in_tritons_cache, tuning, kwargs)):
+            return [cached]
+        while not asked.issuperset(configs):
+            asked.update(configs)
+            if not choose_together():
+                times_us()
+            else:
+                best, time_us = tuning.times.agree(configs, times_us)
+                if best is None:
+                    return configs[:1]
+            if self._searches():
+                configs = self._or_warn(self._next, tuning) or configs
+        if not choose_together():
+            return configs
         tuning.session.measured[best] = Measured.of(time_us)  # Triton 3.6 times even a single config
-        return best
+        return [best]
+
+    def _next(self, tuning: _Tuning) -> list[triton.Config]:
+        """Return the timed configs, fastest first, and those to time next, which are to be compiled."""
+        shortlister, allowed = self._known_here().shortlister, tuning.allowed
+        configs = [allowed[at] for at in shortlister.positions(tuning.problem, allowed, tuning.session.cost_s)]
+        self._prepare(tuning, configs)
+        return configs
+
+    def _in_tritons_cache(self, tuning: _Tuning, kwargs: Mapping[str, Any]) -> triton.Config | None:
+        """Return the best config by Triton's own cache of all allowed configs' times; None if it has none."""
+        tuner = self.tuner
+        if not getattr(tuner, "cache_results", False):
+            return None
+        key = key_of_launch(tuner, {**tuner.nargs, **kwargs})
+
+        def missing() -> None:
+            raise KeyError
+
+        try:
+            tuner.check_disk_cache(key, tuning.allowed, missing)
+        except KeyError:
+            return None
+        return tuner.cache[key]  # type: ignore[no-any-return]
 
     def _prune(
         self, configs: Sequence[triton.Config], named_args: Mapping[str, Any], /, **kwargs: Any
@@ -247,7 +292,7 @@ class Attachment:
     def _shortlisted(
         self, allowed: Sequence[triton.Config], named_args: Mapping[str, Any], kwargs: Mapping[str, Any]
     ) -> list[triton.Config]:
-        """Return the configs worth timing, best first; all of them if the model is not sure."""
+        """Return the configs to time first, best first; all of them for a `perf_model` to choose from."""
         known, arguments = self._known_here(), {**named_args, **kwargs}
         problem = known.shortlister.problem(arguments)
         times = known.of(known.shortlister.stand_in(problem))
@@ -256,15 +301,18 @@ class Attachment:
             if not may_tune() and resolve_mode() is not Mode.OFF:
                 kept = kept[:1]
         else:
-            kept = [allowed[position] for position in known.shortlister.positions(problem, tuple(allowed))]
+            kept = list(allowed)
+            if self._searches():
+                kept = [allowed[position] for position in known.shortlister.positions(problem, tuple(allowed))]
         if self._is_running:  # otherwise Triton only compiles
-            self._or_warn(self._expect, times, kept, arguments)
+            session, keys = TuningSession(times), set(self.tuner.cache)
+            self._tuning = _Tuning(times, session, tuple(allowed), problem, keys, arguments)
+            self._or_warn(self._prepare, self._tuning, kept)
         return kept
 
-    def _expect(self, times: KeyTimes, configs: Sequence[triton.Config], arguments: Mapping[str, Any]) -> None:
-        """Prepare the tuning of a new key: load its known times and list what must be compiled."""
-        tuner, session = self.tuner, TuningSession(times)
-        self._tuning = tuning = _Tuning(times, session, frozenset(configs), set(tuner.cache), arguments)
+    def _prepare(self, tuning: _Tuning, configs: Sequence[triton.Config]) -> None:
+        """Load the known times of configs that are about to be timed, and list what must be compiled."""
+        tuner, session, times = self.tuner, tuning.session, tuning.times
         # A kernel's own do_bench may return another kind of value, which Triton would compare with known times. So
         # known times are used only if all configs have one.
         if tuner._do_bench is None or len(times.recall(configs)) == len(configs):
@@ -288,12 +336,12 @@ class Attachment:
         after = tuner.__dict__.get("configs_timings")
         if after is not None and after is not before:
             for config, timing in after.items():
-                if config in tuning.configs and config not in session.measured:
+                if config in tuning.allowed and config not in session.measured:
                     session.keep(config, Measured.of(microseconds(timing)))
         new = tuner.cache.keys() - tuning.keys
         if choose_together():
             self._chosen_together.setdefault(scope(), {}).update((key, tuner.cache[key]) for key in new)
-        if tuner.best_config in tuning.configs:
+        if tuner.best_config in tuning.allowed:
             is_pruned = bool(tuner.early_config_prune or tuner.perf_model)
             tuning.times.choose(tuner.best_config, new, tuning.arguments, is_pruned=is_pruned, bundle="")
 
@@ -310,7 +358,13 @@ class Attachment:
                 )
                 # With a family, its pruner does the logging.
                 self._known[device] = KnownTimes(
-                    self.tuner, self.name, shortlister, device, timed=self._how_timed, logs=self._pruner is None
+                    self.tuner,
+                    self.name,
+                    shortlister,
+                    device,
+                    timed=self._how_timed,
+                    logs=self._pruner is None,
+                    is_pruned=bool(self.tuner.early_config_prune or self.tuner.perf_model),
                 )
             known = self._known[device]
             known.open()
@@ -326,11 +380,12 @@ class Attachment:
 
 @dataclass
 class _Tuning:
-    """The tuning of one key while it runs; Triton has the loop over `configs`."""
+    """The tuning of one key while it runs; Triton has the loop over the configs."""
 
     times: KeyTimes
     session: TuningSession[triton.Config]
-    configs: frozenset[triton.Config]
+    allowed: tuple[triton.Config, ...]
+    problem: Problem
     keys: set[Any]  # the keys that Triton already had a config for
     arguments: Mapping[str, Any]
     uncompiled: tuple[triton.Config, ...] = ()
