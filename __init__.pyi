@@ -38,6 +38,7 @@ from .kernels.rms_norm_rope import rms_norm_rope as rms_norm_rope
 from .kernels.scaled_gemm import scaled_gemm as scaled_gemm, scaled_grouped_gemm as scaled_grouped_gemm
 from .model import load_bundle as load_bundle
 from .runtime import TritonFamily as TritonFamily, testing as testing
+from .runtime.pins import pinned as pinned
 from .runtime.tuning.attach import attached as attached, detach as detach
 from .runtime.tuning.functions import (
     ConfigCache as ConfigCache,
@@ -48,3 +49,4 @@ from .runtime.tuning.functions import (
     gemm_work as gemm_work,
 )
 from .runtime.tuning.ranks.agreement import agree as agree
+from .runtime.tuning.refine.refinement import refining as refining

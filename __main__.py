@@ -5,7 +5,17 @@ from __future__ import annotations
 import os
 import sys
 
-from .kernels.commands import cache, choosing, collecting, datasets, exporting, machine, running, training  # noqa: F401
+from .kernels.commands import (  # noqa: F401
+    cache,
+    choosing,
+    collecting,
+    datasets,
+    exporting,
+    machine,
+    pinning,
+    running,
+    training,
+)
 from .kernels.commands.app import INTERRUPTED, app, leave_to_stderr
 
 

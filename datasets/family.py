@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -81,10 +81,14 @@ class Family(ABC):
     bucketed: ClassVar[tuple[str, ...]] = ()
     #: Whether `features` uses its argument `binaries`. A bundle then stores the facts of each config's binary.
     reads_binaries: ClassVar[bool] = False
+    #: Dimensions whose entries are computed without each other, such as the rows of a product: `invariant` takes them.
+    independent: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Wrap the methods of a new subclass, so that errors and wrong return values become a `FamilyError`."""
         super().__init_subclass__(**options)
+        if isinstance(knobs := vars(cls).get("numerics"), (tuple, list)):
+            cls.numerics = _numerics_by(tuple(knobs))  # type: ignore[method-assign, assignment]
         guard_methods(cls, Family)
 
     @abstractmethod
@@ -98,6 +102,16 @@ class Family(ABC):
         This is the only definition of validity; all packages call it. An accepted config must compile. A reason that
         concerns a knob names the knob and the accepted values.
         """
+
+    def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
+        """Return a config's numerics class: configs of equal classes compute identical bits for this problem.
+
+        `same_bits` and `invariant` keep every choice within one class. The class must not depend on the sizes of
+        `independent` dimensions. A subclass may declare the knobs that decide the bits instead of a method: `numerics =
+        ("BLOCK_K", "SPLIT_K")`; no knobs put all configs into one class. The default is the config itself: nothing is
+        known, so each config is a class of its own.
+        """
+        return config
 
     def supports_by(self, problem: Problem) -> Hashable:
         """Return a key of the problem such that `supports` gives the same answers for problems of equal keys.
@@ -170,6 +184,21 @@ class Family(ABC):
         """
         return ((1.0, problem),)
 
+    def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
+        """Return a config to use when no prediction is available; raise `ForetuneError` if no config can run."""
+        reason: str | None = "its space is empty"
+        for config in self.space(device):
+            if (reason := self.supports(config, problem, device)) is None:
+                return config
+        raise ForetuneError(f"no config of {self.name} can run {problem} on {device.name}: {reason}")
+
+    def same_bits_config(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
+        """Return the config whose numerics class `same_bits` and `invariant` keep: the default config.
+
+        Override it if no config of the space has the class of the default config, or if another class is faster.
+        """
+        return self.default(problem, device)
+
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
         """Return an analytic estimate of each config's time in microseconds, (n_configs,).
 
@@ -178,6 +207,17 @@ class Family(ABC):
         import numpy as np
 
         return np.ones(len(configs))
+
+
+def _numerics_by(knobs: tuple[str, ...]) -> Callable[[Family, KernelConfig, Problem], Hashable]:
+    """Return the `numerics` of a family whose bits these knobs decide."""
+
+    def numerics(self: Family, config: KernelConfig, problem: Problem) -> Hashable:
+        named = config.to_json()
+        return tuple(named[knob] for knob in knobs)
+
+    numerics.knobs = knobs  # type: ignore[attr-defined]  # for checks of the names
+    return numerics
 
 
 class Measurable(Family):
@@ -267,14 +307,6 @@ class Measurable(Family):
         The default gives every config and problem its own key.
         """
         return config, problem.without_sizes()
-
-    def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
-        """Return a config to use when no prediction is available; raise `ForetuneError` if no config can run."""
-        reason: str | None = "its space is empty"
-        for config in self.space(device):
-            if (reason := self.supports(config, problem, device)) is None:
-                return config
-        raise ForetuneError(f"no config of {self.name} can run {problem} on {device.name}: {reason}")
 
 
 def roofline_us(family: Measurable, problem: Problem, device: DeviceSpec) -> float:

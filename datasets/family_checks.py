@@ -65,7 +65,7 @@ def check_attributes(family: Family) -> None:
         raise FamilyError(f"{what} must declare {', '.join(missing)}: see foretune.Family")
     check_name(f"the name of {what}", _read(family, "name"))
     of = f"of family {family.name}"
-    for name in ("dims", "dtypes", "knobs", "flags", "bucketed"):
+    for name in ("dims", "dtypes", "knobs", "flags", "bucketed", "independent"):
         for word in (words := check_words(f"{name} {of}", _read(family, name), _MOST_DECLARED)):
             check_name(f"each of {name} {of}", word)
         if not isinstance(_read(family, name), (tuple, list)) or len(set(words)) < len(words):
@@ -82,8 +82,9 @@ def check_attributes(family: Family) -> None:
             raise FamilyError(f"{name} {of} may only name its {names} but has {shown(unknown[0])}")
         for key, value in values.items() if names == "dims" else ():
             check_integer(f"{name} {of}: {key}", value, 1)
-    if unknown := [dim for dim in family.bucketed if dim not in family.dims]:
-        raise FamilyError(f"bucketed {of} may only name its dims but has {unknown[0]}")
+    for name in ("bucketed", "independent"):
+        if unknown := [dim for dim in getattr(family, name) if dim not in family.dims]:
+            raise FamilyError(f"{name} {of} may only name its dims but has {unknown[0]}")
     check_flag(f"reads_binaries {of}", _read(family, "reads_binaries"))
     _sound[id(family)] = family
 

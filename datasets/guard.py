@@ -279,6 +279,7 @@ _hashable = _must_be("a hashable value", _is_value)
 CHECKS: dict[str, _Check] = {
     "space": _space,
     "supports": _must_be("None or a non-empty reason", lambda a: a is None or (isinstance(a, str) and a != "")),
+    "numerics": _hashable,
     "supports_by": _hashable,
     "features": _features,
     "feature_groups": _groups,
@@ -299,6 +300,7 @@ CHECKS: dict[str, _Check] = {
     "check_problem": _stands_for(1),
     "binary_key": _hashable,
     "default": _must_be("a KernelConfig", lambda answer: isinstance(answer, KernelConfig)),
+    "same_bits_config": _must_be("a KernelConfig", lambda answer: isinstance(answer, KernelConfig)),
 }
 #: Methods whose list arguments are passed as tuples.
 _TAKES_LISTS = ("features", "feature_groups", "estimate_us")

@@ -31,7 +31,8 @@ LOG_SUFFIX = ".jsonl"
 LOGGED = "production"
 #: How times were taken. "cold": as `Measurement.time_us` says. "autotuner": by `triton.autotune`, whose benchmark also
 #: clears the L2, but includes the gaps between launches. "warm": with the L2 as the previous launch left it.
-TIMED_HOW = ("cold", "autotuner", "warm")
+#: "refined": the estimated mean of an op's own calls in a running program.
+TIMED_HOW = ("cold", "autotuner", "warm", "refined")
 #: The most bytes of a line: a problem may have a million segment sizes.
 _LONGEST_LINE = 1 << 25
 _Parsed = TypeVar("_Parsed")

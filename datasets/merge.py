@@ -80,10 +80,15 @@ def merge_datasets(datasets: Sequence[Dataset], *, name: str, allow_other_source
 
 
 def _check_no_replays(datasets: Sequence[Dataset]) -> None:
-    """Raise `DatasetError` if replayed times would be merged with others: they would count twice."""
+    """Raise `DatasetError` if replayed times would be used with others: they would count twice."""
     for one in datasets if len(datasets) > 1 else ():
-        if names := replayed_from(one.provenance):
-            raise DatasetError(f"{one.label} has times that were replayed from {names[0]}: merge {names[0]} instead")
+        if recorded := replayed_from(one.provenance):
+            is_there = {*recorded} <= {other.name for other in datasets}
+            remedy = f"leave {one.label} out" if is_there else f"instead of {one.label}, give the recorded data"
+            raise DatasetError(
+                f"{one.label} has no measurements of its own: its times were replayed from the dataset "
+                f"{' and '.join(recorded)}, and must not count twice. Use it alone, or {remedy}"
+            )
 
 
 def _concatenated(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .errors import MOST_NAMES, ForetuneError, check_integer, check_word, check_words, shown
+from .errors import MOST_NAMES, ForetuneError, check_integer, check_word, check_words, did_you_mean, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -95,7 +95,17 @@ def torch_dtype(name: str) -> torch.dtype:
 def _check_dtype(name: str, value: Any) -> None:
     """Raise `ForetuneError` unless the value is one of `DTYPES`; `name` is what the message calls it."""
     if not isinstance(value, str) or value not in _DTYPES:
-        raise ForetuneError(f"{name} must be one of {', '.join(DTYPES)} but got {shown(value)}")
+        hint = similar_dtype(value, DTYPES) if isinstance(value, str) else ""
+        raise ForetuneError(f"{name} must be one of {', '.join(DTYPES)} but got {shown(value)}{hint}")
+
+
+def similar_dtype(word: str, known: Collection[str]) -> str:
+    """Return what `did_you_mean` does for a misspelt dtype, or for torch's or Triton's name of one.
+
+    >>> similar_dtype("float16", ("bf16", "fp16"))
+    " (did you mean 'fp16'?)"
+    """
+    return did_you_mean(_THEIR_NAMES.get(word, word), known)
 
 
 def dtype_of_tensor(name: str, tensor: Any) -> str:

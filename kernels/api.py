@@ -64,6 +64,8 @@ def prune(
     bundle: Bundle | Path | str | None = None,
     expected_calls: float | None = None,
     call_us: float | None = None,
+    same_bits: bool | None = None,
+    invariant: str | None = None,
 ) -> Pruner:
     """Return an `early_config_prune` callback that keeps the `k` configs predicted to be fastest.
 
@@ -82,6 +84,10 @@ def prune(
         bundle: The bundle that predicts, or its folder; the shipped one if None.
         expected_calls: Instead of `k`: keep as many configs as pay for themselves over this many calls.
         call_us: How long one call takes, in microseconds, for `expected_calls`; the family's estimate if None.
+        same_bits: Keep only configs whose results have the same bits as those of the family's default config, so that
+            pruning and tuning change no result. None: as FORETUNE_SAME_BITS says.
+        invariant: The same, with one class of bits for all sizes of this dimension, so that the result of a row does
+            not depend on the other rows: "m", or the family's own name of its rows.
 
     Raises:
         ForetuneError: An argument is not one of these.
@@ -105,6 +111,8 @@ def shortlist(
     bundle: Bundle | Path | str | None = None,
     expected_calls: float | None = None,
     call_us: float | None = None,
+    same_bits: bool | None = None,
+    invariant: str | None = None,
 ) -> Shortlist:
     """Return the `k` configs predicted to be fastest for a problem on a device, which need not be in this machine.
 
@@ -117,6 +125,8 @@ def shortlist(
         bundle: The bundle that predicts, or its folder; the shipped one if None.
         expected_calls: Instead of `k`: as many configs as pay for themselves over this many calls.
         call_us: How long one call takes, in microseconds, for `expected_calls`; the family's estimate if None.
+        same_bits: As for `prune`.
+        invariant: As for `prune`.
 
     Returns:
         The shortlist: `configs`, fastest first, and the `reason` for its length.
@@ -143,6 +153,8 @@ def explain(
     *,
     configs: Sequence[KernelConfig] | None = None,
     bundle: Bundle | Path | str | None = None,
+    same_bits: bool | None = None,
+    invariant: str | None = None,
 ) -> Explanation:
     """Return a problem's shortlist with the reasons for each config; too slow for launches.
 
@@ -178,6 +190,8 @@ def cover(
     data: Dataset | Path | str | None = None,
     bundle: Bundle | Path | str | None = None,
     measure: bool = False,
+    same_bits: bool | None = None,
+    invariant: str | None = None,
 ) -> Cover:
     """Choose a few configs that together lose least over a range of sizes known only at run time, and their dispatch.
 
@@ -200,6 +214,8 @@ def cover(
             problem at several sizes.
         bundle: The bundle that predicts, or its folder; the shipped one if None.
         measure: Time the three configs predicted to be best at each size, at all sizes on this GPU, and choose by that.
+        same_bits: As for `prune`, at each size; losses are against the best of these configs.
+        invariant: As for `prune`.
 
     Raises:
         ForetuneError: An argument is not one of these; nothing is predicted; `data` has fewer than two sizes; no `k`
@@ -213,8 +229,9 @@ def cover(
     """
     from ..datasets import DeviceSpec
     from ..runtime.covering import make_cover, measured_cover
+    from ..runtime.same_bits import keeping
 
-    found = find_family(family)
+    found = keeping(find_family(family), same_bits, invariant)
     spec = DeviceSpec.live() if device is None else DeviceSpec.find(device)
     arguments = (found, problem, dynamic, range, k, spec)
     limits: dict[str, Any] = {"within": within, "ranges": ranges}
@@ -226,7 +243,16 @@ def cover(
     return measured_cover(*arguments, dataset_of(data), **limits)
 
 
-def attach(kernel: Any, family: FamilyLike | None = None, k: int | Literal["auto"] = "auto") -> Any:
+def attach(
+    kernel: Any,
+    family: FamilyLike | None = None,
+    k: int | Literal["auto"] = "auto",
+    *,
+    same_bits: bool | None = None,
+    invariant: str | None = None,
+    mode: str | None = None,
+    max_cost: float | str | None = None,
+) -> Any:
     """Let an existing `triton.autotune` kernel time only a shortlist for each new key, and return the kernel.
 
     With a `family`, its ranker picks `k` configs, as `prune` does. Without one, the kernel's own timings do: eight keys
@@ -240,12 +266,19 @@ def attach(kernel: Any, family: FamilyLike | None = None, k: int | Literal["auto
             call replaces what FORETUNE_ATTACH has attached.
         family: The kernel's family, if it has one.
         k: How many configs to time for each key.
+        same_bits: As for `autotune`.
+        invariant: As for `autotune`.
+        mode: Overrides FORETUNE_MODE. With "refine", nothing is timed apart: launches run the configs of the shortlist
+            in turn, the predicted one first, until one is known to be the fastest (see `refining`).
+        max_cost: What exploring may cost in mode "refine": a share of the kernel's time so far, or seconds ("2s").
+            FORETUNE_MAX_COST, or else 0.01, if None.
 
     Returns:
         The kernel itself, which is changed in place.
 
     Raises:
-        ForetuneError: The kernel has no autotuner or is already attached, the family is unknown, or `k` < 1.
+        ForetuneError: The kernel has no autotuner or is already attached, the family or mode is unknown, or `k` or
+            `max_cost` is out of range.
 
     >>> import triton
     >>> @triton.autotune([triton.Config({"BLOCK": size}) for size in (64, 128)], key=["n"])
@@ -277,6 +310,10 @@ def autotune(
     budget_s: float | None = None,
     isolate: bool = False,
     workers: int | None = None,
+    same_bits: bool | None = None,
+    invariant: str | None = None,
+    mode: str | None = None,
+    max_cost: float | str | None = None,
     **options: Any,
 ) -> Callable[[Any], triton.runtime.Autotuner]:
     """Decorate a `triton.jit` function as `triton.autotune` does, but measure only the configs predicted to be fastest.
@@ -303,6 +340,10 @@ def autotune(
         budget_s: Seconds after which no more configs are measured: the best so far runs, or the best predicted.
         isolate: Time configs in a separate process, so that an illegal memory access does not end this one.
         workers: The number of threads that compile; as many as there are cores if None.
+        same_bits: As for `prune`; needs a family, as without one each config is a class of its own.
+        invariant: As for `prune`; needs a family.
+        mode: As for `attach`.
+        max_cost: As for `attach`.
         options: The other options of `triton.autotune` in Triton 3.6 to 3.9: prune_configs_by, reset_to_zero,
             restore_value, pre_hook, post_hook, warmup, rep, use_cuda_graph, do_bench, cache_results (times are kept
             anyway).
@@ -392,6 +433,16 @@ def tune(
 
 
 def _with_family(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments, by name, with `family` replaced by the family that it names; None stays None."""
+    """Return a function's arguments with `family` replaced by the family that it names; None stays None.
+
+    `same_bits` and `invariant` become a restriction of the family.
+    """
+    kept = {name: arguments.pop(name) for name in ("same_bits", "invariant") if name in arguments}
     family = arguments["family"]
-    return arguments if family is None else arguments | {"family": find_family(family)}
+    if family is not None:
+        from ..runtime.same_bits import keeping
+
+        return arguments | {"family": keeping(find_family(family), **kept)}
+    if requested := [name for name, value in kept.items() if value]:
+        raise ForetuneError(f"{requested[0]} needs a family, but family is None")
+    return arguments

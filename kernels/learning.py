@@ -326,7 +326,8 @@ def judged_families(
     found = families_in(dataset, only, bundle)
     judged = {name: family for name, family in found.items() if bundle is None or name in bundle.families}
     if not judged:
-        raise ForetuneError(f"the bundle has none of the families in {dataset.label}: {', '.join(dataset.families)}")
+        why = "it has no families" if bundle is None else bundle.without(", ".join(found or dataset.families))
+        raise ForetuneError(f"cannot evaluate on {dataset.label}: {why}")
     return judged
 
 

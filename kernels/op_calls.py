@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
@@ -19,16 +20,21 @@ from triton import knobs
 
 from ..datasets import ForetuneError, KernelConfig, Problem, torch_dtype
 from ..datasets.errors import shown
-from ..runtime import Mode, resolve_mode, stubbed
-from ..runtime.choice import choose, given
+from ..runtime import Mode, stubbed
+from ..runtime.choice import choose, given, refinement
+from ..runtime.how_many import predicted_us
+from ..runtime.launching.ahead import is_only_compiling, only_compiling
 from ..runtime.launching.collector import collecting_later
 from ..runtime.launching.stub_driver import interpreter, live
+from ..runtime.same_bits import keeping
 from ..runtime.tuning.ranks.agreement import epoch
 from . import find_measurable
 from .config_limits import default_without_gluon
+from .op_choice import HowChosen
 
 if TYPE_CHECKING:
     from ..datasets import DeviceSpec
+    from ..runtime.tuning.refine.refinement import Refinement
 
 #: The FLOP formulas of the operators, for PyTorch's `FlopCounterMode`.
 flop_formulas: dict[Any, Any] = {}
@@ -119,7 +125,7 @@ class ConfiguredLaunch:
         problem: The problem of these calls.
         place: The device index of the tensors, as `place_of` returns it.
         config: The config; chosen at the first call if None.
-        mode: The mode that overrides FORETUNE_MODE.
+        mode: How a config is chosen: the operator's option, see `how_chosen`.
         prepare: `prepare(config, device, tensors)` returns a function that launches one config, for tensors like these.
         name: The name of the first tensor, for error messages.
 
@@ -133,13 +139,20 @@ class ConfiguredLaunch:
         problem: Problem,
         place: int,
         config: KernelConfig | None,
-        mode: str | None,
+        mode: HowChosen | str | None,
         prepare: Callable[[KernelConfig, DeviceSpec, Sequence[torch.Tensor | None]], Launch],
         name: str = "x",
     ) -> None:
         self._problem, self._prepare = problem, prepare
-        self._family, self._device = find_measurable(problem.family), device_at(place, name)
-        self._mode = resolve_mode(mode, default=Mode.PREDICT)
+        how = mode if isinstance(mode, HowChosen) else HowChosen.of(mode)
+        self._mode, self._device = how.mode, device_at(place, name)
+        self._family = find_measurable(problem.family)
+        if config is None:
+            # A product of the backward pass may sum over the rows; then it keeps the class of its default config.
+            same_bits, invariant = how.same_bits, how.invariant
+            if invariant is not None and not self._family.independent:
+                same_bits, invariant = True, None
+            self._family = keeping(self._family, same_bits, invariant)
         default = self._family.default(problem, self._device)
         if reason := self._family.supports(default, problem, self._device):  # for example, a GPU without fp8
             raise ForetuneError(f"{problem.family} cannot run {problem} on {self._device.name}: {reason}")
@@ -171,7 +184,32 @@ class ConfiguredLaunch:
         def launch(config: KernelConfig) -> None:
             prepared(config)(tensors)
 
+        if self._mode is Mode.REFINE:
+            chooses = refinement(self._family, self._problem, self._device)
+            if chooses is not None:
+                return self._refining(chooses, lru_cache(maxsize=None)(prepared))
         return prepared(choose(self._family, self._problem, self._device, self._mode, launch))
+
+    def _refining(self, chooses: Refinement[KernelConfig], prepared: Callable[[KernelConfig], Launch]) -> Launch:
+        """Return a launch whose config `chooses` decides at each call; it replaces itself by the final choice."""
+        scale = predicted_us(self._family, self._problem, self._device, chooses.candidates[0])
+
+        def launch(tensors: Sequence[torch.Tensor | None]) -> None:
+            if is_only_compiling():
+                prepared(chooses.candidates[0])(tensors)
+                return
+
+            def compile_one(config: KernelConfig) -> Sequence[Future[Any]]:
+                empty = [one if one is None else torch.empty_like(one, device="meta") for one in tensors]
+                with only_compiling() as jobs:
+                    prepared(config)(empty)
+                return jobs
+
+            chooses.run(lambda config: prepared(config)(tensors), compile_one, scale)
+            if chooses.final is not None:
+                self._launch = prepared(chooses.final)
+
+        return launch
 
 
 def on_device_of(x: torch.Tensor | None) -> AbstractContextManager[Any]:

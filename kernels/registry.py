@@ -175,10 +175,20 @@ def _family_at(place: str) -> Family:
         is_file = module.endswith(".py") or "/" in module
         found: Any = _module_in(Path(module), attribute) if is_file else _module_named(module)
         for name in attribute.split("."):
+            if not hasattr(found, name):
+                there = [key for key, value in vars(found).items() if _is_family_in(found, value)]
+                hint = did_you_mean(name, there)
+                raise ForetuneError(f"it has no {shown(name)}{hint}; its families: {', '.join(there) or 'none'}")
             found = getattr(found, name)
         return _family_of(found)
     except (Exception, SystemExit) as error:  # as above
         raise ForetuneError(f"no kernel family at {shown(place)}: {printable(reason_of(error))}") from error
+
+
+def _is_family_in(module: Any, value: Any) -> bool:
+    """Return whether a value is a family, or a family's class that this module defines rather than imports."""
+    is_class = isinstance(value, type) and issubclass(value, Family)
+    return isinstance(value, Family) or (is_class and value.__module__ == getattr(module, "__name__", None))
 
 
 def _module_named(name: str) -> ModuleType:

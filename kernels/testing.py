@@ -253,6 +253,18 @@ class FamilyContract:
             assert us.shape == (len(configs),), f"estimate_us must give a time for each config but gave {us.shape}"
             assert (np.isfinite(us) & (us > 0)).all(), f"estimate_us must be positive and finite: {problem}"
 
+    def test_classes_of_bits_do_not_depend_on_independent_dimensions(self) -> None:
+        """`numerics` is hashable and has the same value at all sizes of `independent` dimensions."""
+        for problem, configs in self.supported():
+            for dim in self.family.independent:
+                dims = tuple((name, 1 if name == dim else size) for name, size in problem.dims)
+                other = replace(problem, dims=dims, ragged=None)
+                for config in configs[:50]:
+                    classes = {self.family.numerics(config, problem), self.family.numerics(config, other)}
+                    assert len(classes) == 1, f"the class of {config} depends on {dim}, which is in `independent`"
+            kept = self.family.same_bits_config(problem, self.device)
+            assert self.family.supports(kept, problem, self.device) is None, f"same_bits_config must run {problem}"
+
     def test_what_stands_for_a_problem_at_call_time(self) -> None:
         """`at_call_time` keeps the signature, drops ragged sizes, is idempotent, and stays supported."""
         for problem in self.problems():

@@ -320,17 +320,20 @@ class Bundle:
     @property
     def _arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays of all families, each named `family/array`."""
-        return {
-            f"{name}/{array}": values
-            for name, trained in self.trained.items()
-            for array, values in trained.arrays.items()
-        }
+        return {f"{name}/{array}": values for name, one in self.trained.items() for array, values in one.arrays.items()}
+
+    def without(self, family: str) -> str:
+        """Return the message that the bundle lacks a family, with those that it has and the next step."""
+        has = ", ".join(self.families) or "none"
+        return (
+            f"the bundle has no family {family!r}; it has {has}. Use another bundle, or train one on data of {family}"
+        )
 
     def _trained(self, family: str) -> TrainedFamily:
         """Return a family by name. Raises `BundleError` that lists the families if the bundle has no such one."""
-        if family not in self.trained:
-            raise BundleError(f"the bundle has no family {family!r}; it has {', '.join(self.families) or 'none'}")
-        return self.trained[family]
+        if (found := self.trained.get(family)) is None:
+            raise BundleError(self.without(family))
+        return found
 
 
 def load_bundle(path: Path | str | None = None) -> Bundle:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, check_attributes, wrong_knobs
 from ..datasets.errors import ForetuneWarning as ForetuneWarning
-from ..datasets.errors import check_word, shown, warn
+from ..datasets.errors import check_word, did_you_mean, shown, warn
 from ..datasets.family_checks import with_defaults
+from .epochs import is_pinned
 
 if TYPE_CHECKING:
     import triton
@@ -99,6 +100,12 @@ class OwnKnobs:
             raise ForetuneError(f"configs must be a list of triton.Configs, at least one, but is {shown(configs)}")
         for config in configs:
             self.config(config)
+        own = list(dict.fromkeys(knob for config in configs for knob in KernelConfig.from_triton(config).to_json()))
+        for knob in self._names:
+            if knob not in own:
+                raise ForetuneError(
+                    f"knobs: no config has {shown(knob)}{did_you_mean(knob, own)}; they have {', '.join(own)}"
+                )
 
     def usable(self, configs: Sequence[triton.Config]) -> tuple[tuple[int, ...], tuple[KernelConfig, ...]]:
         """Return the positions of the configs that have the family's knobs, and these configs translated.
@@ -134,10 +141,14 @@ class Mode(str, Enum):
     OFF = "off"  # not at all: all supported configs go through in the given order
     SHORTLIST = "shortlist"  # the k best configs go through and are measured
     PREDICT = "predict"  # only the best config goes through, so nothing is measured
+    REFINE = "refine"  # the best config at first, then others of the shortlist in turn: calls are the measurements
 
 
 def resolve_mode(requested: str | None = None, default: Mode = Mode.SHORTLIST) -> Mode:
     """Return the requested mode, or else that of FORETUNE_MODE, or else the default.
+
+    While a pin file is in force nothing is tuned, so any mode but `off` becomes `predict`, which applies to what the
+    file does not cover.
 
     Raises `ForetuneError` with the valid values for any other value.
 
@@ -146,10 +157,11 @@ def resolve_mode(requested: str | None = None, default: Mode = Mode.SHORTLIST) -
     """
     name, value = ("mode", requested) if requested is not None else (VARIABLE, os.environ.get(VARIABLE) or default)
     try:
-        return Mode(value.lower())
+        mode = Mode(value.lower())
     except (ValueError, AttributeError):  # AttributeError: not a string
         valid = ", ".join(mode.value for mode in Mode)
         raise ForetuneError(f"{name} must be one of {valid} but got {shown(value)}") from None
+    return Mode.PREDICT if mode is not Mode.OFF and is_pinned() else mode
 
 
 #: The reasons that this process has warned about.

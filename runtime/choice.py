@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem, not_empty, wrong_knobs
-from ..datasets.errors import shown
+from ..datasets.errors import reason_of, shown
 from .arguments import Mode, warn_once
-from .how_many import HowMany
+from .epochs import is_pinned
+from .how_many import HowMany, predicted_us
 from .launching.collector import collecting_later
 from .launching.stub_driver import measures
-from .shortlist import chooser_of
+from .shortlist import bundle_in_force, chooser_of
 from .timing.timer import timer_of
 from .tuning.ranks.agreement import agreed_choice, may_tune, scope
+
+if TYPE_CHECKING:
+    from .tuning.refine.refinement import Refinement
 
 #: The number of configs that the mode `shortlist` benchmarks.
 K = 8
@@ -26,6 +31,8 @@ Launch = Callable[[KernelConfig], Any]
 # The winners of benchmarks by (family, bucket, configs, device, ranks): each process measures a bucket once. The key
 # has the configs, because problems at a bucket's edge may support different ones.
 _measured: dict[tuple[str, Problem, tuple[KernelConfig, ...], DeviceSpec, int], KernelConfig] = {}
+# What is in the run's choice cache, by (family, bucket, device).
+_recorded: dict[tuple[str, Problem, DeviceSpec], KernelConfig] = {}
 
 
 def choose(
@@ -39,24 +46,44 @@ def choose(
 
     In mode `shortlist`, the first call of a bucket times the `K` best configs. It does not while a CUDA graph is
     captured, when nothing may wait for the device, nor in a job of several ranks without `agree`; then the config that
-    is predicted to be fastest runs.
+    is predicted to be fastest runs. While a pin file is in force, its config runs, and nothing is predicted or timed.
+    Otherwise, if FORETUNE_CACHE_DIR names a choice cache, the choice of each bucket is stored there.
 
     Args:
         family: The kernel's family.
         problem: The call's problem.
         device: The device that the call runs on.
-        mode: How predictions are used.
+        mode: How predictions are used. `REFINE` is the same as `PREDICT` here; see `refinement`.
         launch: Runs a config on the call's own tensors; used in mode `shortlist` only.
+
+    Raises:
+        PinError: The pin file in force does not cover the call.
     """
     if mode is Mode.OFF:
         return family.default(problem, device)
     # Predict for the bucket, so that another number of rows costs microseconds; check support for the problem itself.
     near = family.at_call_time(not_empty(family, problem))
-    ranked = _ranked(family, near, device, 1 if mode is Mode.PREDICT else K)
-    configs = tuple(config for config in ranked if family.supports(config, problem, device) is None)
+    if is_pinned():
+        from .pins import pinned_config  # imported late, because predictions do not need it
+
+        reason = partial(_refusal, family, problem, device)
+        if (config := pinned_config(family.name, family.source_hash, device, near, reason)) is not None:
+            return config
+        mode = Mode.PREDICT
+    config = _choice(family, problem, near, device, mode, launch)
+    _record(family, near, device, config)
+    return config
+
+
+def _choice(
+    family: Measurable, problem: Problem, near: Problem, device: DeviceSpec, mode: Mode, launch: Launch
+) -> KernelConfig:
+    """Return the predicted or measured config of a problem, whose bucket is that of `near`."""
+    is_timed = mode is Mode.SHORTLIST
+    configs = tuple(_ranked(family, problem, near, device, K if is_timed else 1))
     if not configs:
         return family.default(problem, device)
-    if mode is Mode.PREDICT or len(configs) == 1:
+    if not is_timed or len(configs) == 1:
         return configs[0]
     key = (family.name, near, configs, device, scope())
     if key not in _measured:
@@ -66,6 +93,48 @@ def choose(
         best = agreed_choice(family.name, near, configs, time_them)
         _measured[key] = configs[best]
     return _measured[key]
+
+
+def refinement(family: Measurable, problem: Problem, device: DeviceSpec) -> Refinement[KernelConfig] | None:
+    """Return what chooses the config of each call of a problem's bucket in mode `refine`.
+
+    None where calls cannot be timed (without a GPU) or there are fewer than two configs to choose from: then `choose`
+    returns the config.
+    """
+    from .timing.flywheel import log_row  # imported late, because the other modes do not need these
+    from .tuning.refine.calls import stopwatch
+    from .tuning.refine.refinement import CANDIDATES, Refinement, refinement_of
+    from .tuning.refine.store import Store
+
+    if (watch := stopwatch()) is None:
+        return None
+    near = family.at_call_time(not_empty(family, problem))
+    ranked = _ranked(family, problem, near, device, CANDIDATES)
+    if len(ranked) < 2:
+        return None
+    configs = tuple(ranked)
+    key = (family.name, near, configs, device, scope())
+    store = Store(
+        family.name,
+        family.source_hash,
+        near,
+        device,
+        {one: one for one in configs},
+        lambda config, time_us: log_row(family, near, config, time_us, device, timed="refined"),
+        lambda: bundle_in_force(None).digest,
+    )
+    return refinement_of(
+        key,
+        lambda: Refinement(
+            family.name,
+            near,
+            configs,
+            tuple(ranked.values()),
+            watch=watch,
+            store=store if measures() else None,
+            predicted_us=predicted_us(family, near, device, configs[0]),
+        ),
+    )
 
 
 def given(config: KernelConfig, family: Measurable, problem: Problem, device: DeviceSpec) -> KernelConfig:
@@ -82,24 +151,58 @@ def given(config: KernelConfig, family: Measurable, problem: Problem, device: De
     return config
 
 
-def _ranked(family: Measurable, problem: Problem, device: DeviceSpec, k: int) -> tuple[KernelConfig, ...]:
-    """Return the `k` configs predicted to be fastest; (), with a warning, if nothing is predicted."""
+def _record(family: Measurable, near: Problem, device: DeviceSpec, config: KernelConfig) -> None:
+    """Store the choice of a bucket for `foretune pin`, if the run has a choice cache of its own. Never raises."""
+    key = (family.name, near, device)
+    if not os.environ.get("FORETUNE_CACHE_DIR") or _recorded.get(key) == config or not measures():
+        return
+    _recorded[key] = config
     try:
-        with collecting_later():  # the first call reads a bundle
-            ranked = chooser_of(family, device).choose(problem, HowMany(k))
-        if ranked.predicted:
-            return ranked.configs
-        reason = ranked.reason
-    except Exception as error:  # noqa: BLE001 - a failed prediction never stops a call
-        reason = f"{family.name}: no prediction ({type(error).__name__}: {error})"
-    warn_once(reason, ": the family's default config runs")
-    return ()
+        from .pins import source_of
+        from .tuning.cache.kernel_cache import ChoiceCache
+
+        ChoiceCache.of(family.name, source_of(family.source_hash), device).choose(near, "", config)
+    except Exception as error:  # noqa: BLE001 - nothing that is only for later runs stops a call
+        warn_once(f"{family.name}: its choices cannot be stored ({reason_of(error)})")
+
+
+def _refusal(family: Measurable, problem: Problem, device: DeviceSpec, config: KernelConfig) -> str | None:
+    """Return why a config from a file cannot run a problem; None if it can."""
+    return wrong_knobs(family, config) or family.supports(config, problem, device)
+
+
+def _ranked(
+    family: Measurable, problem: Problem, near: Problem, device: DeviceSpec, k: int
+) -> dict[KernelConfig, float]:
+    """Return those of the `k` configs predicted to be fastest for a bucket that can run a problem, best first.
+
+    If none can, because the problem is at the bucket's edge, they are those predicted for the problem itself. The
+    values are their predicted slowdowns. The dict is empty, with a warning, if nothing is predicted.
+    """
+    for one in dict.fromkeys((near, not_empty(family, problem))):
+        try:
+            with collecting_later():  # the first call reads a bundle
+                ranked = chooser_of(family, device).choose(one, HowMany(k))
+            reason = "" if ranked.predicted else ranked.reason
+        except Exception as error:  # noqa: BLE001 - a failed prediction never stops a call
+            reason = f"{family.name}: no prediction ({type(error).__name__}: {error})"
+        if reason:
+            warn_once(reason, ": the family's default config runs")
+            break
+        slowdowns = zip(ranked.configs, ranked.predicted_slowdown, strict=True)
+        if able := {config: slowdown for config, slowdown in slowdowns if not family.supports(config, problem, device)}:
+            return able
+    return {}
 
 
 def _logged_times_us(
     family: Measurable, problem: Problem, device: DeviceSpec, configs: tuple[KernelConfig, ...], launch: Launch
 ) -> list[float | None]:
-    """Return `_times_us`, and log the times as training data if FORETUNE_LOG is set."""
+    """Launch and time each config, and append the times to the FORETUNE_LOG dataset if that is set.
+
+    Returns:
+        Microseconds by config, in their order; None for one that cannot be timed.
+    """
     from .timing.flywheel import log_row  # imported late, because predictions do not need it
 
     times = _times_us(family, configs, launch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -123,8 +124,7 @@ class HowMany:
         """Return the family's estimate of a call in microseconds; 0.0 if `length` does not need it."""
         if self.expected_calls is None or self.call_us is not None:
             return 0.0
-        estimate = float(family.estimate_us(problem, device, (config,))[0])
-        return estimate if math.isfinite(estimate) and estimate > 0 else 0.0
+        return predicted_us(family, problem, device, config, 0.0)
 
 
 #: As many configs as the calibration requires.
@@ -138,6 +138,20 @@ def check_length(k: Any) -> Length:
             raise ForetuneError(f"the shortlist's length k must be 'auto' or an integer >= 1 but got {shown(k)}")
         return "auto"
     return check_integer("the shortlist's length k", k, 1)
+
+
+def predicted_us(
+    family: Family, problem: Problem, device: DeviceSpec, config: KernelConfig, otherwise: float = 1.0
+) -> float:
+    """Return the family's estimate of a call in microseconds, to compare calls of different sizes.
+
+    Returns `otherwise` if there is no valid estimate.
+    """
+    with suppress(Exception):  # a failed estimate never makes a call fail
+        estimate = float(family.estimate_us(problem, device, (config,))[0])
+        if 0 < estimate < math.inf:
+            return estimate
+    return otherwise
 
 
 def narrowing(given: int, usable: int, kept: int) -> str:

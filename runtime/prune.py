@@ -8,17 +8,20 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from ..datasets import DeviceSpec, Dtype, Family, ForetuneError, KernelConfig, Problem, not_empty
-from ..datasets.errors import reason_of, shown
+from ..datasets.errors import did_you_mean, reason_of, shown
 from .arguments import Mode, OwnKnobs, family_of, resolve_mode, warn_once
 from .how_many import TRIAL_S, HowMany, Length, narrowing
+from .launching.kernel import Kernel
 from .launching.stub_driver import device_here
+from .pins import are_in_force, is_covered, pinned_config
+from .same_bits import keeping_class_of, unrestricted, why_none_kept
 from .shortlist import Chooser, Shortlist, bundle_of, chooser_of, supported
-from .timing.flywheel import expect
+from .timing.flywheel import expect, launching_autotuner
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,6 +107,23 @@ def may_tune_what_is_traced() -> bool:
     return autotuner is not None and not (autotuner.reset_to_zero or autotuner.restore_value)
 
 
+def _kernel_of_launch() -> Kernel | None:
+    """Return the kernel of the autotuner that prunes now, or whose launch Dynamo traces; None if none is found."""
+    if (tuner := launching_autotuner()) is None:
+        frame = sys._getframe(1)
+        while frame.f_back is not None:
+            frame = frame.f_back
+            if frame.f_code.co_name == "call_triton_kernel":
+                tuner = getattr(frame.f_locals.get("variable"), "kernel", None)
+    return None if tuner is None else _kernel(tuner)
+
+
+@lru_cache(maxsize=256)
+def _kernel(tuner: Any) -> Kernel:
+    """Return the kernel of an autotuner, always the same one, as `pinned_config` needs it."""
+    return Kernel(tuner)
+
+
 class TracedPositions:
     """Base class of prune callbacks, whose choice of configs Dynamo calls instead of tracing it.
 
@@ -130,8 +150,20 @@ class TracedPositions:
     _as_constant.__dict__["_dynamo_marked_constant"] = True
 
     def let_through(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
-        """Return what `positions_of` returns. Never raises."""
+        """Return the positions in `configs` of those that the autotuner gets, or () if Dynamo must break the graph.
+
+        Subclasses choose here. Dynamo calls it with the problem and the configs of a launch. It raises only what a pin
+        file in force demands.
+        """
         raise NotImplementedError
+
+
+def in_full(own: Any) -> Any:
+    """Return a kernel's own prune callback; None for a `Pruner` while a pin file is in force.
+
+    The file's config need not be on the pruner's shortlist.
+    """
+    return None if isinstance(own, Pruner) and are_in_force() else own
 
 
 #: The most lists of configs of which a pruner keeps the values. A pruner serves one kernel, or a few.
@@ -148,7 +180,8 @@ class Pruner(TracedPositions):
 
     The callback returns the autotuner's own `Config` objects, best first. The list is never empty, no config is
     changed, and no exception leaves the callback: if anything fails, all supported configs go through, with one warning
-    that says why. Each problem's first prune is logged at INFO level ("... 1254 configs, 1155 usable -> 8").
+    that says why. While a pin file is in force, its config alone goes through, and a launch that it does not cover
+    raises a `PinError`. Each problem's first prune is logged at INFO level ("... 1254 configs, 1155 usable -> 8").
 
     In a function under `torch.compile`, launches with static shapes stay in the graph (also with `fullgraph=True`). If
     the autotuner resets or restores tensors, which compiled code does not, only the config predicted to be fastest goes
@@ -190,6 +223,10 @@ class Pruner(TracedPositions):
         self.bundle = bundle_of(bundle)
         #: How the kept configs are timed, as logs call it: by Triton, unless the pruner's owner sets another value.
         self.timed = "autotuner"
+        #: Whether a pin file's choices for the family apply. An attached kernel has choices of its own there.
+        self.is_pinnable = True
+        #: The mode that overrides FORETUNE_MODE.
+        self.mode: str | None = None
         self.own_knobs = OwnKnobs(family, knobs, fixed)
         if configs is not None:
             self.own_knobs.check(configs)
@@ -218,7 +255,8 @@ class Pruner(TracedPositions):
             if not isinstance(problem, Problem):
                 raise ForetuneError(f"the launch's problem must be a Problem but is {shown(problem)}")
         except Exception as error:  # noqa: BLE001 - a failed prediction never stops a launch
-            self._warn_no_prediction(error, len(configs))
+            self._pinned(None, configs)
+            self._warn_no_prediction(error, len(configs), (*named_args, *kwargs))
             return list(configs)
         if positions := self.positions_of(problem, configs):
             return [configs[position] for position in positions]
@@ -226,7 +264,13 @@ class Pruner(TracedPositions):
         return list(configs)
 
     def let_through(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
-        """Return the shortlist's positions, and announce the configs that the autotuner will time to FORETUNE_LOG."""
+        """Return the shortlist's positions, and announce the configs that the autotuner will time to FORETUNE_LOG.
+
+        Raises:
+            PinError: The pin file in force does not cover the launch.
+        """
+        if (pinned := self._pinned(problem, configs)) is not None:
+            return (pinned,)
         one_alone = not may_tune_what_is_traced()
         try:
             device, (usable, values) = self.device or device_here(), self._usable(configs)
@@ -239,8 +283,41 @@ class Pruner(TracedPositions):
             positions = tuple(range(len(configs)))
         return () if one_alone and len(positions) > 1 else positions
 
-    def _warn_no_prediction(self, error: Exception, n_configs: int) -> None:
-        """Warn, once for each reason, that nothing was predicted."""
+    def _pinned(self, problem: Problem | None, configs: Sequence[triton.Config]) -> int | None:
+        """Return the position of the config that the pin file in force has for a launch; None without one.
+
+        Raises:
+            PinError: The file does not cover the launch.
+        """
+        if not (self.is_pinnable and are_in_force()):
+            return None
+        family, device, kernel = self.family, self.device or device_here(), _kernel_of_launch()
+        values: dict[int, KernelConfig] = {}
+        with suppress(ForetuneError):  # none of the configs is the family's
+            values = dict(zip(*self._usable(tuple(configs)), strict=True))
+        name, source = family.name, getattr(family, "source_hash", None)
+        position_of = {value: at for at, value in values.items()}
+        if kernel is not None and is_covered(kernel.name):
+            name, source = kernel.name, kernel.tuned_hash
+            position_of = {KernelConfig.from_triton(configs[at]): at for at in values}
+
+        def reason(config: KernelConfig) -> str | None:
+            if config not in position_of:
+                return f"it is not among the {len(configs)} configs of the launch"
+            return None if problem is None else family.supports(values[position_of[config]], problem, device)
+
+        near = None if problem is None else family.at_call_time(not_empty(family, problem))
+        config = pinned_config(name, source, device, near, reason)
+        return None if config is None else position_of[config]
+
+    def _warn_no_prediction(self, error: Exception, n_configs: int, arguments: tuple[str, ...] = ()) -> None:
+        """Warn, once for each reason, that nothing was predicted.
+
+        A `KeyError` of `problem` about a name that is not among the launch's `arguments` is explained.
+        """
+        if arguments and isinstance(error, KeyError) and isinstance(name := error.args[0], str):
+            hint = did_you_mean(name, arguments)
+            error = ForetuneError(f"problem= reads {name!r}{hint}; the launch has {', '.join(arguments)}")
         warn_once(f"{self.family.name}: no prediction ({reason_of(error)})", f": all {n_configs} configs go through")
 
     def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
@@ -252,19 +329,41 @@ class Pruner(TracedPositions):
         usable, values = self._usable(configs)
         return tuple(usable[place] for place in self._kept(problem, self.device or device_here(), values))
 
+    def slowdowns(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[float, ...]:
+        """Return the predicted slowdowns of the configs whose positions `positions` returns in mode `refine`."""
+        chooser = chooser_of(self.family, self.device or device_here(), self._usable(configs)[1], self.bundle)
+        return chooser.choose(not_empty(self.family, problem), self.k).predicted_slowdown
+
     def _kept(
         self, problem: Problem, device: DeviceSpec, values: tuple[KernelConfig, ...], one_alone: bool = False
     ) -> tuple[int, ...]:
-        """Return the places of the values that go through, best first; with `one_alone`, only the fastest."""
-        wanted = resolve_mode()
+        """Return the positions in `values` of the configs that the autotuner gets, as FORETUNE_MODE says.
+
+        `off`: all that the family supports, in their order. `shortlist`: the `k` predicted fastest, best first.
+        `predict`, and with `one_alone`: the one predicted fastest. If nothing can be predicted, it warns and returns
+        all that can run. Each problem's first prune is logged.
+        """
+        wanted, family = resolve_mode(self.mode), self._restricted(problem, device, values)
         if wanted is Mode.OFF:
-            return supported(self.family, problem, device, values)
-        chooser = chooser_of(self.family, device, values, self.bundle)
+            return supported(family, problem, device, values)
+        chooser = chooser_of(family, device, values, self.bundle)
         k = HowMany(1) if one_alone or wanted is Mode.PREDICT else self.k
         chosen = chooser.choose_or_warn(not_empty(self.family, problem), k)
         if _log.isEnabledFor(logging.INFO):
             self._log_prune(problem, chooser, chosen)
         return chosen.positions
+
+    def _restricted(self, problem: Problem, device: DeviceSpec, values: tuple[KernelConfig, ...]) -> Family:
+        """Return the family; if its numerics class is none of the configs', the family restricted to the first's.
+
+        So a launch never fails, and tuning does not change its results, but other sizes may have another class.
+        """
+        family = self.family
+        if (reason := why_none_kept(family, not_empty(family, problem), device, values)) is None:
+            return family
+        warn_once(reason, ": the class of the first supported config is kept instead, at each size")
+        own = unrestricted(family)
+        return keeping_class_of(own, values[supported(own, problem, device, values)[0]])
 
     def _log_prune(self, problem: Problem, chooser: Chooser, chosen: Shortlist) -> None:
         """Log a prune in one line, once for each problem and result."""

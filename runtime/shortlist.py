@@ -18,6 +18,7 @@ from ..datasets.console import table
 from ..datasets.errors import check_path, reason_of, shown
 from .arguments import configs_of, family_of, warn_once
 from .how_many import TRIAL_S, HowMany, Length
+from .same_bits import check_kept
 
 if TYPE_CHECKING:
     import numpy as np
@@ -158,14 +159,13 @@ def make_shortlist(
     ...     def space(self, device=None): return (KernelConfig.of(BLOCK=64), KernelConfig.of(BLOCK=128))
     ...     def supports(self, config, problem, device): return None
     >>> class Learned(Bundle):
-    ...     digest = "d1"
+    ...     digest, fastest = "d1", Ranker.fastest
     ...     def trained_on(self, family): return (DeviceSpec.named("h200"),)
     ...     def wrong_results(self, family, problem): return ()
     ...     def calibration(self, family): return None
     ...     def distance(self, family, problem, device): return Distance(0.0)
     ...     def ranker(self, family): return self
     ...     def predict(self, family, problem, device, configs): return np.array([3.0, 1.5])
-    ...     fastest = Ranker.fastest
     >>> best = make_shortlist(Toy(), Problem.of("toy", rows=8), "h200", k=2, bundle=Learned({}, ""))
     >>> best.positions, best.predicted_slowdown, str(best.configs[0])
     ((1, 0), (1.0, 2.0), 'BLOCK=128 num_warps=4 num_stages=3')
@@ -199,7 +199,8 @@ class Chooser:
     def choose(self, problem: Problem, k: HowMany) -> Shortlist:
         """Return the shortlist of a problem; without a prediction, all supported configs and the reason.
 
-        The sizes of ragged work count as unknown. Raises `ForetuneError` for a problem of another family.
+        The sizes of ragged work count as unknown. Raises `ForetuneError` for a problem of another family, and if all
+        supported configs have other bits than `keeping` allows.
         """
         if isinstance(problem, Problem):
             if problem.ragged is not None:  # check before the sizes are dropped: a remembered answer skips the check
@@ -209,6 +210,7 @@ class Chooser:
             if answer is not None:
                 return answer
         check_problem_of(self.family, problem)
+        check_kept(self.family, problem, self.device, self.configs)
         try:
             answer = self._predicted(problem, k)
         except Exception as error:  # noqa: BLE001 - a failed prediction never stops a launch

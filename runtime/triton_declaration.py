@@ -83,7 +83,8 @@ def check_names(family: type[TritonFamily]) -> None:
     uses = [
         *((name, "parameter", parameters) for name in [*named, *meta] if isinstance(name, str)),
         *((dim, "dimension", dims) for dim in (*family.tiles.values(), *family.ranges, *family.bucketed)),
-        *((knob, "knob", family.knobs) for knob in family.tiles),
+        *((dim, "dimension", dims) for dim in family.independent),
+        *((knob, "knob", family.knobs) for knob in (*family.tiles, *getattr(family.numerics, "knobs", ()))),
         *((dtype, "dtype", DTYPES) for dtype in family.dtypes),
     ]
     for name, what, known in uses:

@@ -98,6 +98,8 @@ class TritonFamily(Measurable):
     - `tiles`: which knob is the tile size along which dimension. It gives better features.
     - `flops(problem)` and `bytes(problem)`: the work of one launch. They give better features too.
     - `bucketed`: the dimensions that are rounded before a prediction.
+    - `numerics`: the knobs that decide the bits of a result, for `same_bits`, as a tuple or as a method of a config and
+      a problem. `independent`: the dimensions whose entries are computed without each other, for `invariant`.
     - `supports(config, problem, device)`: None, or the reason why a config cannot run a problem. Every config that it
       accepts must compile and compute the correct result. If a block must cover a row, say so here. Call
       `super().supports` first.
@@ -152,6 +154,8 @@ class TritonFamily(Measurable):
     _members: ClassVar[frozenset[str]]  # the `repr` of each config in the space
     _values: ClassVar[Mapping[str, frozenset[Any]]]  # the values of each knob in the space
     _generic: ClassVar[GenericFeatures]
+    if TYPE_CHECKING:
+        numerics: Any  # also a tuple
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -9,8 +9,8 @@ from foretune.__main__ import app
 from typer.testing import CliRunner, Result
 
 COMMANDS = (
-    "quickstart", "predict", "run", "cover", "collect", "train", "evaluate", "report", "adapt", "warmup", "export",
-    "device", "replay",
+    "quickstart", "predict", "run", "cover", "collect", "train", "evaluate", "report", "adapt", "warmup", "pin",
+    "export", "device", "replay",
 )  # fmt: skip
 SUBCOMMANDS = ("bench kernels", "bench runtime", "bench predictions")
 SUBCOMMANDS += ("datasets show", "datasets merge", "datasets seal")

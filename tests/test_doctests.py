@@ -36,6 +36,7 @@ FACE = (
     "grouped_gemm",
     "load_bundle",
     "matmul",
+    "pinned",
     "prune",
     "register",
     "report",

@@ -43,6 +43,7 @@ def test_the_run_time_imports_what_is_asked_of_it(tmp_path: Path) -> None:
     assert {module for module in ours if not module.startswith("foretune.datasets")} == {
         "foretune.runtime",
         "foretune.runtime.arguments",
+        "foretune.runtime.epochs",
     }
 
 
@@ -58,6 +59,7 @@ def test_an_op_imports_no_kernel_that_it_may_not_launch_and_nothing_that_tunes(t
         "tiles",
     }
     assert not {module for module in loaded if module.startswith(("foretune.runtime.tuning.cache", "foretune.collect"))}
+    assert "foretune.runtime.pins" not in loaded
 
 
 def test_an_ops_import_does_not_have_every_module_looked_at(tmp_path: Path) -> None:

@@ -30,16 +30,18 @@ ITS_DIMENSIONS = {"groups", "n", "k"}
 #: The parts of runtime/, lowest first: each may import itself and those before it. A module belongs to the part with
 #: the longest name that its own begins with. (What lists and exports the cache folder is above what keeps in it.)
 PARTS = (
-    ("arguments", "node_copies"),
+    ("epochs", "arguments", "node_copies"),
     ("launching",),
     ("timing",),
+    ("pin_file", "pins"),
     ("how_many", "shortlist", "explanation", "prune", "triton_declaration", "triton_family"),
+    ("how_many", "same_bits", "shortlist", "explanation", "prune", "triton_declaration", "triton_family"),
     ("covering", "timing/compare"),
     ("tuning/ranks",),
     ("tuning/cache", "tuning/launch_arguments"),
     (
         "tuning",
-        *(f"tuning/cache/{name}" for name in ("cache_folder", "known", "exports")),
+        *(f"tuning/cache/{name}" for name in ("cache_folder", "known", "pinning", "exports")),
     ),
     ("choice", "bench", "quickstart", "testing", "__init__"),
 )

@@ -34,8 +34,8 @@ INTERRUPTED = 130
 GIVEN = "foretune.given"
 #: The order of commands in `--help`, by when users need them.
 ORDER = (
-    "quickstart", "predict", "run", "cover", "collect", "train", "evaluate", "report", "adapt", "warmup", "export",
-    "device", "replay", "bench", "datasets", "cache",
+    "quickstart", "predict", "run", "cover", "collect", "train", "evaluate", "report", "adapt", "warmup", "pin",
+    "export", "device", "replay", "bench", "datasets", "cache",
 )  # fmt: skip
 #: Where a result is printed under --json; None for stdout.
 _result: TextIO | None = None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from ...datasets import ForetuneError
 from ...datasets.errors import abridged
@@ -25,6 +27,9 @@ from .options import (
 )
 from .printing import emit
 
+if TYPE_CHECKING:
+    from ...runtime.pin_file import PinFile
+
 #: Formats of `cache export`, the default first.
 EXPORTS = ("foretune", "fla")
 
@@ -40,6 +45,13 @@ _ONE_CAPTION = (
 )
 
 
+#: Defines the rows and columns of `cache show --refining`.
+_REFINED_CAPTION = (
+    "Rows: a config of a problem. Columns: the number of timed calls, the mean time of a call, the 95 % interval of "
+    "its difference from the predicted config, and the microseconds that it saves in each call."
+)
+
+
 def kernel_names(incomplete: str) -> list[str]:
     """Return the tuned kernels and kernel families that start with `incomplete`, for shell completion."""
     return [*remembered_names(incomplete), *family_names(incomplete)]
@@ -51,11 +63,33 @@ OneKernel = Annotated[
 ]
 
 
-@command("show", "foretune cache show", into=cache)
-def show_cache(kernel: OneKernel = None, as_json: AsJson = False) -> None:
-    """List the tuned kernels and functions, or the tuned problems of one of them."""
-    from ...runtime.tuning.cache.cache_folder import cache_contents
+Pin = Annotated[
+    Path | None,
+    option("Write the choices of this pin file (`foretune pin`).", "those in the cache", metavar="FILE"),
+]
 
+
+def _pins(path: Path | None) -> PinFile | None:
+    """Return the content of the pin file that --pin names; None without --pin."""
+    from ...runtime.pin_file import PinFile
+
+    return None if path is None else PinFile.read(path)
+
+
+@command("show", "foretune cache show", into=cache)
+def show_cache(
+    kernel: OneKernel = None,
+    refining: Annotated[
+        bool, option("What calls in mode `refine` took, by config, instead of the tuning results.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the tuned kernels and functions, or the tuned problems of one of them."""
+    from ...runtime.tuning.cache.cache_folder import cache_contents, refined_contents
+
+    if refining:
+        emit(refined_contents(kernel), as_json, _REFINED_CAPTION)
+        return
     emit(cache_contents(kernel), as_json, _ALL_CAPTION if kernel is None else _ONE_CAPTION)
 
 
@@ -85,6 +119,7 @@ def export_cache(
             metavar="|".join(EXPORTS),
         ),
     ] = "foretune",
+    pin: Pin = None,
     as_json: AsJson = False,
 ) -> None:
     """Write tuning results to a file, for another machine or another project's autotuner."""
@@ -93,7 +128,14 @@ def export_cache(
 
     if format not in EXPORTS:
         raise ForetuneError(f"format must be {' or '.join(EXPORTS)} but is {abridged(repr(format), 60)}")
-    exported = export_choices(out, kernel) if format == EXPORTS[0] else export_fla_tables(out, kernel)
+    if format == EXPORTS[0]:
+        if pin is not None:
+            raise typer.BadParameter(
+                f"a pin file has no times to import: give --format {EXPORTS[1]}", param_hint="--pin"
+            )
+        emit(export_choices(out, kernel), as_json, out=out)
+        return
+    exported = export_fla_tables(out, kernel, _pins(pin))
     emit(exported, as_json, out=out)
 
 
@@ -133,6 +175,7 @@ def freeze(
             metavar="DEVICE",
         ),
     ] = None,
+    pin: Pin = None,
     rules: Annotated[int, count("Largest number of rules.", 1, 1000)] = 32,
     bundle: Predictor = None,
     as_json: AsJson = False,
@@ -144,11 +187,14 @@ def freeze(
     from ...runtime.tuning.cache.exports import check_frozen_file, freeze_choices, freeze_predictions
 
     check_frozen_file(out)
+    if device is not None and pin is not None:
+        raise typer.BadParameter("does not apply with --device, which freezes predictions", param_hint="--pin")
     if device is not None:
         family = find_measurable(kernel)
         with showing(f"predicting for the workload of {family.name}"):
             frozen = freeze_predictions(family, device, bundle=bundle, most_rules=rules)
     else:
-        frozen = freeze_choices(kernel, family=families().get(kernel), bundle=bundle, most_rules=rules)
+        family_of_kernel = families().get(kernel)
+        frozen = freeze_choices(kernel, pins=_pins(pin), family=family_of_kernel, bundle=bundle, most_rules=rules)
     frozen.save(out)
     emit(frozen, as_json, out=out)

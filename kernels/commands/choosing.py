@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from contextlib import nullcontext
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,10 +14,10 @@ from ...datasets import ForetuneError, ForetuneWarning
 from ...datasets.console import span, whole_number, whole_numbers
 from ...datasets.errors import MOST, abridged, did_you_mean
 from ...datasets.progress import showing
-from .. import families, find_family, find_measurable
+from .. import find_family, find_measurable
 from ..learning import datasets_merged
 from .app import command
-from .inputs import TAKES_DIMENSIONS, bundle_for, device_or_this_gpu, problem_of
+from .inputs import TAKES_DIMENSIONS, bundle_for, device_or_this_gpu, names_kernel, problem_of
 from .options import (
     CONFIGS,
     FAMILY,
@@ -27,7 +26,9 @@ from .options import (
     Device,
     Dtype,
     FamilyName,
+    Invariant,
     Predictor,
+    SameBits,
     amount,
     argument,
     completes,
@@ -86,6 +87,8 @@ def predict(
     ] = None,
     dtype: Dtype = None,
     bundle: Predictor = None,
+    same_bits: SameBits = False,
+    invariant: Invariant = None,
     explain: Annotated[
         bool,
         typer.Option(
@@ -101,9 +104,10 @@ def predict(
     `foretune predict FAMILY --help` lists them. Dimensions take a number; flags take no value.
     """
     from ...runtime import make_explanation, make_shortlist
+    from ...runtime.same_bits import keeping
 
     length = renamed("--top", top, CONFIGS, configs)
-    kernel = find_family(family)
+    kernel = keeping(find_family(family), same_bits or None, invariant)
     problem = problem_of(context, kernel, dtype)
     spec = device_or_this_gpu(device)
     requested: dict[str, Any] = {"k": "auto" if length is None else length, "expected_calls": expected_calls}
@@ -188,6 +192,8 @@ def cover(
     ] = None,
     dtype: Dtype = None,
     bundle: Predictor = None,
+    same_bits: SameBits = False,
+    invariant: Invariant = None,
     as_json: AsJson = False,
 ) -> None:
     """Choose a few configs that together serve a whole range of sizes, and print which one runs at which size.
@@ -197,6 +203,7 @@ def cover(
     """
     from ...datasets import load
     from ...runtime.covering import make_hint_matrix
+    from ...runtime.same_bits import keeping
     from ..api import cover as covered
 
     if configs is not None and within is not None:
@@ -205,7 +212,7 @@ def cover(
         raise typer.BadParameter("give --measure or --data, not both", param_hint="--measure")
     if hints is not None and data is None:
         raise typer.BadParameter("needs measured times: give --data", param_hint="--hints")
-    kernel = find_family(family)
+    kernel = keeping(find_family(family), same_bits or None, invariant)
     if dynamic not in kernel.dims:
         raise typer.BadParameter(
             f"{abridged(dynamic, 60)!r} is not one of {', '.join(kernel.dims)}{did_you_mean(dynamic, kernel.dims)}",
@@ -271,7 +278,7 @@ def warmup(
 
     k = renamed("--top", top, CONFIGS, configs) or 1
     logged = [case.problem for case in datasets_merged(data).cases] if data else []
-    if family in families() or ":" in family or not ("." in family or _is_module(family)):
+    if not names_kernel(family):
         kernel = find_measurable(family)
         if shapes is None and not data:
             raise typer.BadParameter("give problems with --shapes or --data", param_hint="--shapes")
@@ -287,11 +294,3 @@ def warmup(
     emit(warmed, as_json)
     if warmed.failed and not warmed.binaries:
         raise ForetuneError(f"no config could be compiled: {warmed.failed[0]}")
-
-
-def _is_module(name: str) -> bool:
-    """Return whether a top-level module of this name is installed."""
-    try:
-        return find_spec(name) is not None
-    except ValueError:  # not a valid module name
-        return False

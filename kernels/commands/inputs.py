@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,8 +13,9 @@ import typer
 from ...datasets import DeviceSpec, Family, ForetuneError, Problem
 from ...datasets.console import whole_number
 from ...datasets.errors import abridged, did_you_mean
+from ...datasets.problem import similar_dtype
 from ...datasets.progress import share_of, showing
-from .. import find_family
+from .. import families, find_family
 from .app import GIVEN, Command
 from .options import given_as
 
@@ -72,10 +74,20 @@ def problem_of(context: typer.Context, family: Family, dtype: str | None, *more:
     dtype = dtype or family.dtypes[0]
     if dtype not in family.dtypes:
         raise typer.BadParameter(
-            f"{abridged(dtype, 60)!r} is not one of {', '.join(family.dtypes)}{did_you_mean(dtype, family.dtypes)}",
+            f"{abridged(dtype, 60)!r} is not one of {', '.join(family.dtypes)}{similar_dtype(dtype, family.dtypes)}",
             param_hint="--dtype",
         )
     return Problem(family.name, tuple(sorted(dims.items())), dtype, tuple(sorted(flags)))
+
+
+def names_kernel(name: str) -> bool:
+    """Return whether a word names a kernel, package.module.kernel, or a package of kernels, and not a family."""
+    if name in families() or ":" in name:
+        return False
+    try:
+        return "." in name or find_spec(name) is not None
+    except ValueError:  # not a valid module name
+        return False
 
 
 def live_gpu() -> DeviceSpec | None:

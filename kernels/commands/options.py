@@ -177,6 +177,24 @@ Device = Annotated[
     str | None,
     option("GPU: the name of a shipped device, or its JSON file.", "this GPU", device_names, metavar="DEVICE"),
 ]
+SameBits = Annotated[
+    bool,
+    typer.Option(
+        "--same-bits",
+        help="Choose only configs whose results have the same bits as those of the default config. Default: as "
+        "FORETUNE_SAME_BITS says.",
+    ),
+]
+Invariant = Annotated[
+    str | None,
+    option(
+        "Choose only configs of one class of bits for all sizes of this dimension, so that the result of a row does "
+        "not depend on the other rows. m: the rows of any family.",
+        "none",
+        dimension_names,
+        metavar="DIM",
+    ),
+]
 Dtype = Annotated[
     str | None, option("Element type, one that the family has.", "the family's first", dtype_names, metavar="DTYPE")
 ]

@@ -11,6 +11,7 @@ from ...datasets import ForetuneError
 from ...datasets.errors import shown
 from ...runtime.arguments import VARIABLE as MODE
 from ...runtime.arguments import Mode, resolve_mode
+from ...runtime.epochs import PIN_VARIABLE
 from ...runtime.tuning.packages import VARIABLE as ATTACH
 from ...runtime.tuning.packages import packages_of
 from ...runtime.tuning.program import Program
@@ -25,6 +26,13 @@ chosen: Program | None = None
 def _one_of_modes(text: str) -> str:
     """Return a mode; raise `ForetuneError` for other texts."""
     return resolve_mode(text).value
+
+
+def _file(text: str) -> str:
+    """Return the absolute path of a file; raise `ForetuneError` if there is none."""
+    if not os.path.isfile(text):
+        raise ForetuneError(f"there is no file {shown(text)}")
+    return os.path.abspath(text)
 
 
 def _folder(text: str) -> str:
@@ -69,6 +77,15 @@ def run(
             metavar="|".join(MODES),
         ),
     ] = None,
+    pin: Annotated[
+        str | None,
+        option(
+            "Pin file (`foretune pin`) whose configs run; nothing is tuned (FORETUNE_PIN).",
+            "none",
+            parser=read_by(_file),
+            metavar="FILE",
+        ),
+    ] = None,
     log: Annotated[
         str | None,
         option(
@@ -87,6 +104,6 @@ def run(
     global chosen
     if not module and not os.path.exists(program):
         raise typer.BadParameter(f"there is no {shown(program)}; for a module, give -m", param_hint="SCRIPT|MODULE")
-    given = {ATTACH: attach, MODE: mode, "FORETUNE_LOG": log}
+    given = {ATTACH: attach, MODE: mode, PIN_VARIABLE: pin, "FORETUNE_LOG": log}
     environment = {name: value for name, value in given.items() if value is not None}
     chosen = Program(program, tuple(arguments or ()), module, environment)

@@ -154,9 +154,9 @@ def adapt(
     adapted.save(out)
     known = sorted({spec.name for name in adapted.families for spec in adapted.trained_on(name)})
     value = {"families": sorted(set(families)), "devices": known}
-    emit(
-        Printed(value, f"Adapted {', '.join(value['families'])}. Trained on: {', '.join(known)}."), as_json, bundle=out
-    )
+    source = "the shipped bundle" if bundle is None else printable(str(bundle))
+    text = f"Adapted {', '.join(value['families'])} of {source}. Trained on: {', '.join(known)}."
+    emit(Printed(value, text), as_json, bundle=out)
 
 
 @command("evaluate", "foretune evaluate --data measured --bundle my-bundle --json")

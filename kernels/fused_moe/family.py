@@ -6,7 +6,7 @@ estimate of its time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,7 +19,8 @@ from ...model.configs_memo import remembered
 from ..config_table import L2_OVER_DRAM, ConfigTable
 from ..gemm_family import Configs, DeclaredFamily, Groups
 from ..grouped_gemm.group_sizes import typical_sizes
-from .engines import SGLANG, VLLM, Layer
+from ..numerics import instruction_of
+from .engines import SCALED_BLOCK, SGLANG, VLLM, Layer
 from .launching import (
     KNOBS,
     TMA,
@@ -264,6 +265,7 @@ class FusedMoeFamily(DeclaredFamily):
     largest: ClassVar[Mapping[str, int]] = LARGEST
     ragged: ClassVar[Mapping[str, str]] = {}
     bucketed = ("tokens",)
+    independent = ("tokens",)
     feature_names = FEATURE_NAMES
 
     def __init__(self) -> None:
@@ -304,6 +306,19 @@ class FusedMoeFamily(DeclaredFamily):
         if device.backend == "hip":
             return f"the engines run another kernel with other knobs on {device.name}, which is not a CUDA device"
         return wrong_for(config, problem, device)
+
+    def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
+        """Return the numerics class: BLOCK_SIZE_K, and the instruction of a tile.
+
+        In fp8 also that of the transposed tile, because the engines swap the operands of small tiles on some devices,
+        and whether a tile has several scales of the weights, which are then multiplied in another order.
+        """
+        step, warps = config["BLOCK_SIZE_K"], config.num_warps
+        found = step, instruction_of(config["BLOCK_SIZE_M"], warps)
+        if problem.dtype != "fp8e4m3":
+            return found
+        columns = config["BLOCK_SIZE_N"]
+        return *found, instruction_of(columns, warps), columns > SCALED_BLOCK
 
     def call_features(self, problem: Problem, device: DeviceSpec, configs: Configs) -> Groups:
         """Return the features of a problem and configs, in groups."""

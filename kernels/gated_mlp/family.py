@@ -5,7 +5,7 @@ torch and triton are imported inside the functions that use them, because a pred
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...datasets import Case, DeviceSpec, KernelConfig, Problem, torch_dtype
 from ..config_limits import TMA_ARCHS, Knobs
 from ..gemm_family import BANDS_AND_PROGRAMS, Configs, GemmFamily, Groups, MeasuredFamily, seeded
+from ..numerics import product_class
 from ..workloads import load_dense_models
 from .space import (
     ACTIVATIONS,
@@ -84,6 +85,7 @@ class GatedMlp(GemmFamily, MeasuredFamily):
     largest: ClassVar[Mapping[str, int]] = {"m": MOST_ROWS, "n": MOST_COLUMNS, "k": MOST_COLUMNS}
     ragged: ClassVar[Mapping[str, str]] = {}
     bucketed = ("m",)
+    independent = ("m",)
     feature_names = FEATURE_NAMES
     dtype_argument = "x_ptr"
     dims_from: ClassVar[Mapping[str, tuple[str, int]]] = {"m": ("M", 1), "n": ("N8", 8), "k": ("K8", 8)}
@@ -107,6 +109,10 @@ class GatedMlp(GemmFamily, MeasuredFamily):
     def wrong_pair(self, config: KernelConfig, problem: Problem) -> str | None:
         """Return why a config cannot run a problem on any device, or None."""
         return wrong_tile(config, problem.dtype_name)
+
+    def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
+        """Return the numerics class: that of the product of gate and up."""
+        return product_class(config["BLOCK_M"], config.num_warps, config["BLOCK_K"], problem["k"], problem.dtype_name)
 
     def smem_bytes(self, config: Knobs, elements: Any, device: DeviceSpec) -> int:
         """Return an upper bound of one program's shared memory; `elements` is the size of an element in bytes."""

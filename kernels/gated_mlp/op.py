@@ -13,7 +13,7 @@ import torch
 
 from ...datasets import ForetuneError, KernelConfig, Problem
 from ...datasets.errors import check_flag
-from ...runtime import Mode, resolve_mode
+from ...runtime import Mode
 from ..matmul.op import matmul
 from ..op import Op
 from ..op_calls import (
@@ -28,6 +28,7 @@ from ..op_calls import (
     ready,
     require,
 )
+from ..op_choice import HowChosen, how_chosen
 from .family import MOST_COLUMNS, MOST_ROWS, wrong_widths
 from .launches import launch_backward, prepare_gated
 from .space import ACTIVATIONS, flags_of
@@ -47,6 +48,8 @@ def gated_mlp(
     recompute: bool = False,
     config: KernelConfig | None = None,
     mode: str | None = None,
+    same_bits: bool | None = None,
+    invariant: str | None = None,
 ) -> torch.Tensor:
     """Compute act(x @ gate.T) * (x @ up.T), the gate and up projections of a gated MLP and its activation, in one GEMM.
 
@@ -66,8 +69,13 @@ def gated_mlp(
             run in `foretune.matmul`, which chooses its configs by `mode`; those of float32 run in PyTorch, because
             `foretune.matmul` would round their operands to tf32.
         mode: "predict" runs the config with the least predicted time. "shortlist" times the 8 most promising configs on
-            the first call with about this number of rows, and runs the fastest. "off" runs the family's default config.
-            If None, the environment variable FORETUNE_MODE decides; if that is not set, "predict".
+            the first call with about this number of rows, and runs the fastest. "refine" finds the fastest with the
+            calls themselves. "off" runs the family's default config. If None, the environment variable
+            FORETUNE_MODE decides; if that is not set, "predict".
+        same_bits: Run only configs whose results have the same bits as those of the family's default config, so that no
+            tuning changes a result. If None, FORETUNE_SAME_BITS=1 requests it. A given config is not restricted.
+        invariant: "m": the same, with one class of bits for all numbers of rows, so that a row of the result does
+            not depend on the other rows of the call.
 
     Returns:
         h, (..., N), of x's dtype. Sums, activation and product are computed in float32 and rounded once. The result is
@@ -89,7 +97,7 @@ def gated_mlp(
     if type(recompute) is not bool:
         check_flag("recompute", recompute)
     saves = not recompute and needs_gradient((x, w_gate_up))
-    h: torch.Tensor = OP.call(x, w_gate_up, activation, saves, config, mode)
+    h: torch.Tensor = OP.call(x, w_gate_up, activation, saves, config, how_chosen(mode, same_bits, invariant))
     return h
 
 
@@ -138,9 +146,9 @@ def _find(
         return prepare_gated(m, n, k, config, device.sm_count, activation)
 
     problem = Problem.of("gated_mlp", dtype=DTYPES[x.dtype], flags=flags_of(activation, saves), m=m, n=n, k=k)
-    chosen = resolve_mode(mode, default=Mode.PREDICT)
+    chosen = HowChosen.of(mode)
     if x.dtype == torch.float32:  # the space has no config that runs float32; only the default does
-        chosen = Mode.OFF
+        chosen = chosen._replace(mode=Mode.OFF)
     return Call(shapes, ConfiguredLaunch(problem, place, config, chosen, prepare))
 
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from ...datasets import Case, DeviceSpec, Family, KernelConfig, Problem
 from ..config_limits import WITHOUT_CONSUMERS, Knobs
 from ..gemm_family import Binaries, Configs, GemmFamily, Groups, MeasuredFamily
+from ..numerics import instruction_of, product_class
 from .features import feature_groups, feature_names
 from .group_sizes import plausible_problems
 from .space import Ranges, full_space, knobs_of, smem_bytes, values_of, wrong_tile
@@ -42,6 +43,7 @@ class OverGroups(Family):
     }
     ragged: ClassVar[Mapping[str, str]] = {"rows": "groups"}
     bucketed = ("rows",)
+    independent: ClassVar[tuple[str, ...]] = ("rows",)
     #: The weight of each routing when it is unknown; the number of tiles of ragged rows depends on the routing.
     routings: Mapping[str, float] = _ROUTING_SHARES
 
@@ -108,6 +110,7 @@ class GroupedGemmFamily(OverGroups, GemmFamily):
         self.dims_from = {"rows": ("rows", 1), "groups": ("groups", 1), n: ("N8", 8), k: ("K8", 8)}  # type: ignore[misc]
         if variant is DW:  # the number of dW's tiles hardly depends on the routing
             self.routings = _UNIFORM
+            self.independent = ()  # type: ignore[misc] # it sums over the rows
 
     def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
         """Return why these knob values are invalid for every problem, or None if they are valid for some."""
@@ -164,6 +167,16 @@ class GroupedGemmFamily(OverGroups, GemmFamily):
     def device_limit(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
         """Return why a device cannot run a config for problems of this dtype, or None."""
         return _wrong_size(self, config, problem.dtype_name, problem.itemsize, device)
+
+    def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
+        """Return the numerics class of a product; that of dW has BLOCK_K, because the sizes to pad are not known.
+
+        dW's chunks of long groups depend on the problem alone, and their sums are added in a fixed order.
+        """
+        rows, warps, step = config["BLOCK_M"], config.num_warps, config["BLOCK_K"]
+        if self.variant is DW:
+            return "fma" if problem.dtype == "fp32" else instruction_of(rows, warps), step
+        return product_class(rows, warps, step, problem[self.variant.depth], problem.dtype_name)
 
     def supports_by(self, problem: Problem) -> Hashable:
         """Return the properties of a problem on which `supports` depends; equal ones give equal answers."""

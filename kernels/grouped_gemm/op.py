@@ -12,6 +12,7 @@ from ...datasets import KernelConfig
 from ...datasets.errors import check_flag, shown
 from ..op import Op
 from ..op_calls import DTYPES, INTEGERS, Operand, check_operands, check_tensor, require
+from ..op_choice import how_chosen
 from .family import MOST_ROWS
 from .passes import Needs, Options, Shape, Step, backward, compile_step, forward, saved_of
 
@@ -41,6 +42,8 @@ def grouped_gemm(
     config_dx: KernelConfig | None = None,
     config_dw: KernelConfig | None = None,
     mode: str | None = None,
+    same_bits: bool | None = None,
+    invariant: str | None = None,
 ) -> torch.Tensor:
     """Multiply the rows of each group by that group's weight matrix, as an MoE layer does. Differentiable.
 
@@ -68,7 +71,12 @@ def grouped_gemm(
         config_dw: The same for the gradient of w.
         mode: "predict" (the default, unless the environment variable FORETUNE_MODE says otherwise) runs the config that
             is predicted to be fastest; "shortlist" times the 8 most promising configs on the first call with about this
-            many rows and keeps the fastest; "off" runs the family's default config.
+            many rows and keeps the fastest; "refine" runs the predicted config at first and then others in turn, until
+            the calls themselves show which is the fastest; "off" runs the family's default config.
+        same_bits: Run only configs whose results have the same bits as those of the family's default config, so that no
+            tuning changes a result. If None, FORETUNE_SAME_BITS=1 requests it. A given config is not restricted.
+        invariant: "rows" (or "m"): the same, with one class of bits for all numbers of rows, so that a row of the
+            result does not depend on the other rows of the call.
 
     Returns:
         y, (rows, N), of x's dtype. The result and all gradients are bitwise reproducible for the same configs.
@@ -112,7 +120,8 @@ def grouped_gemm(
     if not (permute_x or permute_y):
         gather_indices = None
     tensors = (x, w, group_sizes, gather_indices, topk_weights, bias)
-    y: torch.Tensor = OP.call(*tensors, topk, permute_x, permute_y, config, config_dx, config_dw, mode)
+    how = how_chosen(mode, same_bits, invariant)
+    y: torch.Tensor = OP.call(*tensors, topk, permute_x, permute_y, config, config_dx, config_dw, how)
     return y
 
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ...datasets import ForetuneError, KernelConfig, Problem
-from ...runtime import Mode, resolve_mode, stubbed
+from ...runtime import Mode, stubbed
 from ...runtime.launching.ahead import only_compiling
 from ..op_calls import DTYPES, Call, ConfiguredLaunch, device_at, require
+from ..op_choice import HowChosen
 from .triton_kernels.gemm_launches import prepare_gemm
 from .triton_kernels.tiles import TileMap
 from .variants import chunk_rows
@@ -81,7 +82,8 @@ class Step(Call[Shape]):
         self.dtype, self.options = dtype, options
         self.device, self._place = device_at(place), place
         self.gpu = place if self.device.backend != "cpu" and stubbed() is None else None  # its index
-        self.mode = resolve_mode(options.mode, default=Mode.PREDICT)
+        self._how = HowChosen.of(options.mode)
+        self.mode = self._how.mode
         self.chunk_rows = chunk_rows(shape.rows, shape.n, shape.k, self.device.sm_count)
         self._given = {
             "grouped_gemm_fwd": options.config,
@@ -113,7 +115,7 @@ class Step(Call[Shape]):
                 "grouped_gemm_dw": self._prepare_dw,
             }[family]
             given = self._given[family]
-            launch = ConfiguredLaunch(self.problem(family), self._place, given, self.mode, prepare)
+            launch = ConfiguredLaunch(self.problem(family), self._place, given, self._how, prepare)
             self._launches[family] = launch
         return launch
 

@@ -15,6 +15,7 @@ from ...runtime.launching.kernel import poison
 from ...runtime.launching.source_hash import hash_of_modules
 from ..config_limits import TMA_ARCHS, WITHOUT_CONSUMERS, Knobs
 from ..gemm_family import BANDS_AND_PROGRAMS, ROUNDED_ONCE, Configs, GemmFamily, Groups, MeasuredFamily, seeded
+from ..numerics import instruction_of, padded
 from ..workloads import load_dense_models
 from . import workload
 from .features import FEATURE_NAMES, feature_groups
@@ -43,6 +44,8 @@ MOST_TILES = 2**31 - 1
 #: The most partial sums of SPLIT_K, 8 GiB in float32. Products that would need more have enough tiles without splitting
 #: K; with 50 GiB launches failed on an H200 (illegal memory accesses).
 MOST_PARTIALS = 2**31 - 1
+#: The smallest K at which a sum of products of int8, each at most 2^14, may overflow int32.
+_EXACT_DEPTH = 2**17
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ class Matmul(GemmFamily, MeasuredFamily):
     default_dims: ClassVar[Mapping[str, int]] = {"batch": 1}
     largest: ClassVar[Mapping[str, int]] = dict.fromkeys(dims, MOST_SIZE)
     ragged: ClassVar[Mapping[str, str]] = {}
+    independent = ("m",)
     bucketed = ("m", "k")  # at most one of them per problem: see `call_dims`
     feature_names = FEATURE_NAMES
     dtype_argument = "a_ptr"
@@ -140,6 +144,19 @@ class Matmul(GemmFamily, MeasuredFamily):
                 f"and at most {MOST_PARTIALS} are allowed"
             )
         return None
+
+    def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
+        """Return the numerics class: the instruction (float32 is multiplied as tf32), and the parts of K.
+
+        Integer sums are exact in any order unless they overflow, where only some instructions saturate.
+        """
+        k, step, parts = problem["k"], config["BLOCK_K"], config["SPLIT_K"]
+        if problem.dtype == "int8" and k < _EXACT_DEPTH:
+            return ("exact",)
+        found = instruction_of(config["BLOCK_M"], config.num_warps), padded(k, step)
+        if parts == 1:
+            return found
+        return *found, parts, padded(-(-padded(k, step) // parts), step)  # the length of a part: `split_range`
 
     def supports_by(self, problem: Problem) -> Hashable:
         """Return the properties of a problem on which `supports` depends; equal ones give equal answers."""

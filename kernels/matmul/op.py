@@ -24,6 +24,7 @@ from ..op_calls import (
     needs_gradient,
     require,
 )
+from ..op_choice import how_chosen
 from .layouts import A_KM, ACTIVATIONS, ALIGNMENT_BYTES, B_KN, BIAS, activation_of, is_aligned, worth_turning
 from .layouts import DTYPES as NAMES
 from .triton_kernels.launches import prepare_matmul
@@ -44,6 +45,8 @@ def matmul(
     *,
     config: KernelConfig | None = None,
     mode: str | None = None,
+    same_bits: bool | None = None,
+    invariant: str | None = None,
 ) -> torch.Tensor:
     """Return activation(a @ b + bias). Differentiable: the gradients are two more such products.
 
@@ -59,7 +62,12 @@ def matmul(
             `foretune.grouped_gemm`. If omitted, `mode` decides.
         mode: "predict" (the default, unless the environment variable FORETUNE_MODE says otherwise) runs the config that
             is predicted to be fastest; "shortlist" times the 8 most promising configs on the first call with about this
-            many rows and keeps the fastest; "off" runs the family's default config.
+            many rows and keeps the fastest; "refine" runs the predicted config at first and then others in turn, until
+            the calls themselves show which is the fastest; "off" runs the family's default config.
+        same_bits: Run only configs whose results have the same bits as those of the family's default config, so that no
+            tuning changes a result. If None, FORETUNE_SAME_BITS=1 requests it. A given config is not restricted.
+        invariant: "m": the same, with one class of bits for all numbers of rows, so that a row of the result does
+            not depend on the other rows of the call.
 
     Returns:
         y, (M, N) or (B, M, N), of a's dtype; int32 for int8. Bitwise reproducible for the same config.
@@ -73,10 +81,11 @@ def matmul(
     ...     assert w.grad.shape == (64, 128)
     """
     # (Under a function transform, a tensor does not show whether an outer transform needs its gradient.)
+    how = how_chosen(mode, same_bits, invariant)
     if activation is not None and (needs_gradient((a, b, bias)) or is_transformed()):
         # The gradient of an activation needs its input, so it is not fused here.
-        return _activated(OP.call(a, b, bias, None, config, mode), activation)
-    y: torch.Tensor = OP.call(a, b, bias, activation, config, mode)
+        return _activated(OP.call(a, b, bias, None, config, how), activation)
+    y: torch.Tensor = OP.call(a, b, bias, activation, config, how)
     return y
 
 

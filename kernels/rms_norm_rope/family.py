@@ -30,6 +30,7 @@ from .space import (
     block_constants,
     forward_grid,
     full_space,
+    summed_by,
     tile_features,
     wrong_tile,
 )
@@ -90,6 +91,7 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
         "head_dim": MOST_HEAD_DIM,
     }
     bucketed = ("tokens",)
+    independent = ("tokens",)
     reads_binaries = True
     dtype_argument = "q_ptr"
     dims_from: ClassVar[Mapping[str, tuple[str, int]]] = {
@@ -287,11 +289,19 @@ class RmsNormRopeForward(RmsNormRope):
     flags = ("interleaved", "unnormed")
     moved = 2
 
+    def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
+        """Return the numerics class: how threads share the sum over a head, the only sum; () without a norm."""
+        return () if "unnormed" in problem.flags else summed_by(config, problem)
+
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
         """Return the config to run when nothing was measured."""
         # Eight heads of 128 elements give 8 elements per thread; larger heads need fewer per tile.
         heads = max(8 * 128 // (2 * block_constants(problem["head_dim"])["BLOCK"]), 1)
         return KernelConfig.of(ROWS=1, HEADS=min(heads, 32), num_warps=4, num_stages=3)
+
+    def same_bits_config(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
+        """Return a config whose threads load 16 bytes at a time, whose class loses least over the shipped data."""
+        return replace(self.default(problem, device), num_warps=1)
 
     def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
         """Launch the kernel with a config, and return the output without waiting for it."""
@@ -340,6 +350,16 @@ class RmsNormRopeBackward(RmsNormRope):
         """Return the config to run when nothing was measured."""
         heads = max(4 * 128 // (2 * block_constants(problem["head_dim"])["BLOCK"]), 1)
         return KernelConfig.of(ROWS=1, HEADS=min(heads, 16), STEPS=4, num_warps=4, num_stages=1)
+
+    def same_bits_config(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
+        """Return a config that is among the best over the shipped data.
+
+        Each config is a class of its own: a tile's tokens and heads, and its number, decide the order of the sum of the
+        weights' gradients, and stages how threads share a head (tests/kernels/test_numerics_compiled.py).
+        """
+        block = block_constants(problem["head_dim"])["BLOCK"]
+        heads, warps = (16, 4) if block <= 64 else (2, 1) if block <= 128 else (1, 1)
+        return KernelConfig.of(ROWS=1, HEADS=heads, STEPS=4, num_warps=warps, num_stages=3)
 
     def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
         """Launch the kernel with a config, and return the output without waiting for it."""

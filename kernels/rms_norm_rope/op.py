@@ -12,6 +12,7 @@ from ...datasets import KernelConfig, Problem
 from ...datasets.errors import check_flag, shown
 from ..op import Op
 from ..op_calls import DTYPES, Call, ConfiguredLaunch, Operand, are_placed, check_operands, require
+from ..op_choice import how_chosen
 from .family import MOST_HEADS, MOST_TOKENS, wrong_heads
 from .launches import Rotation, prepare_backward, prepare_forward
 
@@ -43,6 +44,8 @@ def rms_norm_rope(
     config: KernelConfig | None = None,
     config_backward: KernelConfig | None = None,
     mode: str | None = None,
+    same_bits: bool | None = None,
+    invariant: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Normalize each query and key head (RMSNorm), and rotate it by its token's angles, in one launch. Differentiable.
 
@@ -72,7 +75,12 @@ def rms_norm_rope(
         config_backward: The same for the backward pass.
         mode: "predict" (the default, unless the environment variable FORETUNE_MODE says otherwise) runs the config that
             is predicted to be fastest; "shortlist" times the 8 most promising configs on the first call with about this
-            many tokens and keeps the fastest; "off" runs the family's default config.
+            many tokens and keeps the fastest; "refine" runs the predicted config at first and then others in turn,
+            until the calls themselves show which is the fastest; "off" runs the family's default config.
+        same_bits: Run only configs whose results have the same bits as those of the family's default config, so that no
+            tuning changes a result. If None, FORETUNE_SAME_BITS=1 requests it. A given config is not restricted.
+        invariant: "tokens" (or "m"): the same, with one class of bits for all numbers of tokens, so that the result of
+            a token does not depend on the other tokens of the call.
 
     Returns:
         q and k, contiguous, with their shapes and dtype. They are computed in float32 and rounded once. Results and
@@ -92,8 +100,9 @@ def rms_norm_rope(
     if type(interleaved) is not bool or type(eps) is not float or type(weight_offset) is not float:
         # Checked here because the cache of calls compares options by equality, and True == 1.0.
         check_options(eps, weight_offset, interleaved)
+    how = how_chosen(mode, same_bits, invariant)
     made: tuple[torch.Tensor, torch.Tensor] = OP.call(
-        q, k, cos, sin, q_weight, k_weight, eps, weight_offset, interleaved, config, config_backward, mode
+        q, k, cos, sin, q_weight, k_weight, eps, weight_offset, interleaved, config, config_backward, how
     )
     return made
 

@@ -16,6 +16,7 @@ from ..config_limits import TMA_ARCHS, Knobs
 from ..gemm_family import BANDS_AND_PROGRAMS, Binaries, Configs, GemmFamily, Groups, MeasuredFamily, seeded
 from ..grouped_gemm.family import MOST_COLUMNS, MOST_ROWS, MeasuredOverGroups
 from ..grouped_gemm.features import group_sizes_of
+from ..numerics import instruction_of, padded
 from ..workloads import load_dense_models, load_models
 from . import workload
 from .features import FEATURE_NAMES, feature_groups
@@ -154,6 +155,18 @@ class ScaledGemmFamily(GemmFamily, MeasuredFamily):
         if config["CONSUMERS"] and SCALED % config["BLOCK_N"] and BLOCKWISE in problem.flags:
             return f"BLOCK_N must divide {SCALED} with CONSUMERS and {BLOCKWISE} scales but is {config['BLOCK_N']}"
         return None
+
+    def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
+        """Return the numerics class: the instruction, and the steps whose sums are added in float32.
+
+        Each step is a sum of its own. SWAP_AB transposes a tile, which changes no sum; its rows are those of w.
+        """
+        rows = config["BLOCK_N"] if config["SWAP_AB"] else config["BLOCK_M"]
+        step, parts = config["BLOCK_K"], config["SPLIT_K"]
+        found = instruction_of(rows, config.num_warps), step
+        if parts == 1:
+            return found
+        return *found, parts, padded(-(-padded(problem["k"], step) // parts), step)  # the length of a part
 
     def supports_by(self, problem: Problem) -> Hashable:
         """Return the properties of a problem on which `supports` depends; equal ones give equal answers."""
@@ -312,6 +325,7 @@ class ScaledGemm(ScaledGemmFamily):
     largest: ClassVar[Mapping[str, int]] = {"m": MOST_ROWS, "n": MOST_COLUMNS, "k": MOST_COLUMNS}
     ragged: ClassVar[Mapping[str, str]] = {}
     bucketed = ("m",)
+    independent = ("m",)
     dims_from: ClassVar[Mapping[str, tuple[str, int]]] = {"m": ("rows", 1), "n": ("N16", 16), "k": ("K16", 16)}
     also_needed = ("groups",)  # which is 1 here
 

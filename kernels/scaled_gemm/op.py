@@ -35,9 +35,10 @@ from ..op_calls import (
     on_device_of,
     require,
 )
+from ..op_choice import how_chosen
 from .family import ScaledGemm, ScaledGroupedGemmForward
 from .quantize import FP8, check_granularity, dequantized_x, quantize_w, quantize_x, transposed
-from .scales import BLOCKWISE, DTYPE, ROWWISE, STEP, flags_of, scale_shapes
+from .scales import BLOCKWISE, DTYPE, ROWWISE, STEP, TENSORWISE, flags_of, scale_shapes
 from .triton_kernels.launches import prepare_scaled_gemm
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ def scaled_gemm(
     config: KernelConfig | None = None,
     config_dx: KernelConfig | None = None,
     mode: str | None = None,
+    same_bits: bool | None = None,
+    invariant: str | None = None,
 ) -> torch.Tensor:
     """Return x @ w.T, computed in fp8 (e4m3) and accumulated in float32, in bf16. Differentiable in bf16 operands.
 
@@ -72,6 +75,9 @@ def scaled_gemm(
         config: The kernel config of the forward pass; see `foretune.grouped_gemm`.
         config_dx: The same for the gradient of x.
         mode: How configs are chosen if not given; see `foretune.grouped_gemm`.
+        same_bits: As for `foretune.matmul`.
+        invariant: "m", as for `foretune.matmul`. One scale for all of a bfloat16 x depends on all rows, so x must then
+            be fp8, or have other scales.
 
     Returns:
         y, (rows, N), bfloat16, bitwise reproducible for the same config. At most 128 products are summed by the tensor
@@ -84,7 +90,8 @@ def scaled_gemm(
     ...     x, w = (torch.randn(64, 256, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     ...     assert scaled_gemm(x, w).shape == (64, 64)
     """
-    return _scaled(x, w, None, x_scale, w_scale, check_granularity(scales), config, config_dx, None, mode)
+    how = _how_chosen(mode, same_bits, invariant, x_scale, check_granularity(scales))
+    return _scaled(x, w, None, x_scale, w_scale, scales, config, config_dx, None, how)
 
 
 def scaled_grouped_gemm(
@@ -99,6 +106,8 @@ def scaled_grouped_gemm(
     config_dx: KernelConfig | None = None,
     config_dw: KernelConfig | None = None,
     mode: str | None = None,
+    same_bits: bool | None = None,
+    invariant: str | None = None,
 ) -> torch.Tensor:
     """Return x[rows of e] @ w[e].T for rows sorted by group e, in fp8 (e4m3), as in DeepSeek's MoE layers.
 
@@ -116,6 +125,8 @@ def scaled_grouped_gemm(
         config_dx: The same for the gradient of x.
         config_dw: The same for the gradient of w, a config of grouped_gemm_dw.
         mode: As for `scaled_gemm`.
+        same_bits: As for `scaled_gemm`.
+        invariant: "rows" (or "m"), as for `scaled_gemm`.
 
     Returns:
         y, (rows, N), bfloat16. Rows that belong to no group are uninitialized (zero under FORETUNE_CHECK); their
@@ -134,7 +145,20 @@ def scaled_grouped_gemm(
     """
     if group_sizes is None:
         raise ForetuneError("group_sizes must be a tensor but is None: call foretune.scaled_gemm for a dense product")
-    return _scaled(x, w, group_sizes, x_scale, w_scale, check_granularity(scales), config, config_dx, config_dw, mode)
+    how = _how_chosen(mode, same_bits, invariant, x_scale, check_granularity(scales))
+    return _scaled(x, w, group_sizes, x_scale, w_scale, scales, config, config_dx, config_dw, how)
+
+
+def _how_chosen(
+    mode: str | None, same_bits: bool | None, invariant: str | None, x_scale: Any, granularity: str
+) -> str | None:
+    """Return `how_chosen`. Raises `ForetuneError` for `invariant` if quantizing makes each row depend on all rows."""
+    if invariant is not None and granularity == TENSORWISE and x_scale is None:
+        raise ForetuneError(
+            f"invariant={invariant!r} needs rowwise or blockwise scales, or a given x_scale: one scale of all of x "
+            "depends on all rows"
+        )
+    return how_chosen(mode, same_bits, invariant)
 
 
 def _scaled(

@@ -49,6 +49,10 @@ class Report:
     facts: Mapping[str, str]  # shown at the top: the data, what was evaluated, version, date and command
     families: Mapping[str, Findings]
 
+    def __repr__(self) -> str:
+        """Return one line with the data and the families."""
+        return f"<Report on {self.facts.get('data', 'no data')}: {', '.join(self.families)}>"
+
     @cached_property
     def sections(self) -> dict[str, Section]:
         """The sections of the page with their figures, by family."""

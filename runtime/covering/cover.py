@@ -169,7 +169,9 @@ def make_cover(
     bundle: Bundle | Path | str | None = None,
     measure: bool = False,
 ) -> Cover:
-    """Return the cover of a dynamic dimension by predicted times, or by times measured here.
+    """Choose a few configs, and which of them runs at each size of a dimension that is known only at run time.
+
+    Times are predicted, or measured on this machine with `measure`.
 
     `foretune.cover` is this function for a family that may also be given by name, and has an example.
 
@@ -309,7 +311,10 @@ def _checked_size(size: Any) -> int:
 
 
 def _chooser(k: Any, within: Any, ranges: Any) -> Choose:
-    """Return the function that finds the requested dispatch."""
+    """Check `k`, `within` and `ranges` of `make_cover`, and return a function from losses and weights to a dispatch.
+
+    The function is `fewest_dispatch` with `within`, else `best_dispatch`, with the limits filled in.
+    """
     if k is not None and within is not None:
         raise ForetuneError(f"k and within exclude each other but are {k} and {within}")
     if ranges is None:

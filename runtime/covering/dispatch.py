@@ -39,7 +39,7 @@ class Dispatch:
 
 
 def best_dispatch(losses: NDArray[np.float64], weights: NDArray[np.float64], k: int, ranges: int) -> Dispatch:
-    """Return the dispatch with the least loss, summed over the sizes.
+    """Choose up to `k` configs and the range of sizes of each, so that the weighted sum of losses is the least.
 
     For a given set of configs, the dispatch is exact, by dynamic programming over the crossover points. The set is
     exact if at most `MOST_SETS` sets are possible; otherwise no exchange of a single config improves it.
@@ -60,7 +60,7 @@ def best_dispatch(losses: NDArray[np.float64], weights: NDArray[np.float64], k: 
     able = _not_dominated(costs)
     costs = costs[:, able]
     k = min(k, len(able))
-    chosen = _by_looking(costs, k, ranges) if math.comb(len(able), k) <= MOST_SETS else _by_exchange(costs, k, ranges)
+    chosen = _by_search(costs, k, ranges) if math.comb(len(able), k) <= MOST_SETS else _by_exchange(costs, k, ranges)
     path = able[list(chosen)][_walk(costs[:, chosen], ranges)[1]]
     starts = [0, *(np.flatnonzero(np.diff(path)) + 1).tolist()]
     return Dispatch(tuple(starts), tuple(int(path[start]) for start in starts))
@@ -119,15 +119,22 @@ def _walk(costs: NDArray[np.float64], ranges: int) -> tuple[float, NDArray[np.in
     return least, path
 
 
-def _by_looking(costs: NDArray[np.float64], k: int, ranges: int) -> tuple[int, ...]:
-    """Return the best of all sets. A set's loss without a limit on ranges is a lower bound that prunes the search."""
+def _by_search(costs: NDArray[np.float64], k: int, ranges: int) -> tuple[int, ...]:
+    """Return the set of `k` columns whose best dispatch costs least, by exhaustive search with pruning.
+
+    A set is skipped if even its cost with any number of ranges exceeds the best set's. `costs` is (n_sizes, n_configs).
+    """
     sets = np.array(list(itertools.combinations(range(costs.shape[1]), k)))
     least = sum(np.minimum.reduce([row[sets[:, at]] for at in range(k)]) for row in costs)
     return _first_best(costs, sets, np.asarray(least), ranges, np.inf)[1]
 
 
 def _by_exchange(costs: NDArray[np.float64], k: int, ranges: int) -> tuple[int, ...]:
-    """Return a good set: the greedy one, with single configs exchanged as long as that improves it."""
+    """Return a set of `k` columns whose dispatch costs little, by local search.
+
+    It starts with a greedily chosen set, and exchanges one column at a time while the cost decreases; the best set may
+    differ in several columns. `costs` is (n_sizes, n_configs).
+    """
     chosen: list[int] = []
     so_far = np.full(len(costs), np.inf)
     for _ in range(k):

@@ -14,6 +14,7 @@ from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Measura
 from ...datasets.errors import abridged
 from ...model.training_set import EXHAUSTIVE, TrainingSet
 from ..launching.ahead import compile_ahead
+from ..same_bits import unrestricted
 from ..shortlist import bundle_in_force, predicted_slowdowns
 from ..timing.timer import Timer, time_configs
 
@@ -113,7 +114,8 @@ def measured_losses(
     def is_wanted(one: Problem, spec: DeviceSpec) -> bool:
         return spec == device and low <= one[dynamic] <= high and at_size(one, dynamic, 0) == fixed
 
-    learned = TrainingSet.of(data, family, is_wanted)
+    own = unrestricted(family)  # to which all times belong
+    learned = TrainingSet.of(data, own, is_wanted)
     grid = learned.grid
     rows: dict[int, list[int]] = {}
     for row, one in enumerate(learned.problems):
@@ -121,15 +123,23 @@ def measured_losses(
     tried_at: dict[int, NDArray[np.bool_]] = {
         size: np.all(learned.measured[rows[size]], axis=0) for size in sorted(rows)
     }
-    cut = _cut_short(family, problem, dynamic, device, grid.configs, tried_at)
+    cut = _cut_short(own, problem, dynamic, device, grid.configs, tried_at)
     sizes = [size for size in tried_at if size not in cut]
     if len(sizes) < 2:
         raise ForetuneError(
             f"{data.label} must have {problem} at two sizes of {dynamic} or more between {low} and {high}, measured on "
             f"{device.name}, but has {len(sizes)}"
         )
+    able = np.ones((len(sizes), len(grid.configs)), np.bool_)
+    if family is not own:
+        for row, size in enumerate(sizes):
+            one = at_size(problem, dynamic, size)
+            able[row] = [family.supports(config, one, device) is None for config in grid.configs]
+            if not able[row].any():
+                raise ForetuneError(f"{data.name} has no config of {family.name} that keeps the same bits for {one}")
     first, second = (
-        np.stack([_log_losses(times[rows[size]]) for size in sizes]) for times in (grid.first_us, grid.second_us)
+        np.stack([_log_losses(np.where(can, times[rows[size]], np.nan)) for size, can in zip(sizes, able, strict=True)])
+        for times in (grid.first_us, grid.second_us)
     )
     reason = f"measured in {data.label}"
     if cut:

@@ -23,16 +23,23 @@ from ...datasets.forking import renew_in_children
 _active: ContextVar[bool] = ContextVar("only_compiling", default=False)
 #: Return whether this thread is in a block of `only_compiling`; called at every launch.
 is_only_compiling = _active.get
+#: The jobs of the innermost block of `only_compiling`.
+_jobs_of_block: ContextVar[list[Future[Any]] | None] = ContextVar("jobs_of_block", default=None)
 
 
 @contextmanager
-def only_compiling() -> Iterator[None]:
-    """Compile instead of launching in this block and thread. Tensors may be on torch's "meta" device."""
-    token = _active.set(True)
+def only_compiling() -> Iterator[list[Future[Any]]]:
+    """Compile instead of launching in this block and thread. Tensors may be on torch's "meta" device.
+
+    The block gets a list, to which the jobs that compile what it needs are added.
+    """
+    jobs: list[Future[Any]] = []
+    token, token_of_jobs = _active.set(True), _jobs_of_block.set(jobs)
     try:
-        yield
+        yield jobs
     finally:
         _active.reset(token)
+        _jobs_of_block.reset(token_of_jobs)
 
 
 class _Jobs:
@@ -55,8 +62,22 @@ def compile_ahead_of(key: Hashable, job: Callable[[], object]) -> None:
     """Run a job in a thread, unless one with this key has been started and `wait_for` has not been called since."""
     with _jobs.lock:
         if key not in _jobs.underway:
-            _jobs.pool = _jobs.pool or ThreadPoolExecutor(min(16, cores()), "foretune-ahead")
-            _jobs.underway[key] = _jobs.pool.submit(job)
+            _jobs.underway[key] = _pool().submit(job)
+        future = _jobs.underway[key]
+    if (jobs := _jobs_of_block.get()) is not None:
+        jobs.append(future)
+
+
+def in_background(job: Callable[[], object]) -> Future[Any]:
+    """Run a job in a thread of the pool that compiles ahead, and return its future."""
+    with _jobs.lock:
+        return _pool().submit(job)
+
+
+def _pool() -> ThreadPoolExecutor:
+    """Return the pool, created at its first use. The caller holds the lock."""
+    _jobs.pool = _jobs.pool or ThreadPoolExecutor(min(16, cores()), "foretune-ahead")
+    return _jobs.pool
 
 
 def wait_for(key: Hashable) -> None:

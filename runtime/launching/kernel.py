@@ -44,6 +44,11 @@ class Kernel:
         self.defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
 
     @property
+    def name(self) -> str:
+        """The name of the kernel's function, "module.qualname"."""
+        return f"{self.jit.fn.__module__}.{self.jit.fn.__qualname__}"
+
+    @property
     def is_interpreted(self) -> bool:
         """Whether Triton's interpreter runs the kernel, so that it has no binaries."""
         return not hasattr(self.jit, "params")

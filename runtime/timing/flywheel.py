@@ -108,8 +108,9 @@ def log_row(
         config: The config that was timed.
         time_us: The time in microseconds; None if the config failed.
         device: The device that it was timed on.
-        timed: How it was timed: "cold" by Foretune's `Timer`, "autotuner" by `triton.autotune`, "warm" with a warm L2.
-            In training, times that are not cold have half the weight (see `Dataset.grid`).
+        timed: How it was timed: "cold" by Foretune's `Timer`, "autotuner" by `triton.autotune`, "warm" with a warm L2,
+            "refined" in the calls of a running program. In training, times that are not cold have half the weight (see
+            `Dataset.grid`).
         source_hash: The hash of the kernel that was timed (`source_that_ran`); the family's own if None.
     """
     if not is_logging():
@@ -286,7 +287,7 @@ def expect(
         return
     with _harmless():
         by_id = {id(config): value for config, value in zip(configs, values, strict=True)}
-        found, _thread.due = _launching_autotuner(), None
+        found, _thread.due = launching_autotuner(), None
         if not measures(found):
             return
         source = None if found is None else source_that_ran(family, Kernel(found).jit)
@@ -346,7 +347,7 @@ def _read_pending() -> None:
 atexit.register(_read_pending)
 
 
-def _launching_autotuner() -> Any:
+def launching_autotuner() -> Any:
     """Return the autotuner whose `run` called the pruner; None if there is none.
 
     An attached autotuner prunes with a copy of itself, which keeps no timings.

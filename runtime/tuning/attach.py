@@ -14,6 +14,7 @@ from ...datasets.forking import renew_in_children
 from ..arguments import resolve_mode, warn_once
 from ..how_many import Length, check_length
 from .launches import autotuner_of, autotuners_in
+from .refine.calls import check_cost
 from .triton_adapter import Attachment
 
 if TYPE_CHECKING:
@@ -34,17 +35,24 @@ class _Changing:
 _changing = _Changing()
 
 
-def attach_to(kernel: Any, family: Family | None = None, k: Length = "auto") -> Any:
+def attach_to(
+    kernel: Any,
+    family: Family | None = None,
+    k: Length = "auto",
+    mode: str | None = None,
+    max_cost: float | str | None = None,
+) -> Any:
     """Attach Foretune to a kernel's autotuner and return the kernel; see `foretune.attach`."""
     tuner = autotuner_of(kernel)
     check_length(k)
-    resolve_mode()  # raise for an invalid FORETUNE_MODE here, not in a launch
+    resolve_mode(mode)  # raise for an invalid FORETUNE_MODE here, not in a launch
+    limit = None if max_cost is None else check_cost(max_cost)
     if (there := Attachment.of(tuner)) is not None and there.is_automatic:
         detach(kernel)
     with _changing.lock:
         if (there := Attachment.of(tuner)) is not None:
             raise ForetuneError(f"{there.name} is attached already: call foretune.detach first")
-        Attachment(tuner, family, k).begin()
+        Attachment(tuner, family, k, mode, limit).begin()
     return kernel
 
 

@@ -19,16 +19,19 @@ from ...datasets import DeviceSpec, Family, ForetuneError, Problem
 from ...datasets.errors import check_between, check_flag, check_integer, check_words, reason_of, shown
 from ...datasets.forking import renew_in_children
 from ..arguments import Mode, resolve_mode, warn_once
+from ..epochs import is_pinned
 from ..how_many import Length, check_length
 from ..launching.kernel import Kernel
 from ..launching.triton_hash import hash_triton
-from ..prune import Pruner
+from ..prune import Pruner, in_full
 from .isolation import IsolatedTimer, NoIsolationError
 from .known_times import KnownTimes
-from .one_launch import OneLaunch, times_one
+from .one_launch import OneLaunch, compile_in_background, own_key, restore_tensors, save_tensors, times_one
 from .progress import ProgressLine
 from .ranks.agreement import choose_together, epoch, may_tune, scope
-from .session import Measured, TuningSession, checked_time, is_capturing, none_launched
+from .refine.calls import check_cost
+from .refine.refinement import Refinement
+from .session import Measured, TuningSession, checked_time, is_capturing, none_launched, search
 from .shortlisters import FamilyShortlister, OwnShortlister, Shortlister, TracedPrune
 
 if TYPE_CHECKING:
@@ -62,6 +65,8 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         budget_s: float | None,
         workers: int | None,
         device: DeviceSpec | None,
+        mode: str | None,
+        limit: dict[str, float] | None,
         prune_configs_by: Mapping[str, Any] | None,
         **options: Any,
     ) -> None:
@@ -75,13 +80,15 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         super().__init__(fn, fn.arg_names, configs, list(key), prune_configs_by=prune_configs_by, **options)
         alters = bool(self.reset_to_zero or self.restore_value)
         if alters and not self.user_defined_pre_hook:
-            self.pre_hook = self._save_tensors
+            self.pre_hook = partial(save_tensors, self)
         if self.restore_value and not self.user_defined_post_hook:
-            self.post_hook = self._restore_tensors
+            self.post_hook = partial(restore_tensors, self)
         self.name = f"{self.base_fn.__module__}.{self.base_fn.__qualname__}"
         self._isolate, self._budget_s, self._workers = isolate, budget_s, workers
+        self._mode, self._limit = mode, limit
         self._is_interpreted = kernel.is_interpreted
         self._shortlister = shortlister or OwnShortlister(self, k, bucket)
+        self._shortlister.mode = mode
         self._own_prune = (prune_configs_by or {}).get("early_config_prune")
         timed = "cold" if self._do_bench is None else "autotuner"
         is_pruned = bool(self._own_prune or self.perf_model)
@@ -92,6 +99,8 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         )
         # The chosen config by stand-in problem, `scope()`, and the configs that the kernel's own callbacks allowed.
         self._tuned: dict[tuple[Problem | None, int, frozenset[triton.Config]], triton.Config] = {}
+        # The keys whose config is not decided yet in mode `refine`, and the predicted time of such a launch.
+        self._refining: dict[tuple[Any, ...], tuple[Refinement[triton.Config], float]] = {}
         self._epoch = epoch()
         self._launched: set[tuple[Any, ...]] = set()  # keys launched in an earlier epoch of `agree`
         renew_in_children(self)
@@ -105,37 +114,27 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
 
         Raises:
             TuningFailed: No config can be launched.
+            PinError: The pin file in force does not cover the launch.
         """
         if len(self.configs) == 1:
             config = self.configs[0]
         else:
             if self._epoch != epoch():
                 self._epoch = epoch()
-                self._launched |= self.cache.keys()
+                self._launched |= self.cache.keys() | self._refining.keys()
                 self.cache.clear()
-            key = self._key(args, kwargs)
+                self._refining.clear()
+            key = own_key(self, args, kwargs)
             found = self.cache.get(key)
             if found is None:
+                if (refining := self._refining.get(key)) is not None:
+                    return self._refined_run(key, *refining, OneLaunch(self, args, kwargs))
                 return self._first_run(key, args, kwargs)
             config = found
         self.best_config = config
         if config.pre_hook is not None:
             return OneLaunch(self, args, kwargs).launch(config)
         return self.fn.run(*args, **kwargs, **config.all_kwargs())
-
-    def _key(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return the launch's key as Triton computes it, but in the order of the kernel's parameters.
-
-        So keyword arguments in another order give the same key.
-        """
-        given = dict(zip(self.arg_names, args, strict=False))
-        given.update(kwargs)
-        key = [given[name] for name in self.keys if name in given]
-        for name in self.arg_names:
-            dtype = getattr(given.get(name), "dtype", None)
-            if dtype is not None:
-                key.append(str(dtype))
-        return tuple(key)
 
     def _first_run(self, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Choose a config for a new key and launch it; if the launch fails, take the next best config."""
@@ -145,7 +144,7 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
             hash_triton()
             call.prepare()
         with self._lock:
-            if key not in self.cache:  # otherwise another thread has tuned it
+            if key not in self.cache and key not in self._refining:  # otherwise another thread has tuned it
                 tuning = _Tuning(self, key, call)
                 resets = key not in self._launched and (len(tuning.allowed) > 1 or times_one()) and not is_capturing()
                 while True:
@@ -160,28 +159,27 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
                         tuning.session.refuse(config, error)
                         continue
                     self.best_config = config
-                    if was_launched or not (is_capturing() or tuning.ran_out):
+                    if tuning.refining is not None and tuning.refining[0].final is None:
+                        self._refining[key] = tuning.refining
+                    elif was_launched or not (is_capturing() or tuning.ran_out):
                         self.cache[key] = config
                     return result
         return self.run(*args, **kwargs)
 
-    def _save_tensors(self, arguments: Mapping[str, Any], reset_only: bool = False) -> None:
-        """Reset and save tensors before a launch: the default `pre_hook`.
+    def _refined_run(
+        self, key: tuple[Any, ...], refinement: Refinement[triton.Config], scale: float, call: OneLaunch
+    ) -> Any:
+        """Launch a key whose config is not decided yet, and remember the decision."""
 
-        It does what Triton's does, but skips a tensor that is None or left out, which raises before Triton 3.9.
-        """
-        for name in self.reset_to_zero:
-            if arguments.get(name) is not None:
-                arguments[name].zero_()
-        if not reset_only:
-            saved = [name for name in self.restore_value if arguments.get(name) is not None]
-            self.restore_copies = {name: arguments[name].clone() for name in saved}
+        def launch(config: triton.Config) -> Any:
+            self.best_config = config
+            return call.launch(config)
 
-    def _restore_tensors(self, arguments: Mapping[str, Any], exception: BaseException | None) -> None:
-        """Restore the tensors that `_save_tensors` saved: the default `post_hook`."""
-        copies, self.restore_copies = self.restore_copies, {}
-        for name, value in copies.items():
-            arguments[name].copy_(value)
+        result = refinement.run(launch, partial(compile_in_background, self, call.arguments), scale)
+        if refinement.final is not None:
+            self.cache[key] = refinement.final
+            self._refining.pop(key, None)
+        return result
 
     def _allowed(self, call: OneLaunch) -> list[triton.Config]:
         """Return the configs that the kernel's own pruning callbacks leave.
@@ -189,8 +187,8 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         Exceptions of the callbacks are passed on, as in Triton.
         """
         allowed = list(self.configs)
-        if self._own_prune:
-            allowed = list(self._own_prune(self.configs, call.named, **call.kwargs))
+        if own_prune := in_full(self._own_prune):
+            allowed = list(own_prune(self.configs, call.named, **call.kwargs))
             if not allowed:
                 raise AutotunerError("early_config_prune should return at least one config but returned none")
         if self.perf_model:
@@ -208,9 +206,11 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
 
         None if the problem was not tuned yet, or if some shortlisted configs were not measured.
         """
-        if resolve_mode() is not Mode.SHORTLIST:
-            return None
         stand_in = self._shortlister.stand_in(problem)
+        if is_pinned() and (pinned := self._pinned(problem, stand_in, configs)) is not None:
+            return configs.index(pinned)
+        if resolve_mode(self._mode) is not Mode.SHORTLIST:
+            return None
         tuned = self._tuned.get((stand_in, scope(), frozenset(configs)))
         if tuned is not None and self._shortlister.supports(tuned, problem):
             return configs.index(tuned)
@@ -222,6 +222,24 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         times = {at: known[configs[at]].time_us or math.inf for at in positions if configs[at] in known}
         best = min(times, key=times.__getitem__, default=None)
         return best if best is not None and len(known) == len(positions) and times[best] < math.inf else None
+
+    def _pinned(
+        self,
+        problem: Problem | None,
+        stand_in: Problem | None,
+        configs: Sequence[triton.Config],
+        key: Sequence[Any] | None = None,
+    ) -> triton.Config | None:
+        """Return the config that the pin file in force has for a launch; None without one.
+
+        Raises:
+            PinError: The file does not cover the launch.
+        """
+
+        def supports(config: triton.Config) -> bool:
+            return problem is None or bool(self._query(self._shortlister.supports, config, problem))
+
+        return self._known.pinned(stand_in, configs, key, supports)
 
     def _query(self, method: Callable[..., Any], *arguments: Any) -> Any:
         """Call a method of the shortlister; if it raises, warn and return None, so that the launch goes on."""
@@ -243,7 +261,7 @@ class _Tuning:
         if stand_in is None:
             self._problem = None
         self._known = tuner._known.of(stand_in, key)
-        self._isolated: IsolatedTimer | None = None
+        self._over = ""  # the limit that ended the last measurement
         self.session = TuningSession(
             self._known,
             self._time_one,
@@ -252,30 +270,41 @@ class _Tuning:
             budget_s=tuner._budget_s,
         )
         self.ran_out = False  # whether budget_s ended before any config was timed
+        self.refining: tuple[Refinement[triton.Config], float] | None = None  # for `PredictedAutotuner._refining`
         # Computed for every new key: a config chosen for another launch of the same bucket may not be allowed here.
         self.allowed = tuner._allowed(call)
 
     def choose(self) -> tuple[triton.Config, bool]:
-        """Return the config to launch, and whether it has been launched before.
+        """Return the config to launch, and whether it has been launched before, or must run whatever happens.
 
         Raises:
             TuningFailed: All configs have failed.
+            PinError: The pin file in force does not cover the launch.
         """
         tuner, session, problem = self._tuner, self.session, self._problem
+        if is_pinned():
+            pinned = tuner._pinned(problem, self._known.problem, self.allowed, self._key)
+            if pinned is not None:
+                return pinned, True  # if its launch fails, no other config is tried
         memo = None if problem is None else (self._known.problem, scope(), frozenset(self.allowed))
         tuned = None if memo is None else tuner._tuned.get(memo)
         is_usable = tuned is not None and tuned not in session.failed
         if is_usable and tuner._query(tuner._shortlister.supports, tuned, problem):
             return tuned, False
-        tuner._known.open()
+        mode = resolve_mode(tuner._mode)
+        if mode is not Mode.REFINE:  # a refinement reads the cache in a thread
+            tuner._known.open()
         while left := [config for config in self.allowed if config not in session.failed]:
             positions = None if problem is None else tuner._query(tuner._shortlister.positions, problem, tuple(left))
             chosen = [left[position] for position in positions or range(len(left))]
-            is_one = len(chosen) == 1 or resolve_mode() is Mode.PREDICT
+            if mode is Mode.REFINE and len(chosen) > 1:
+                return self._refined(left, chosen), False
+            is_one = len(chosen) == 1 or mode in (Mode.PREDICT, Mode.REFINE)
             if is_one or not may_tune() or not self._call.can_be_timed():
                 return chosen[0], False
             with ExitStack() as self._stack:
-                chosen, best = self._search(chosen, left)
+                self._isolated: IsolatedTimer | None = None
+                chosen, best = search(chosen, self._measure_agreed, partial(self._more, left))
             times = session.times(chosen)
             if best is not None:
                 if memo is not None:
@@ -290,34 +319,40 @@ class _Tuning:
                 return untried[0], False
         raise none_launched(tuner.name, session)
 
-    def _search(
-        self, chosen: list[triton.Config], left: Sequence[triton.Config]
-    ) -> tuple[list[triton.Config], triton.Config | None]:
-        """Measure the chosen configs, and those of `left` that a search goes on with.
+    def _refined(self, left: Sequence[triton.Config], chosen: Sequence[triton.Config]) -> triton.Config:
+        """Return the config to launch first in mode `refine`, and prepare the next launches."""
+        tuner, problem, first = self._tuner, self._problem, chosen[0]
+        shortlister, slowdowns, scale = tuner._shortlister, (1.0,) * len(chosen), 1.0
+        if problem is not None:
+            slowdowns = tuner._query(shortlister.slowdowns, problem, tuple(left), len(chosen)) or slowdowns
+            scale = tuner._query(shortlister.scale, problem, first) or scale
+        limit = tuner._limit or check_cost()
+        found = tuner._query(self._known.refinement, chosen, slowdowns, self._call.arguments, limit)
+        if found is None:
+            return first
+        self.refining = found, scale
+        return found.final or first
 
-        Returns:
-            The last list of configs, and its fastest one that the ranks agree on.
-        """
-        tuner, session, asked = self._tuner, self.session, set[triton.Config]()
-        self._isolated = None
-        while True:
-            asked.update(chosen)
-            over, times, best = self._measure(chosen), session.times(chosen), None
-            if times or choose_together():  # other ranks wait for this rank's times, even if all configs failed
-                best, _ = self._known.agree(chosen, [times.get(config) for config in chosen])
-            # With a time limit, ranks could not take the same steps.
-            limited = over or (tuner._budget_s is not None and choose_together())
-            if best is None or limited or not tuner._shortlister.searches:
-                return chosen, best
-            positions = tuner._query(tuner._shortlister.positions, self._problem, tuple(left), session.cost_s)
-            more = [left[position] for position in positions or ()]
-            if asked.issuperset(more):
-                return chosen, best
-            chosen = more
+    def _more(self, left: Sequence[triton.Config]) -> list[triton.Config] | None:
+        """Return the timed configs and those to time next; None without a search."""
+        tuner = self._tuner
+        ends = self._over or (tuner._budget_s is not None and choose_together())  # or ranks would take other steps
+        if ends or self._problem is None or not tuner._shortlister.searches:
+            return None
+        positions = tuner._query(tuner._shortlister.positions, self._problem, tuple(left), self.session.cost_s)
+        return [left[position] for position in positions or ()]
 
-    def _measure(self, configs: Sequence[triton.Config]) -> str:
-        """Measure those of the configs whose time is not known; return the limit that ended it, or ""."""
-        tuner, session, began, over = self._tuner, self.session, time.monotonic(), ""
+    def _measure_agreed(self, configs: Sequence[triton.Config]) -> triton.Config | None:
+        """Measure configs; return the fastest that the ranks agree on, None if there is none."""
+        self._measure(configs)
+        times = self.session.times(configs)
+        if not times and not choose_together():  # otherwise other ranks wait, even if all configs failed here
+            return None
+        return self._known.agree(configs, [times.get(config) for config in configs])[0]
+
+    def _measure(self, configs: Sequence[triton.Config]) -> None:
+        """Measure those of the configs whose time is not known."""
+        tuner, session, began = self._tuner, self.session, time.monotonic()
         session.recall(configs)
         if n_new := sum(config not in session.measured for config in configs):
             with ExitStack() as stack:
@@ -325,14 +360,13 @@ class _Tuning:
                 session.report = lambda config, measured: progress.advance(measured.time_us)
                 if tuner._isolate and self._isolated is None:
                     self._isolated = self._stack.enter_context(IsolatedTimer(tuner, self._call))
-                over = session.measure(configs)
+                self._over = session.measure(configs)
         tuner.bench_time = time.monotonic() - began
         tuner.configs_timings = {
             config: [(session.measured[config].time_us or math.inf) / 1e3]
             for config in configs
             if config in session.measured
         }
-        return over
 
     def _time_one(self, config: triton.Config) -> Measured | Exception:
         """Time a config, in a separate process if `isolate` asks for it and it is possible; return its exception."""
@@ -362,6 +396,8 @@ def autotune(
     budget_s: float | None = None,
     isolate: bool = False,
     workers: int | None = None,
+    mode: str | None = None,
+    max_cost: float | str | None = None,
     prune_configs_by: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Callable[[Any], PredictedAutotuner]:
@@ -382,7 +418,8 @@ def autotune(
         raise ForetuneError(f"configs must be a list of triton.Configs but is {shown(configs)}")
     configs = tuple(configs or ())  # a generator may be used for several kernels
     options |= {name: check_words(name, options[name]) for name in _TENSORS if options.get(name) is not None}
-    resolve_mode()  # raise for an invalid FORETUNE_MODE here, not in a launch
+    resolve_mode(mode)  # raise for an invalid FORETUNE_MODE here, not in a launch
+    limit = None if max_cost is None else check_cost(max_cost)
     if family is None:
         given = {"problem": problem, "knobs": knobs, "fixed": fixed, "bundle": bundle}
         if idle := [name for name, value in given.items() if value is not None]:
@@ -405,6 +442,8 @@ def autotune(
         budget_s=budget_s,
         workers=workers,
         device=spec,
+        mode=mode,
+        limit=limit,
         prune_configs_by=prune_configs_by,
         **dict.fromkeys(_TENSORS) | options,
     )

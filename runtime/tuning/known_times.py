@@ -13,9 +13,13 @@ from ...datasets.errors import reason_of
 from ..arguments import warn_once
 from ..launching.kernel import Kernel
 from ..launching.stub_driver import device_here, measures
+from ..pins import pinned_config
 from .launch_arguments import kept_arguments
 from .ranks.agreement import agreed, choose_together, scope
 from .ranks.rendezvous import Times
+from .refine.calls import stopwatch
+from .refine.refinement import Refinement, refinement_of
+from .refine.store import Store
 from .session import Measured
 
 if TYPE_CHECKING:
@@ -89,9 +93,38 @@ class KnownTimes:
             values = values_of([*self._configs, *configs])
         return {config: values[config] for config in configs if config in values}
 
-    def log(self, problem: Problem, config: triton.Config, time_us: float | None) -> None:
-        """Log a row if FORETUNE_LOG is set."""
-        if not self._logs or self.device is None:
+    def pinned(
+        self,
+        problem: Problem | None,
+        configs: Sequence[triton.Config],
+        key: Sequence[Any] | None = None,
+        supports: Callable[[triton.Config], bool] = lambda config: True,
+    ) -> triton.Config | None:
+        """Return the config that the pin file in force has for a launch; None without one.
+
+        Args:
+            problem: The stand-in of the launch; None if it is not a problem.
+            configs: The configs that the launch may run.
+            key: Triton's key of the launch.
+            supports: Returns whether a config can run the launch itself.
+
+        Raises:
+            PinError: The file does not cover the launch.
+        """
+        config_of = {value: config for config, value in self.values(configs).items()}
+
+        def reason(value: KernelConfig) -> str | None:
+            if value not in config_of:
+                return f"it is not among the {len(configs)} configs of the launch"
+            return None if supports(config_of[value]) else f"{self.shortlister.family.name} does not support it"
+
+        device, source = self.device or device_here(), self._kernel.tuned_hash
+        value = pinned_config(self.name, source, device, problem, reason, None if key is None else list(key))
+        return None if value is None else config_of[value]
+
+    def log(self, problem: Problem, config: triton.Config, time_us: float | None, timed: str = "") -> None:
+        """Log a row if FORETUNE_LOG is set; `timed` is given for a time that another than the tuner measured."""
+        if not (self._logs or timed) or self.device is None:
             return
         from ..timing.flywheel import is_logging, log_row, source_that_ran
 
@@ -99,7 +132,7 @@ class KnownTimes:
             with self.quietly():
                 family, value = self.shortlister.family, self.shortlister.value(config)
                 source = source_that_ran(family, self._kernel.jit)
-                log_row(family, problem, value, time_us, self.device, timed=self._timed, source_hash=source)
+                log_row(family, problem, value, time_us, self.device, timed=timed or self._timed, source_hash=source)
 
     @contextmanager
     def quietly(self) -> Iterator[None]:
@@ -149,6 +182,57 @@ class KeyTimes:
             kernel.shortlister.learn(problem, {value: time_us})
         if is_measured:
             kernel.log(problem, config, time_us)
+
+    def refinement(
+        self,
+        configs: Sequence[triton.Config],
+        slowdowns: Sequence[float],
+        arguments: Mapping[str, Any],
+        limit: dict[str, float],
+    ) -> Refinement[triton.Config] | None:
+        """Return what chooses the config of each launch of this key in mode `refine`; None without a GPU.
+
+        Launches share it if they are of the same stand-in problem and run the same binaries.
+
+        Args:
+            configs: The configs to choose from, the predicted one first.
+            slowdowns: Their predicted slowdowns, (n_configs,).
+            arguments: The arguments of a launch.
+            limit: What exploring may cost, as `check_cost` returns it.
+        """
+        if (watch := stopwatch()) is None:
+            return None
+        kernel, problem, configs = self._kernel, self.problem, tuple(configs)
+        device = kernel.device or device_here()
+
+        def make() -> Refinement[triton.Config]:
+            store, unit_us = None, 1.0
+            if problem is not None:
+                unit_us = kernel.shortlister.scale(problem, configs[0])
+            if problem is not None and measures(kernel.tuner):
+                kernel.device = device
+                store = Store(
+                    kernel.name,
+                    kernel._kernel.tuned_hash,
+                    problem,
+                    device,
+                    kernel.values(configs),
+                    lambda config, time_us: kernel.log(problem, config, time_us, "refined"),
+                    lambda: kernel.shortlister.bundle,
+                )
+            return Refinement(
+                kernel.name,
+                problem or self._key,
+                configs,
+                slowdowns,
+                watch=watch,
+                store=store,
+                limit=limit,
+                predicted_us=unit_us,
+            )
+
+        binaries = kernel._kernel.specialisation(arguments)
+        return refinement_of((kernel, device, problem or self._key, configs, binaries, scope()), make)
 
     def agree(
         self, configs: Sequence[triton.Config], times_us: Times | Callable[[], Times]

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
-from ...datasets.errors import shown, warn
+from ...datasets.errors import reason_of, shown, warn
 from ...datasets.problem import DTYPES, MOST_SIZE, dtype_of_tensor
 from ..launching.kernel import Kernel
 from ..launching.source_hash import hash_of_kernel, is_kernel
@@ -88,6 +88,27 @@ def autotuners_among(modules: Iterable[ModuleType]) -> list[triton.runtime.Autot
             if isinstance(value, KernelInterface) and _is_autotuned(value, (Autotuner, Heuristics)):
                 found[autotuner_of(value)] = None
     return list(found)
+
+
+def autotuners_named(name: str) -> list[triton.runtime.Autotuner]:
+    """Return the autotuned kernels of a module and all modules below it, or the one kernel of that name.
+
+    Raises:
+        ForetuneError: There is no such module, or it cannot be imported.
+    """
+    module = name
+    while module:
+        try:
+            found = autotuners_in(importlib.import_module(module))
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                raise ForetuneError(f"{shown(name)} cannot be imported: {reason_of(error)}") from error
+            module = module.rpartition(".")[0]
+            continue
+        except Exception as error:
+            raise ForetuneError(f"{shown(name)} cannot be imported: {reason_of(error)}") from error
+        return found if module == name else [one for one in found if LaunchFamily(one).name == name]
+    raise ForetuneError(f"there is no module or kernel {shown(name)}")
 
 
 def _is_autotuned(kernel: object, layers: tuple[type, ...]) -> bool:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import ForetuneError
 from ...datasets.errors import shown
-from ..launching.ahead import make_launch_function_ahead
+from ..launching.ahead import in_background, make_launch_function_ahead
+from ..launching.kernel import Kernel
 from ..launching.stub_driver import stubbed
 from ..timing.timer import timer_of
-from .launch_arguments import OF_THE_LAUNCH
+from .launch_arguments import OF_THE_LAUNCH, kept_arguments, stand_ins
 from .session import is_capturing
 
 if TYPE_CHECKING:
@@ -44,11 +46,47 @@ class OneConfigCache(dict[Any, Any]):
         return self._config
 
 
+def own_key(tuner: Autotuner, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return a launch's key as Triton computes it, but in the order of the kernel's parameters.
+
+    So keyword arguments in another order give the same key.
+    """
+    given = dict(zip(tuner.arg_names, args, strict=False))
+    given.update(kwargs)
+    key = [given[name] for name in tuner.keys if name in given]
+    for name in tuner.arg_names:
+        dtype = getattr(given.get(name), "dtype", None)
+        if dtype is not None:
+            key.append(str(dtype))
+    return tuple(key)
+
+
 def key_of_launch(tuner: Autotuner, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return Triton's key of a launch; `arguments` are in the order of the call."""
     given = {name: value for name, value in arguments.items() if name in tuner.arg_names}
     key = [given[name] for name in tuner.keys if name in given]
     return (*key, *(str(value.dtype) for value in given.values() if hasattr(value, "dtype")))
+
+
+def compile_in_background(
+    tuner: Autotuner, arguments: Mapping[str, Any], config: triton.Config
+) -> Sequence[Future[Any]]:
+    """Start to compile a config for launches with arguments like these, and return the jobs.
+
+    The job has stand-ins of the tensors, so it does not keep them alive. Raises `ForetuneError` if there is none for an
+    argument.
+    """
+    from triton.runtime import driver
+
+    if (kept := kept_arguments(arguments)) is None:
+        raise ForetuneError("an argument of the launch has no stand-in")
+    given, device = {**stand_ins(kept), **config.all_kwargs()}, driver.active.get_current_device()
+
+    def compile_there() -> None:
+        driver.active.set_current_device(device)
+        Kernel(tuner).compile((1,), given)
+
+    return [in_background(compile_there)]
 
 
 class OneLaunch:
@@ -129,6 +167,26 @@ class OneLaunch:
     def everything(self, config: triton.Config) -> dict[str, Any]:
         """Return all arguments and the config's values by name."""
         return {**self.arguments, **config.all_kwargs()}
+
+
+def save_tensors(tuner: Autotuner, arguments: Mapping[str, Any], reset_only: bool = False) -> None:
+    """Reset and save tensors before a launch: the default `pre_hook` of `foretune.autotune`.
+
+    It does what Triton's does, but skips a tensor that is None or left out, which raises before Triton 3.9.
+    """
+    for name in tuner.reset_to_zero:
+        if arguments.get(name) is not None:
+            arguments[name].zero_()
+    if not reset_only:
+        saved = [name for name in tuner.restore_value if arguments.get(name) is not None]
+        tuner.restore_copies = {name: arguments[name].clone() for name in saved}
+
+
+def restore_tensors(tuner: Autotuner, arguments: Mapping[str, Any], exception: BaseException | None) -> None:
+    """Restore the tensors that `save_tensors` saved: the default `post_hook`."""
+    copies, tuner.restore_copies = tuner.restore_copies, {}
+    for name, value in copies.items():
+        arguments[name].copy_(value)
 
 
 def _timed_ms(tuner: Autotuner, run: Callable[[], None]) -> float:

@@ -219,10 +219,33 @@ class TuningSession(Generic[C]):
         return ""
 
 
+def search(
+    candidates: list[C], measure: Callable[[list[C]], C | None], more: Callable[[], list[C] | None]
+) -> tuple[list[C], C | None]:
+    """Measure candidates, and then those that a search goes on with.
+
+    Args:
+        candidates: The first candidates.
+        measure: Measures candidates and returns the fastest one; None ends the search.
+        more: Returns all candidates measured and those to measure next; None without a search.
+
+    Returns:
+        The last list of candidates, and the fastest one.
+    """
+    asked: set[C] = set()
+    while True:
+        asked.update(candidates)
+        best = measure(candidates)
+        following = None if best is None else more()
+        if not following or asked.issuperset(following):
+            return following or candidates, best
+        candidates = following
+
+
 def is_capturing() -> bool:
     """Return whether a CUDA graph is being captured, during which the device cannot be synchronized."""
     torch = sys.modules.get("torch")
-    return torch is not None and torch.cuda.is_available() and bool(torch.cuda.is_current_stream_capturing())
+    return torch is not None and torch.cuda.is_initialized() and bool(torch.cuda.is_current_stream_capturing())
 
 
 def checked_time(time_us: float) -> Measured:

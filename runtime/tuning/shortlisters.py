@@ -11,8 +11,20 @@ from typing import TYPE_CHECKING, Any
 from ...datasets import Family, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import reason_of
 from ..arguments import Mode, resolve_mode, warn_once
+from ..how_many import predicted_us
 from ..launching.stub_driver import device_here, stubbed
-from ..prune import CAN_ASK_SINCE, Pruner, TracedPositions, break_graph, leave_launches_to_triton, torch_release
+from ..pin_file import PinError
+from ..prune import (
+    CAN_ASK_SINCE,
+    Pruner,
+    TracedPositions,
+    break_graph,
+    in_full,
+    is_traced,
+    leave_launches_to_triton,
+    torch_release,
+)
+from ..same_bits import VARIABLE, is_requested
 from ..shortlist import bundle_in_force
 from .launches import LaunchFamily
 from .own_timings import USUAL_COST_S, OwnTimings
@@ -44,6 +56,7 @@ class Shortlister(ABC):
     bundle = ""
     #: Whether `positions` must be asked again after its configs were timed, until it returns no new ones.
     searches = False
+    mode: str | None = None  # overrides FORETUNE_MODE
 
     def __init__(self, family: Family, bucket: tuple[str, ...]) -> None:
         self.family, self._bucket = family, bucket
@@ -75,6 +88,14 @@ class Shortlister(ABC):
     def at_once(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
         """Return `positions` for a caller that cannot ask again after it has timed them."""
         return self.positions(problem, configs)
+
+    def slowdowns(self, problem: Problem, configs: tuple[triton.Config, ...], count: int) -> tuple[float, ...]:
+        """Return the predicted slowdowns of the `count` configs that `positions` returned; 1.0 without a prediction."""
+        return (1.0,) * count
+
+    def scale(self, problem: Problem, config: triton.Config) -> float:
+        """Return the predicted time of a launch in microseconds, to compare launches of different sizes."""
+        return 1.0
 
     def supports(self, config: triton.Config, problem: Problem) -> bool:
         """Return whether a config that was chosen for the problem's stand-in can run the problem itself."""
@@ -121,8 +142,20 @@ class FamilyShortlister(Shortlister):
     def positions(
         self, problem: Problem, configs: tuple[triton.Config, ...], cost_s: float | None = None
     ) -> tuple[int, ...]:
-        """See `Shortlister`."""
+        """Return the positions of the configs that the family's ranker keeps for a problem, best first.
+
+        With FORETUNE_MODE=off these are all that the family supports, with `predict` only the best.
+        """
+        self._pruner.mode = self.mode
         return self._pruner.positions(problem, configs)
+
+    def slowdowns(self, problem: Problem, configs: tuple[triton.Config, ...], count: int) -> tuple[float, ...]:
+        """See `Shortlister`."""
+        return self._pruner.slowdowns(problem, configs)
+
+    def scale(self, problem: Problem, config: triton.Config) -> float:
+        """See `Shortlister`."""
+        return predicted_us(self.family, problem, self._pruner.device or device_here(), self.value(config))
 
     def supports(self, config: triton.Config, problem: Problem) -> bool:
         """Return whether the family supports a config on a problem on this device; see `Shortlister.supports`."""
@@ -142,23 +175,29 @@ class OwnShortlister(Shortlister):
         if unknown := [name for name in bucket if name not in tuner.keys]:
             raise ForetuneError(f"bucket must name some of key, {', '.join(tuner.keys)}, but has {unknown[0]}")
         super().__init__(LaunchFamily(tuner), bucket)
+        if is_requested():
+            what = "is not applied to kernels without a family, because nothing is known of their bits"
+            warn_once(f"{VARIABLE} {what}", ": tuning may change their results")
         self._own: dict[int, OwnTimings] = {}
         self._k, self._ranks, self._is_broken = k, ranks, False
 
     def positions(
         self, problem: Problem, configs: tuple[triton.Config, ...], cost_s: float | None = None
     ) -> tuple[int, ...]:
-        """Return the timed configs, fastest first, and then those to time next; see `Shortlister`.
+        """Return the positions of the timed configs, fastest first, and then of those to time next.
 
-        In mode `predict`, the fastest or the best predicted one; all positions while no timing is known.
+        All positions with FORETUNE_MODE=off and for a single config. With `predict` the fastest or the best predicted
+        config; all, with a warning, while no timing is known.
         """
-        if (wanted := resolve_mode()) is Mode.OFF or len(configs) == 1 or self._is_broken:
+        if (wanted := resolve_mode(self.mode)) is Mode.OFF or len(configs) == 1 or self._is_broken:
             return tuple(range(len(configs)))
         values, k = [self.value(config) for config in configs], 1 if wanted is Mode.PREDICT else self._k
         ranks = self._ranks()
         # Ranks measure different costs but must take the same steps; a stub's cost says nothing.
         cost = USUAL_COST_S if ranks or cost_s is None or stubbed() is not None else cost_s
         advice = self._timings(ranks).advise(self.stand_in(problem), values, k, cost)
+        if wanted is Mode.REFINE and not advice.sure:
+            return tuple(range(len(configs)))
         if wanted is Mode.PREDICT and not advice.sure:
             any_may_run = f": any of {len(configs)} configs may run"
             warn_once(f"{problem.family}: no prediction (no timing is known)", any_may_run)
@@ -219,7 +258,8 @@ class TracedPrune(TracedPositions):
     ) -> list[triton.Config]:
         """Return the configs that Dynamo's autotuner gets, or break the graph."""
         leave_launches_to_triton()
-        allowed = configs if self._own is None else self._own(configs, named_args, **kwargs)
+        own = in_full(self._own)
+        allowed = configs if own is None else own(configs, named_args, **kwargs)
         if self._can_ask:
             problem = self._problem({**named_args, **kwargs})
             if positions := self.positions_of(problem, allowed):
@@ -233,11 +273,25 @@ class TracedPrune(TracedPositions):
             if (best := self._best_known(problem, configs)) is not None:
                 return (best,)
             positions = self._shortlister.at_once(problem, configs)
-            if resolve_mode() is Mode.PREDICT:
+            if resolve_mode(self._shortlister.mode) in (Mode.PREDICT, Mode.REFINE):  # nothing is timed in the graph
                 positions = positions[:1]
+        except PinError:
+            raise
         except Exception as error:  # noqa: BLE001 - a failed prediction must not stop a launch
             warn_once(f"{self._kernel}: no prediction ({reason_of(error)})", f": all {len(configs)} configs go through")
             positions = tuple(range(len(configs)))
         if not self._alters:
             return positions
         return positions[:1] if len(positions) < len(configs) or len(configs) == 1 else ()
+
+
+class PinnedPrune(TracedPrune):
+    """Replaces `early_config_prune` while a pin file is in force: Dynamo gets its config, others the kernel's own."""
+
+    def __call__(
+        self, configs: Sequence[triton.Config], named_args: Mapping[str, Any], /, **kwargs: Any
+    ) -> list[triton.Config]:
+        """Return the configs that Dynamo's autotuner gets, or those that the kernel's own callback keeps."""
+        if not is_traced():
+            return list(configs if self._own is None else self._own(configs, named_args, **kwargs))
+        return super().__call__(configs, named_args, **kwargs)

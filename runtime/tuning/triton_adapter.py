@@ -6,24 +6,28 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import DeviceSpec, Family, ForetuneError, Problem
 from ...datasets.errors import reason_of
 from ...datasets.forking import renew_in_children
 from ..arguments import Mode, resolve_mode, warn_once
+from ..epochs import is_pinned
 from ..how_many import Length
 from ..launching.kernel import Kernel
 from ..launching.stub_driver import device_here, measures
 from ..launching.triton_hash import hash_triton
-from ..prune import Pruner
-from .known_times import KeyTimes, KnownTimes
+from ..prune import Pruner, in_full
+from .attached_key import KeyTuning
+from .known_times import KnownTimes
 from .launches import LaunchFamily
-from .one_launch import OneConfigCache, OneLaunch, key_of_launch, microseconds, times_one
+from .one_launch import OneConfigCache, OneLaunch, compile_in_background, key_of_launch, microseconds, times_one
 from .ranks.agreement import choose_together, epoch, may_tune, scope
-from .session import Measured, TuningSession, is_capturing
-from .shortlisters import FamilyShortlister, OwnShortlister, Shortlister
+from .refine.calls import check_cost
+from .refine.refinement import Refinement
+from .session import Measured, is_capturing, search
+from .shortlisters import FamilyShortlister, OwnShortlister, PinnedPrune, Shortlister
 
 if TYPE_CHECKING:
     import triton
@@ -35,13 +39,14 @@ class Attachment:
     - `prune_configs` selects the configs to time: the kernel's own `early_config_prune` first, then Foretune's
       shortlist, and `perf_model` last. `early_config_prune` itself is not replaced, because other code calls it: FLA,
       to check a config from a file; and Dynamo (torch 2.13), which makes an autotuner of what it returns, but without
-      `reset_to_zero` and `restore_value`, so that compiled code would compute wrong results.
+      `reset_to_zero` and `restore_value`, so that compiled code would compute wrong results. With a pin file in force
+      it is, since a single config needs neither.
     - `_bench` times one config, with Foretune's timer unless the kernel has its own `do_bench` or its class its own
       `_bench`. Each time is learned and stored at once, so that a killed process loses none. Known times are not
       measured again, and the other configs are first compiled in parallel.
     - `run` launches, one thread at a time, because Triton keeps a launch's arguments on the autotuner, where threads
       would mix them up. While a CUDA graph is captured nothing is timed: a new key runs the predicted config, or else
-      the first allowed one, and that choice is not remembered.
+      the first allowed one, and that choice is not remembered. While a pin file is in force, its config runs.
     - `__getstate__` gives copies and pickles the autotuner without the hooks.
 
     `holders` counts the open `attached` blocks that hold it; 0 for `attach`. Where ranks choose together (`agree`),
@@ -52,7 +57,14 @@ class Attachment:
     holders, is_on = 0, False
     is_automatic = False  # attached by FORETUNE_ATTACH, so that `attach` replaces it
 
-    def __init__(self, tuner: triton.runtime.Autotuner, family: Family | None, k: Length) -> None:
+    def __init__(
+        self,
+        tuner: triton.runtime.Autotuner,
+        family: Family | None,
+        k: Length,
+        mode: str | None = None,
+        limit: dict[str, float] | None = None,
+    ) -> None:
         from triton.runtime import Autotuner
 
         own = LaunchFamily(tuner)
@@ -62,10 +74,15 @@ class Attachment:
         self._how_timed = "cold" if as_triton_does else "autotuner"
         self._pruner = None if family is None else Pruner(family, k)
         if self._pruner is not None:
-            self._pruner.timed = self._how_timed
+            self._pruner.timed, self._pruner.mode = self._how_timed, mode
+            self._pruner.is_pinnable = False
+        self._mode, self._limit = mode, limit
+        # The keys whose config is not decided yet in mode `refine`, and the predicted time of such a launch.
+        self._refining: dict[Any, tuple[Refinement[triton.Config], float]] = {}
         self._k, self._is_interpreted = k, Kernel(tuner).is_interpreted
         self._known: dict[DeviceSpec, KnownTimes] = {}
-        self._epoch = epoch()
+        self._epoch = -1 if is_pinned() else epoch()  # a pin file also replaces choices made before
+        self._was_pinned = False  # whether the choices in Triton's `cache` are those of a pin file
         self._chosen_together: dict[int, dict[Any, triton.Config]] = {}  # Triton's `cache` by `scope()`
         self._launched: set[Any] = set()  # keys launched before the cache was cleared
         renew_in_children(self)
@@ -73,7 +90,8 @@ class Attachment:
     def renew(self) -> None:
         """Create a new lock and forget a running launch, also in forked processes (see `renew_in_children`)."""
         self.lock = threading.RLock()
-        self._tuning: _Tuning | None = None
+        self._tuning: KeyTuning | None = None
+        self._pinned_now: triton.Config | None = None  # the running launch's config in a pin file
         self._is_running = False
 
     @staticmethod
@@ -86,8 +104,13 @@ class Attachment:
         """Place the hooks on the autotuner."""
         # A lambda that looks `run` up at each launch, so that `forced` can replace it.
         run = lambda *args, **kwargs: self.run(*args, **kwargs)  # noqa: E731
-        self._hooks = {"prune_configs": self.prune_configs, "_bench": self.bench, "run": run}
+        self._hooks: dict[str, Any] = {"prune_configs": self.prune_configs, "_bench": self.bench, "run": run}
         self._hooks["__getstate__"] = self.state
+        self._own_prune = self.tuner.early_config_prune
+        if is_pinned():
+            self._hooks["early_config_prune"] = PinnedPrune(
+                self.name, self._own_prune, self._shortlister(), self._best_pinned, alters=True
+            )
         self._hidden = {name: self.tuner.__dict__[name] for name in self._hooks if name in self.tuner.__dict__}
         self.tuner.__dict__.update(self._hooks)
         self.is_on = True
@@ -121,12 +144,19 @@ class Attachment:
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the kernel through Triton's own `run`, one thread at a time, and record what it chose."""
         with self.lock:
-            if self._epoch != epoch() and not self._is_switched_off():
+            if self._epoch != epoch() and not self._is_in(Mode.OFF):
                 self._epoch, ranks = epoch(), scope()
-                if ranks:
+                was_pinned, self._was_pinned = self._was_pinned, is_pinned()
+                if ranks or was_pinned or self._was_pinned:
                     self._launched |= self.tuner.cache.keys()
                     self.tuner.cache.clear()
-                    self.tuner.cache.update(self._chosen_together.get(ranks, {}))
+                    self.tuner.cache.update({} if self._was_pinned else self._chosen_together.get(ranks, {}))
+                self._refining.clear()
+            if self._refining:
+                arguments = {**dict(zip(self.tuner.arg_names, args, strict=False)), **kwargs}
+                key = key_of_launch(self.tuner, arguments)
+                if (refining := self._refining.get(key)) is not None:
+                    return self._refined_run(key, *refining, args, kwargs, arguments)
             before, self._is_running = self.tuner.__dict__.get("configs_timings"), True
             try:
                 result = self.own_run(*args, **kwargs)
@@ -141,11 +171,28 @@ class Attachment:
                         del self.tuner.cache[key]
                 raise
             finally:
-                self._tuning, self._is_running = None, False
+                self._tuning, self._pinned_now, self._is_running = None, None, False
 
-    def _is_switched_off(self) -> bool:
-        """Return whether FORETUNE_MODE is "off"."""
-        return self._or_warn(resolve_mode) is Mode.OFF
+    def _refined_run(
+        self,
+        key: Any,
+        refinement: Refinement[triton.Config],
+        scale: float,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        arguments: dict[str, Any],
+    ) -> Any:
+        """Launch a key whose config is not decided yet, and remember the decision."""
+        compile_one = partial(compile_in_background, self.tuner, arguments)
+        result = refinement.run(lambda config: self._run_once(config, args, kwargs), compile_one, scale)
+        if refinement.final is not None:
+            self.tuner.cache[key] = refinement.final
+            self._refining.pop(key, None)
+        return result
+
+    def _is_in(self, mode: Mode) -> bool:
+        """Return whether this is the mode of launches. An invalid FORETUNE_MODE counts as none."""
+        return self._or_warn(resolve_mode, self._mode) is mode
 
     def _run_once(self, config: triton.Config, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Launch with a config without remembering it."""
@@ -158,8 +205,10 @@ class Attachment:
 
     def bench(self, *args: Any, config: triton.Config, **meta: Any) -> Any:
         """Return the timing of a config as Triton's `_bench` does; a known time is not measured again."""
-        if self._is_switched_off():
+        if self._is_in(Mode.OFF):
             return self._bench(*args, config=config, **meta)
+        if config is self._pinned_now:  # Triton before 3.8 times even a single config
+            return [0.0] * 3
         tuning = self._tuning if self._tuning is not None and config in self._tuning.allowed else None
         if tuning is None:
             timing = self._bench(*args, config=config, **meta)
@@ -168,7 +217,7 @@ class Attachment:
             return [math.inf if known.time_us is None else known.time_us / 1e3] * 3
         else:
             if tuning.uncompiled:
-                self._or_warn(self._compile, tuning, args, meta)
+                self._or_warn(tuning.compile, args, meta)
             timing = self._timed(args, config, meta)
         try:
             time_us = microseconds(timing)
@@ -192,7 +241,7 @@ class Attachment:
 
     def prune_configs(self, kwargs: dict[str, Any]) -> list[triton.Config]:
         """Return the configs that Triton should time for this launch; a single one where nothing may be timed."""
-        if self._is_switched_off():
+        if self._is_in(Mode.OFF):
             return type(self.tuner).prune_configs(self.tuner, kwargs)  # type: ignore[no-any-return]
         view = copy(self.tuner)  # the class's prune_configs with our early_config_prune, on a copy
         view.early_config_prune = self._prune
@@ -205,12 +254,26 @@ class Attachment:
         if is_capturing():
             raise _CapturedError(pruned[0])
         resets = len(pruned) == 1 and self._would_be_timed(kwargs)
+        if len(pruned) > 1 and self._is_in(Mode.REFINE):
+            resets = self._would_be_timed(kwargs)
+            pruned = [self._or_warn(self._refined, pruned) or pruned[0]]
         if len(pruned) > 1 and (choose_together() or self._searches()):
             pruned = self._searched(pruned, kwargs)
             resets = resets or choose_together() or len(pruned) == 1
         if resets and not times_one():  # as Triton does after it has timed configs
             self.tuner.pre_hook({**self.tuner.nargs, **kwargs, **pruned[0].all_kwargs()}, reset_only=True)
         return pruned
+
+    def _refined(self, configs: Sequence[triton.Config]) -> triton.Config:
+        """Return the config to launch first in mode `refine`, and prepare the next launches."""
+        if (tuning := self._tuning) is None:
+            return configs[0]
+        first, slowdowns = configs[0], [tuning.slowdowns[config] for config in configs]
+        found = tuning.times.refinement(configs, slowdowns, tuning.arguments, self._limit or check_cost())
+        if found is not None:
+            tuning.refining, first = (found, tuning.scale), found.final or first
+        tuning.session.measured[first] = Measured.of(1.0)  # Triton 3.6 times even a single config
+        return first
 
     def _would_be_timed(self, kwargs: Mapping[str, Any]) -> bool:
         """Return whether Triton alone would time configs for this launch: several are allowed, and the key is new."""
@@ -231,63 +294,56 @@ class Attachment:
             The timed configs; where ranks choose together, the one that they agree on, or the first, which is the same
             on all ranks.
         """
-        tuning, asked = self._tuning, set(configs[:0])
+        tuning = self._tuning
         if tuning is None:
             return configs[:1] if choose_together() else configs
         given = tuple(self.tuner.nargs.values())
 
-        def times_us() -> list[float | None]:
+        def times_us(configs: list[triton.Config]) -> list[float | None]:
             return [microseconds(self.bench(*given, config=config, **kwargs)) for config in configs]
 
-        if not choose_together() and (cached := self._or_warn(self._in_tritons_cache, tuning, kwargs)):
-            return [cached]
-        while not asked.issuperset(configs):
-            asked.update(configs)
+        def measure(configs: list[triton.Config]) -> triton.Config | None:
             if not choose_together():
-                times_us()
-            else:
-                best, time_us = tuning.times.agree(configs, times_us)
-                if best is None:
-                    return configs[:1]
-            if self._searches():
-                configs = self._or_warn(self._next, tuning) or configs
-        if not choose_together():
-            return configs
-        tuning.session.measured[best] = Measured.of(time_us)  # Triton 3.6 times even a single config
-        return [best]
+                times_us(configs)
+                return configs[0]
+            best, time_us = tuning.times.agree(configs, partial(times_us, configs))
+            if best is not None:
+                tuning.session.measured[best] = Measured.of(time_us)  # Triton 3.6 times even a single config
+            return best
 
-    def _next(self, tuning: _Tuning) -> list[triton.Config]:
-        """Return the timed configs, fastest first, and those to time next, which are to be compiled."""
-        shortlister, allowed = self._known_here().shortlister, tuning.allowed
-        configs = [allowed[at] for at in shortlister.positions(tuning.problem, allowed, tuning.session.cost_s)]
-        self._prepare(tuning, configs)
-        return configs
-
-    def _in_tritons_cache(self, tuning: _Tuning, kwargs: Mapping[str, Any]) -> triton.Config | None:
-        """Return the best config by Triton's own cache of all allowed configs' times; None if it has none."""
-        tuner = self.tuner
-        if not getattr(tuner, "cache_results", False):
-            return None
-        key = key_of_launch(tuner, {**tuner.nargs, **kwargs})
-
-        def missing() -> None:
-            raise KeyError
-
-        try:
-            tuner.check_disk_cache(key, tuning.allowed, missing)
-        except KeyError:
-            return None
-        return tuner.cache[key]  # type: ignore[no-any-return]
+        if not choose_together() and (cached := self._or_warn(tuning.in_tritons_cache)):
+            return [cached]
+        configs, best = search(configs, measure, lambda: self._or_warn(tuning.more) if self._searches() else None)
+        return [best or configs[0]] if choose_together() else configs
 
     def _prune(
         self, configs: Sequence[triton.Config], named_args: Mapping[str, Any], /, **kwargs: Any
     ) -> Sequence[triton.Config]:
         """Return what the kernel's `early_config_prune` allows, shortened to a shortlist if one is available."""
-        theirs = self.tuner.early_config_prune
+        theirs = self._own_prune
+        if self._is_running and is_pinned():  # otherwise Triton only compiles, or the caller chooses
+            pinned = self._pinned(in_full(theirs), configs, named_args, kwargs)
+            if pinned is not None:
+                self._pinned_now = pinned
+                return [pinned]
         allowed = configs if theirs is None else theirs(configs, named_args, **kwargs)
         self._n_allowed = len(allowed)
         kept = self._or_warn(self._shortlisted, allowed, named_args, kwargs) if allowed else None
         return allowed if kept is None else kept
+
+    def _pinned(
+        self, theirs: Any, configs: Sequence[triton.Config], named_args: Mapping[str, Any], kwargs: Mapping[str, Any]
+    ) -> triton.Config | None:
+        """Return the config that the pin file in force has for a launch; None without one.
+
+        Raises:
+            PinError: The file does not cover the launch.
+        """
+        known, arguments = self._known_here(opens=False), {**named_args, **kwargs}
+        allowed = configs if theirs is None else theirs(configs, named_args, **kwargs)
+        self._n_allowed = len(allowed)
+        problem = self._or_warn(lambda: known.shortlister.stand_in(known.shortlister.problem(arguments)))
+        return known.pinned(problem, allowed, key_of_launch(self.tuner, arguments))
 
     def _shortlisted(
         self, allowed: Sequence[triton.Config], named_args: Mapping[str, Any], kwargs: Mapping[str, Any]
@@ -298,41 +354,30 @@ class Attachment:
         times = known.of(known.shortlister.stand_in(problem))
         if self._pruner is not None:
             kept = self._pruner(allowed, named_args, **kwargs)
-            if not may_tune() and resolve_mode() is not Mode.OFF:
+            if not may_tune() and not self._is_in(Mode.OFF):
                 kept = kept[:1]
         else:
             kept = list(allowed)
             if self._searches():
                 kept = [allowed[position] for position in known.shortlister.positions(problem, tuple(allowed))]
         if self._is_running:  # otherwise Triton only compiles
-            session, keys = TuningSession(times), set(self.tuner.cache)
-            self._tuning = _Tuning(times, session, tuple(allowed), problem, keys, arguments)
-            self._or_warn(self._prepare, self._tuning, kept)
+            self._tuning = KeyTuning(self.tuner, known.shortlister, times, tuple(allowed), problem, arguments)
+            self._or_warn(self._tuning.prepare, kept)
+            if self._is_in(Mode.REFINE):
+                slowdowns = known.shortlister.slowdowns(problem, tuple(allowed), len(kept))
+                self._tuning.slowdowns = dict(zip(kept, slowdowns, strict=True))
+                self._tuning.scale = known.shortlister.scale(problem, kept[0])
         return kept
 
-    def _prepare(self, tuning: _Tuning, configs: Sequence[triton.Config]) -> None:
-        """Load the known times of configs that are about to be timed, and list what must be compiled."""
-        tuner, session, times = self.tuner, tuning.session, tuning.times
-        # A kernel's own do_bench may return another kind of value, which Triton would compare with known times. So
-        # known times are used only if all configs have one.
-        if tuner._do_bench is None or len(times.recall(configs)) == len(configs):
-            session.recall(configs)
-        # Compile ahead only if no pre_hook can change arguments that a binary depends on, and no perf_model drops
-        # configs.
-        left = [config for config in configs if config not in session.measured]
-        plain = tuner.perf_model is None and not any(config.pre_hook for config in left)
-        if plain and len(configs) > 1 and not self._is_interpreted:
-            tuning.uncompiled = tuple(left)
-
-    def _compile(self, tuning: _Tuning, args: Sequence[Any], meta: Mapping[str, Any]) -> None:
-        """Compile configs in parallel; errors are ignored, because Triton meets them when it times the config."""
-        configs, tuning.uncompiled = tuning.uncompiled, ()
-        given = {name: value for name, value in meta.items() if name != "warmup"}
-        tuning.session.compile(configs, lambda config: self.tuner.fn.warmup(*args, **given, **config.all_kwargs()))
-
-    def _finish(self, tuning: _Tuning, before: Any) -> None:
+    def _finish(self, tuning: KeyTuning, before: Any) -> None:
         """Store the choice after a tuned launch, and learn times that came from Triton's own cache."""
         tuner, session = self.tuner, tuning.session
+        if tuning.refining is not None and tuning.refining[0].final is None:
+            for key in tuner.cache.keys() - tuning.keys:
+                self._refining[key] = tuning.refining
+                del tuner.cache[key]
+        if self._is_in(Mode.REFINE):  # nothing was timed
+            return
         after = tuner.__dict__.get("configs_timings")
         if after is not None and after is not before:
             for config, timing in after.items():
@@ -342,20 +387,16 @@ class Attachment:
         if choose_together():
             self._chosen_together.setdefault(scope(), {}).update((key, tuner.cache[key]) for key in new)
         if tuner.best_config in tuning.allowed:
-            is_pruned = bool(tuner.early_config_prune or tuner.perf_model)
+            is_pruned = bool(self._own_prune or tuner.perf_model)
             tuning.times.choose(tuner.best_config, new, tuning.arguments, is_pruned=is_pruned, bundle="")
 
-    def _known_here(self) -> KnownTimes:
-        """Return the known times on the current device, loaded from the cache at the first launch."""
+    def _known_here(self, opens: bool = True) -> KnownTimes:
+        """Return the known times on the current device, loaded from the cache at the first launch that `opens` it."""
         device = device_here()
         with self.lock:
             if device not in self._known:
-                # Ranks that choose together need the same shortlist, so their model learns from agreed times alone.
-                shortlister: Shortlister = (
-                    OwnShortlister(self.tuner, self._k, ranks=lambda: scope() if choose_together() else 0)
-                    if self._pruner is None
-                    else FamilyShortlister(self._pruner)
-                )
+                shortlister = self._shortlister()
+                shortlister.mode = self._mode
                 # With a family, its pruner does the logging.
                 self._known[device] = KnownTimes(
                     self.tuner,
@@ -364,11 +405,25 @@ class Attachment:
                     device,
                     timed=self._how_timed,
                     logs=self._pruner is None,
-                    is_pruned=bool(self.tuner.early_config_prune or self.tuner.perf_model),
+                    is_pruned=bool(self._own_prune or self.tuner.perf_model),
                 )
             known = self._known[device]
-            known.open()
+            if opens:
+                known.open()
             return known
+
+    def _shortlister(self) -> Shortlister:
+        """Return a new shortlister for this kernel."""
+        if self._pruner is not None:
+            return FamilyShortlister(self._pruner)
+        # Ranks that choose together need the same shortlist, so their model learns from agreed times alone.
+        return OwnShortlister(self.tuner, self._k, ranks=lambda: scope() if choose_together() else 0)
+
+    def _best_pinned(self, problem: Problem, configs: tuple[triton.Config, ...]) -> int | None:
+        """Return the position of the config that the pin file in force has for a problem; None without one."""
+        known = self._known_here(opens=False)
+        pinned = known.pinned(known.shortlister.stand_in(problem), configs)
+        return None if pinned is None else configs.index(pinned)
 
     def _or_warn(self, function: Any, *arguments: Any) -> Any:
         """Call a function; if it raises, warn once and return None, so that the launch goes on."""
@@ -376,19 +431,6 @@ class Attachment:
             return function(*arguments)
         except Exception as error:  # noqa: BLE001
             warn_once(f"{self.name}: {reason_of(error)}", ": its autotuner goes on without that")
-
-
-@dataclass
-class _Tuning:
-    """The tuning of one key while it runs; Triton has the loop over the configs."""
-
-    times: KeyTimes
-    session: TuningSession[triton.Config]
-    allowed: tuple[triton.Config, ...]
-    problem: Problem
-    keys: set[Any]  # the keys that Triton already had a config for
-    arguments: Mapping[str, Any]
-    uncompiled: tuple[triton.Config, ...] = ()
 
 
 class _CapturedError(Exception):

@@ -7,7 +7,6 @@ stub driver no GPU either: a node without GPUs can fill the cache of the nodes w
 from __future__ import annotations
 
 import csv
-import importlib
 import io
 import itertools
 import math
@@ -22,15 +21,16 @@ from typing import Any, TypeAlias, TypeVar
 from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Measurable, Problem, check_problem_of
 from ...datasets.console import table
 from ...datasets.contents import same_source
-from ...datasets.errors import abridged, cause_of, check_integer, check_path, reason_of, shown
+from ...datasets.errors import abridged, cause_of, check_integer, check_path, shown
 from ...datasets.files import read_regular
 from ...datasets.problem import MOST_SIZE
 from ..launching.ahead import compile_ahead
 from ..launching.kernel import Kernel
+from ..same_bits import keeping
 from ..shortlist import make_shortlist
 from .cache.known import KnownProblem, known_kernels
 from .launch_arguments import stand_ins
-from .launches import ELEMENTS, OTHER_ELEMENTS, LaunchFamily, autotuners_in
+from .launches import ELEMENTS, OTHER_ELEMENTS, LaunchFamily, autotuners_named
 from .own_timings import OwnTimings
 
 T = TypeVar("T")
@@ -86,6 +86,7 @@ def warm_up(
     if not problems:
         raise ForetuneError(f"there are no problems of {family.name} to warm up for")
     jobs: dict[Hashable, tuple[str, Any]] = {}
+    family = keeping(family)
     for problem in problems:
         check_problem_of(family, problem)
         chosen = make_shortlist(family, family.at_call_time(problem), device, k=k)
@@ -142,7 +143,7 @@ def warm_up_tuned(
     jobs: dict[Hashable, tuple[str, Any]] = {}
     problems: set[tuple[str, Problem]] = set()
     skipped: dict[str, None] = {}
-    tuners = _autotuners_named(name)
+    tuners = autotuners_named(name)
     functions = {LaunchFamily(tuner).name for tuner in tuners}  # several autotuners may share one function
     if not tuners:
         raise ForetuneError(f"{shown(name)} is not an autotuned kernel, nor a module that has one")
@@ -261,23 +262,6 @@ def _predicted(
 def _compile_known(kernel: Kernel, arguments: Mapping[str, Any], config: KernelConfig) -> Any:
     """Compile a kernel for stored arguments and a config."""
     return kernel.compile((1,), {**stand_ins(arguments), **config.to_triton().all_kwargs()})
-
-
-def _autotuners_named(name: str) -> list[Any]:
-    """Return the autotuned kernels of a module and all modules below it, or the one kernel of that name."""
-    module = name
-    while module:
-        try:
-            found = autotuners_in(importlib.import_module(module))
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-                raise ForetuneError(f"{shown(name)} cannot be imported: {reason_of(error)}") from error
-            module = module.rpartition(".")[0]
-            continue
-        except Exception as error:
-            raise ForetuneError(f"{shown(name)} cannot be imported: {reason_of(error)}") from error
-        return found if module == name else [one for one in found if LaunchFamily(one).name == name]
-    raise ForetuneError(f"there is no module or kernel {shown(name)}")
 
 
 def problems_from_csv(path: Path | str, family: Family) -> list[Problem]:

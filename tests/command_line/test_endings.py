@@ -33,6 +33,7 @@ LINES = {
     "predict": f"predict {FAMILY} --device h200 {LAYER}",
     "cover": f"cover {FAMILY} --device h200 --dynamic rows --range 64:96 --groups 64 --n 2048 --k 1024",
     "warmup": f"warmup {FAMILY} --data h200 --device h200",
+    "pin": f"pin {FAMILY} --data h200 --device h200 --out {{out}}",
     "device": "device h200",
     "export": "export h200 --format csv --out {out}",
     "bench kernels": "bench kernels",

@@ -8,6 +8,7 @@ from pathlib import Path
 import foretune
 import pytest
 from foretune import ForetuneError
+from foretune.kernels import find_family
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "kernels" / "examples" / "measured_h200"
@@ -62,7 +63,9 @@ def test_a_bundle_is_evaluated_as_it_is(bundle, softmax):
 
 def test_a_report_is_one_page(bundle, softmax, tmp_path):
     pytest.importorskip("matplotlib")
-    foretune.report(DATA, bundle=bundle, family=softmax, quick=True).save(tmp_path / "report.html")
+    made = foretune.report(DATA, bundle=bundle, family=softmax, quick=True)
+    made.save(tmp_path / "report.html")
+    assert repr(made) == f"<Report on {DATA}: row_softmax>"
     assert "row_softmax" in (tmp_path / "report.html").read_text()
 
 
@@ -78,5 +81,15 @@ def test_a_family_to_adapt_that_is_not_registered_must_be_given(bundle):
 
 
 def test_a_bundle_without_the_families_is_refused(softmax):
-    with pytest.raises(ForetuneError, match="the bundle has none of the families"):
+    with pytest.raises(ForetuneError, match=r"bundle has no family 'row_softmax'; it has .*\. Use another bundle, or"):
         foretune.evaluate(DATA, bundle=foretune.load_bundle(), family=softmax)
+
+
+def test_an_unknown_family_is_not_reported_as_one_that_the_bundle_lacks():
+    with pytest.raises(ForetuneError, match=r"unknown kernel family 'matmull' \(did you mean 'matmul'\?\)"):
+        foretune.evaluate(DATA, bundle=foretune.load_bundle(), family="matmull")
+
+
+def test_a_misspelt_class_in_a_file_is_corrected():
+    with pytest.raises(ForetuneError, match=r"has no 'RowSoftmx' \(did you mean 'RowSoftmax'\?\); its families: RowSo"):
+        find_family(f"{DATA.parent / 'softmax.py'}:RowSoftmx")

@@ -20,6 +20,7 @@ import autotuned_kernel
 import pytest
 from commands import call, words
 from foretune.kernels.commands import running
+from foretune.runtime.pin_file import PinFile
 
 #: A module with an autotuned kernel, and a function that returns whether it is attached, and the environment.
 KERNEL = (
@@ -29,7 +30,7 @@ def state():
     import os, sys
     hooks = sys.modules.get("foretune.runtime.tuning.triton_adapter")
     attached = hooks is not None and hooks.Attachment.of(kernel) is not None
-    return [attached, *(os.environ.get(f"FORETUNE_{name}") for name in ("ATTACH", "MODE", "LOG"))]
+    return [attached, *(os.environ.get(f"FORETUNE_{name}") for name in ("ATTACH", "MODE", "PIN", "LOG"))]
 """
 )
 Write = Callable[[Mapping[str, str]], Path]
@@ -51,7 +52,7 @@ def write(tmp_path: Path) -> Write:
 
 def python(*given: object, cwd: Path, **settings: Any) -> subprocess.CompletedProcess[str]:
     """Run Python with these words, in a folder."""
-    hidden = {"FORETUNE_MODE", "FORETUNE_ATTACH", "FORETUNE_LOG"}
+    hidden = {"FORETUNE_MODE", "FORETUNE_ATTACH", "FORETUNE_LOG", "FORETUNE_PIN"}
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     settings = {"capture_output": True, "text": True, **settings}
     settings["env"] = environment | {"PYTHONDONTWRITEBYTECODE": "1"} | settings.get("env", {})
@@ -163,19 +164,19 @@ def test_packages_are_attached_and_the_variables_are_inherited(write: Write) -> 
     code = """
         import json, subprocess, sys
         from kernels.ops import state
-        child = "import os; print([os.environ.get(f'FORETUNE_{n}') for n in ('ATTACH', 'MODE', 'LOG')])"
+        child = "import os; print([os.environ.get(f'FORETUNE_{n}') for n in ('ATTACH', 'MODE', 'PIN', 'LOG')])"
         print(json.dumps([state(), eval(subprocess.check_output([sys.executable, "-c", child]))]))
     """
-    folder = write({"kernels/ops.py": KERNEL, "train.py": code})
-    given = ["--attach", "kernels.ops, json", "--mode", "PREDICT", "--log=logged"]
+    folder = write({"kernels/ops.py": KERNEL, "train.py": code, "p.lock": "{}"})
+    given = ["--attach", "kernels.ops, json", "--mode", "PREDICT", "--pin", "p.lock", "--log=logged"]
     ran = foretune_run(*given, "train.py", cwd=folder)
     assert ran.stderr == ""
     inside, child = json.loads(ran.stdout)
-    expected = ["kernels.ops,json", "predict", str(folder / "logged")]
+    expected = ["kernels.ops,json", "predict", str(folder / "p.lock"), str(folder / "logged")]
     assert (inside, child) == ([True, *expected], expected)
-    assert json.loads(foretune_run("train.py", cwd=folder).stdout) == [[False, *[None] * 3], [None] * 3]
+    assert json.loads(foretune_run("train.py", cwd=folder).stdout) == [[False, *[None] * 4], [None] * 4]
     off = json.loads(foretune_run("--mode", "off", "--attach", "kernels", "train.py", cwd=folder).stdout)
-    assert off[0] == [False, "kernels", "off", None]
+    assert off[0] == [False, "kernels", "off", None, None]
     by_variable = foretune_run("train.py", cwd=folder, env={"FORETUNE_ATTACH": "kernels"})
     assert json.loads(by_variable.stdout)[0][:2] == [True, "kernels"]
 
@@ -236,6 +237,24 @@ def test_each_rank_of_torchrun_is_attached(write: Write) -> None:
         assert expected in wrote if status else wrote == [expected] * 2
 
 
+def test_a_pin_file_is_in_force_in_the_program(write: Write) -> None:
+    code = """
+        import foretune
+
+        @foretune.tune({"by": [1, 2]})
+        def double(number, by=1):
+            return number * 2
+
+        print(double(4))
+    """
+    folder = write({"train.py": code})
+    PinFile().save(folder / "empty.lock")
+    ran = foretune_run("--pin", "empty.lock", "train.py", cwd=folder)
+    assert (ran.stdout, ran.returncode) == ("", 1)
+    assert f"{folder / 'empty.lock'} does not cover __main__.double" in ran.stderr
+    assert foretune_run("--pin", "empty.lock", "--mode", "off", "train.py", cwd=folder).stdout == "8\n"
+
+
 def test_a_launch_is_tuned_as_after_attach(write: Write) -> None:
     """Eight keys in full, and then a shortlist; the log says so."""
     code = """
@@ -263,7 +282,8 @@ def test_a_launch_is_tuned_as_after_attach(write: Write) -> None:
         ("run nope.py --attach fla", 2, "there is no 'nope.py'; for a module, give -m"),
         ("run --attach fla,,x {script}", 2, "packages must be names of modules, separated by commas, but one is ''"),
         ("run --attach ./fla {script}", 2, "but one is './fla'"),
-        ("run --mode quick {script}", 2, "mode must be one of off, shortlist, predict but got 'quick'"),
+        ("run --mode quick {script}", 2, "mode must be one of off, shortlist, predict, refine but got 'quick'"),
+        ("run --pin nope.lock {script}", 2, "there is no file 'nope.lock'"),
         ("run --log {script} {script}", 2, "is a file: name a folder"),
         ("run --lr 1 {script}", 2, "No such option: --lr"),
         ("run --mode= {script} --json", 2, "--mode: is empty: is a shell variable unset?"),

@@ -37,8 +37,8 @@ SENSIBLE = {
     "--bundle": ["{bundle}"], "--split": ["model", "device"], "--share": ["0.5", "1"], "--device": ["h200", "{spec}"],
     "spec": ["h200", "{spec}"], "--format": ["csv", "t4"], "--dtype": ["bf16"], "--budget": ["1s", "2m"],
     "--plan": ["exhaustive", "adaptive"], "--tokens": ["16,256"], "--sms": ["32", "64"], "--name": ["mine"],
-    "--dynamic": ["rows", "n"], "--range": ["8:12", "64:66"], "--hints": ["64", "8,64"],
-    "program": ["{file}", "json.tool"], "--attach": ["json,foretune"], "--mode": ["off"],
+    "kernels": FAMILIES, "--dynamic": ["rows", "n"], "--range": ["8:12", "64:66"], "--hints": ["64", "8,64"],
+    "program": ["{file}", "json.tool"], "--attach": ["json,foretune"], "--mode": ["off"], "--pin": ["{file}"],
     "--log": ["{new}/log"], "--max-tflop": ["1", "0.5"], "--models": ["{models}", "{file}"],
     **{dimension: ["8", "64", "1024"] for dimension in DIMENSIONS},
 }  # fmt: skip

@@ -25,7 +25,19 @@ from typing import Any
 from fuzz.judging import TroubleError
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-KINDS = ("bundles", "caches", "calls", "commands", "datasets", "exports", "families", "functions", "logs", "tuners")
+KINDS = (
+    "bundles",
+    "caches",
+    "calls",
+    "commands",
+    "datasets",
+    "exports",
+    "families",
+    "functions",
+    "logs",
+    "pins",
+    "tuners",
+)
 MOST_SECONDS, MOST_BYTES = 20, 2 << 30
 #: So many inputs a process: what one leaves behind does not add up.
 CHUNK = 250

@@ -12,7 +12,7 @@ MANY = int(os.environ.get("FORETUNE_FUZZ", "2000"))
 
 
 COUNTS = {"bundles": 120, "caches": 15, "calls": 200, "commands": 30, "datasets": 25, "exports": 12}
-COUNTS |= {"families": 40, "functions": 200, "logs": 12, "tuners": 60}
+COUNTS |= {"families": 40, "functions": 200, "logs": 12, "pins": 40, "tuners": 60}
 
 
 @pytest.mark.parametrize(("kind", "count"), COUNTS.items())

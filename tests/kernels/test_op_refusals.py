@@ -270,10 +270,12 @@ class TestOnADevice:
             call(w=torch.zeros(2 + GROUPS * N * K)[2:].view(GROUPS, N, K))
 
     def test_a_mode_that_does_not_exist(self, monkeypatch):
-        with pytest.raises(ForetuneError, match="mode must be one of off, shortlist, predict but got 'fast'"):
+        with pytest.raises(ForetuneError, match="mode must be one of off, shortlist, predict, refine but got 'fast'"):
             call(mode="fast")
         monkeypatch.setenv("FORETUNE_MODE", "quick")
-        with pytest.raises(ForetuneError, match="FORETUNE_MODE must be one of off, shortlist, predict but got 'quick'"):
+        with pytest.raises(
+            ForetuneError, match="FORETUNE_MODE must be one of off, shortlist, predict, refine but got 'quick'"
+        ):
             call()
 
     @pytest.mark.parametrize("which", ["config", "config_dx", "config_dw"])

@@ -486,7 +486,7 @@ def test_hooks_are_called_as_tritons(filler, bench, tuned):
 
 
 def test_a_graph_that_is_captured_is_not_tuned_in(filler, bench, tuned, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     kernel = tuned(device="h200")
     filler.launch(kernel)

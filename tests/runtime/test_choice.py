@@ -53,8 +53,12 @@ class World:
         self.asked.append(k.k)
         if isinstance(self.ranking, Exception):
             raise self.ranking
+        configs = self.ranking[: k.k] or SPACE
         return SimpleNamespace(
-            configs=self.ranking[: k.k] or SPACE, predicted=bool(self.ranking), reason="toy: no prediction"
+            configs=configs,
+            predicted_slowdown=(1.0,) * len(configs),
+            predicted=bool(self.ranking),
+            reason="toy: no prediction",
         )
 
     def launch(self, config):

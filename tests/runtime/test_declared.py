@@ -62,6 +62,18 @@ def test_a_problem_that_is_not_the_familys_is_refused_and_a_launch_goes_on(toy, 
     assert bundle.predicted == []
 
 
+def test_a_wrong_name_that_problem_reads_is_explained(toy):
+    pruner = Pruner(toy.ToyFamily(), problem=lambda call: call["ROWZ"], device=toy.H200, bundle=toy.ToyBundle())
+    with pytest.warns(ForetuneWarning, match=r"problem= reads 'ROWZ' \(did you mean 'ROWS'\?\); the launch has ROWS"):
+        assert len(pruner(toy.triton_configs(), {"ROWS": 8})) == 6
+
+
+def test_a_knob_that_no_config_has_is_refused(toy):
+    own, configs = {"ROWZ": toy.ToyFamily.knobs[0]}, toy.triton_configs()
+    with pytest.raises(ForetuneError, match=r"knobs: no config has 'ROWZ'.*; they have "):
+        Pruner(toy.ToyFamily(), knobs=own, configs=configs, device=toy.H200, bundle=toy.ToyBundle())
+
+
 def test_what_is_made_of_a_launch_must_be_a_problem(toy):
     pruner = Pruner(toy.ToyFamily(), problem=lambda arguments: None, device=toy.H200, bundle=toy.ToyBundle())
     with pytest.warns(ForetuneWarning, match="the launch's problem must be a Problem but is None"):

@@ -89,7 +89,9 @@ def test_the_mode_decides_how_many(toy, monkeypatch, value, positions):
 def test_a_mode_that_does_not_exist_is_refused_where_the_kernel_is_declared(toy, monkeypatch):
     pruner = Pruner(toy.ToyFamily(), 1, device=toy.H200, bundle=toy.ToyBundle())
     monkeypatch.setenv("FORETUNE_MODE", "fast")
-    with pytest.raises(ForetuneError, match="FORETUNE_MODE must be one of off, shortlist, predict but got 'fast'"):
+    with pytest.raises(
+        ForetuneError, match="FORETUNE_MODE must be one of off, shortlist, predict, refine but got 'fast'"
+    ):
         resolve_mode()
     with pytest.raises(ForetuneError, match="FORETUNE_MODE"):
         Pruner(toy.ToyFamily())

@@ -22,6 +22,7 @@ from ..functions.config_cache import functions_folder
 from .document import merge_choices
 from .kernel_cache import choices_folder, shared_file
 from .known import KnownFunction, KnownKernel, known_functions, known_kernels, unknown_name_error
+from .refined import Refining
 from .shared_file import MOST_BYTES, from_json
 
 T = TypeVar("T")
@@ -141,6 +142,22 @@ def cache_contents(kernel: str | None = None) -> CacheContents:
     """
     kernels, functions = _all(kernel)
     return CacheContents(choices_folder(), tuple(kernels), tuple(functions), of_one=kernel is not None)
+
+
+def refined_contents(kernel: str | None = None) -> Refining:
+    """Return what refinements have stored of all kernels, or of one.
+
+    Raises:
+        ForetuneError: There is no kernel of that name; the message lists the known names.
+    """
+    return Refining(
+        [
+            {"kernel": one.kernel, "problem": f"{known.problem} on {one.device.name}", **row}
+            for one in known_kernels(kernel)
+            for known in one.problems
+            for row in (known.refined.rows() if known.refined is not None else ())
+        ]
+    )
 
 
 def clear_cache(kernel: str | None = None) -> Counted:

@@ -13,6 +13,7 @@ from ....datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from ....datasets.errors import LONGEST_WORD, MOST_NAMES, check_integer, check_word, shown
 from ....datasets.measurement import LONGEST_US, SHORTEST_US
 from ..launch_arguments import are_kept_arguments
+from .refined import Refined, RefinedTime
 from .shared_file import MOST_BYTES, Document, size_of
 
 #: The value of a file's "format"; a file with another value is replaced by a new one.
@@ -21,6 +22,9 @@ _KEYS = {"format", "kernel", "device", "configs", "entries"}
 _ENTRY_KEYS = {"source", "software", "problem", "times", "chosen", "launches"}
 #: The name of an entry's field for the time of its oldest failure, in seconds since the epoch; older files lack it.
 FAILED_AT = "failed_at"
+#: The name of an entry's field for what a refinement measured with an op's own calls: {"times": {position of a config:
+#: `RefinedTime` as a list}, "decided": position of the chosen config or null}. Entries without a refinement lack it.
+REFINED = "refined"
 _LATEST_S = 1 << 53
 #: The maximum number of launches that are stored per problem: many may share one bucket.
 _MOST_LAUNCHES = 32
@@ -68,6 +72,16 @@ def times_of(document: Document, entry: Document) -> dict[KernelConfig, float | 
     return {KernelConfig.from_json(configs[int(place)]): time_us for place, time_us in entry["times"].items()}
 
 
+def refined_of(document: Document, entry: Document) -> Refined | None:
+    """Return what a refinement measured of an entry's problem; None without one."""
+    if (refined := entry.get(REFINED)) is None:
+        return None
+    configs = [KernelConfig.from_json(document["configs"][int(place)]) for place in refined["times"]]
+    times = dict(zip(configs, map(RefinedTime.from_json, refined["times"].values()), strict=True))
+    decided = refined["decided"]
+    return Refined(times, None if decided is None else KernelConfig.from_json(document["configs"][decided]))
+
+
 def check_choices(document: Any) -> int:
     """Remove malformed configs, malformed entries, and entries that refer to such a config, from a document.
 
@@ -108,7 +122,7 @@ def _wrong(check: Callable[[Any], object], value: Any) -> ForetuneError | None:
 
 def _check_entry(entry: Any, places: Collection[int]) -> None:
     """Raise `ForetuneError` for a malformed entry; `places` are the positions of valid configs."""
-    if not isinstance(entry, dict) or set(entry) - {FAILED_AT} != _ENTRY_KEYS:
+    if not isinstance(entry, dict) or set(entry) - {FAILED_AT, REFINED} != _ENTRY_KEYS:
         raise ForetuneError(f"an entry must have {', '.join(sorted(_ENTRY_KEYS))} but one is {shown(entry)}")
     check_word("source", entry["source"])
     Problem.from_json(entry["problem"])
@@ -125,6 +139,7 @@ def _check_entry(entry: Any, places: Collection[int]) -> None:
             raise ForetuneError(f"a time must be that of a config in the file but is that of {shown(place)}")
         if time_us is not None and not (type(time_us) in (int, float) and SHORTEST_US <= time_us <= LONGEST_US):
             raise ForetuneError(f"a time must be {SHORTEST_US} to {LONGEST_US} us, or null, but is {shown(time_us)}")
+    _check_refined(entry.get(REFINED, {"times": {}, "decided": None}), places)
     check_integer(FAILED_AT, entry.get(FAILED_AT, 0), 0, _LATEST_S)
     launches = entry["launches"]
     if not isinstance(launches, list) or len(launches) > _MOST_LAUNCHES or not all(map(is_launch, launches)):
@@ -134,6 +149,19 @@ def _check_entry(entry: Any, places: Collection[int]) -> None:
     for place in entry["chosen"].values():
         if type(place) is not int or place not in places:
             raise ForetuneError(f"a choice must be the position of a config but is {shown(place)}")
+
+
+def _check_refined(refined: Any, places: Collection[int]) -> None:
+    """Raise `ForetuneError` for malformed results of a refinement."""
+    if not isinstance(refined, dict) or set(refined) != {"times", "decided"} or not isinstance(refined["times"], dict):
+        raise ForetuneError(f"{REFINED} must have times and decided but is {shown(refined)}")
+    for place, time in refined["times"].items():
+        if not re.fullmatch("0|[1-9][0-9]{0,6}", place) or int(place) not in places:
+            raise ForetuneError(f"a refined time must be that of a config in the file but is that of {shown(place)}")
+        RefinedTime.from_json(time)
+    decided = refined["decided"]
+    if decided is not None and (type(decided) is not int or str(decided) not in refined["times"]):
+        raise ForetuneError(f"decided must be the position of a refined config but is {shown(decided)}")
 
 
 def merge_launches(older: Sequence[Document], newer: Sequence[Document]) -> list[Document]:
@@ -195,12 +223,24 @@ def _keep_used_configs(document: Document) -> None:
 
 def _used_places(entry: Document) -> list[int]:
     """Return the positions of the configs that an entry refers to, in order."""
-    return list(dict.fromkeys([*map(int, entry["times"]), *entry["chosen"].values()]))
+    refined = entry.get(REFINED, {"times": {}})["times"]
+    return list(dict.fromkeys([*map(int, entry["times"]), *entry["chosen"].values(), *map(int, refined)]))
 
 
 def _renumbered(entry: Document, places: Mapping[int, int]) -> Document:
-    """Return an entry's times and choices with new positions of its configs."""
-    return {
+    """Return an entry's times, choices and refinement with new positions of its configs."""
+    refined = entry.get(REFINED)
+    moved = (
+        {}
+        if refined is None
+        else {
+            REFINED: {
+                "times": {str(places[int(old)]): time for old, time in refined["times"].items()},
+                "decided": None if refined["decided"] is None else places[refined["decided"]],
+            }
+        }
+    )
+    return moved | {
         "times": {str(places[int(old)]): time_us for old, time_us in entry["times"].items()},
         "chosen": {bundle: places[old] for bundle, old in entry["chosen"].items()},
     }
@@ -230,6 +270,8 @@ def merge_choices(here: Document, there: Document, kept: list[int]) -> None:
         if mine is not None:
             merged = mine | {part: theirs[part] | mine[part] for part in ("times", "chosen")}
             merged["launches"] = merge_launches(theirs["launches"], mine["launches"])
+            if REFINED in theirs:
+                merged.setdefault(REFINED, theirs[REFINED])
         size = size_of(merged) + 1 - (0 if mine is None else size_of(mine) + 1)
         size += sum(size_of(config) + 1 for config in configs[n_configs:])
         if size > room:

@@ -1,4 +1,4 @@
-"""Export cached choices for programs without Foretune: a plain Python file, or tables for FLA's autotuner."""
+"""Export pinned choices for programs without Foretune: as a plain Python file, or as tables for FLA's autotuner."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ....datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Measurable, Problem
 from ....datasets.console import percent, printable
-from ....datasets.errors import check_integer
+from ....datasets.errors import abridged, check_integer
 from ....datasets.files import check_file, check_folder, check_replaceable, file_word, inside, replacing
-from ...how_many import HowMany
-from ...shortlist import bundle_of, chooser_of
+from ...pin_file import PinFile, PinnedKernel
+from ...shortlist import bundle_of
 from .decision_list import UNKNOWN, Example, Rule, learn_rules
-from .known import KnownKernel, known_kernels
+from .known import known_kernels
+from .pinning import pins_of_kernel, pins_of_predictions, predicted_slowdowns_of
 
 if TYPE_CHECKING:
     from ....model import Bundle
@@ -86,43 +87,45 @@ def check_frozen_file(path: Path | str) -> None:
 def freeze_choices(
     kernel: str,
     *,
+    pins: PinFile | None = None,
     family: Family | None = None,
     bundle: Bundle | Path | str | None = None,
     most_rules: int = 32,
 ) -> Frozen:
-    """Turn the cached choices of a kernel, on all devices, into source code.
-
-    For each device it uses the results with the newest source and software.
+    """Turn the choices of a kernel, on all devices, into source code.
 
     Args:
         kernel: The kernel's name in `foretune cache show`.
-        family: The kernel's family; with it, the loss against the bundle's predictions is reported too, for devices
-            that the bundle knows.
+        pins: The content of a pin file; the choice cache's newest results if left out, whose times decide which rules
+            lose least.
+        family: The kernel's family; with it, and without `pins`, the loss against the bundle's predictions is reported
+            too, for devices that the bundle knows.
         bundle: The bundle for that; the shipped one if left out.
         most_rules: The maximum number of rules.
 
     Raises:
-        ForetuneError: The cache has nothing on that kernel.
+        ForetuneError: There are no choices of that kernel.
 
     >>> freeze_choices("module.kernel").save("heuristic.py")  # doctest: +SKIP
     """
     check_integer("the number of rules", most_rules, 1, MOST_RULES)
-    known = [one.latest() for one in known_kernels(kernel)]
-    examples = [example for one in known for example in _examples(one)]
-    if not examples:
+    pinned = _pinned(kernel, pins)
+    if not pinned:
         raise ForetuneError(f"the cache has no times or choices of {kernel}: there is nothing to freeze")
     origins = [
-        f"{one.device.name}: source {one.problems[-1].source}, "
-        + ", ".join(f"{name} {value}" for name, value in vars(one.problems[-1].software).items() if value)
-        for one in known
-        if one.problems
+        f"{one.device.name}: source {one.source}, "
+        + ", ".join(f"{name} {value}" for name, value in one.versions._asdict().items() if value)
+        for one in pinned
     ]
     predicted: list[Slowdowns] = []
-    if family is not None:
-        specs, given = {one.device.name: one.device for one in known}, bundle_of(bundle)
-        predicted = [_predicted(family, one.problem, specs[one.device], given) or {} for one in examples]
-    measured = [example.slowdowns for example in examples]
-    return _frozen(kernel, "tuned", examples, origins, most_rules, measured, predicted)
+    if family is not None and pins is None:
+        given = bundle_of(bundle)
+        predicted = [
+            (one.spec and predicted_slowdowns_of(family, choice.problem, one.spec, given)) or {}
+            for one in pinned
+            for choice in one.choices.values()
+        ]
+    return _frozen(kernel, "tuned", pinned, origins, most_rules, predicted)
 
 
 def freeze_predictions(
@@ -152,62 +155,48 @@ def freeze_predictions(
     check_integer("the number of rules", most_rules, 1, MOST_RULES)
     if cases is None and not isinstance(family, Measurable):
         raise ForetuneError(f"{family.name} only predicts: it has no workload to freeze choices for")
-    spec = DeviceSpec.find(device)
     problems = [case.problem for case in family.cases()] if cases is None else list(cases)
-    given = bundle_of(bundle)
-    used = given or load_bundle()
-    known = {one.arch for one in used.trained_on(family.name)}
-    if spec.arch not in known:  # many configs would be tried there, but a frozen file has one
-        raise ForetuneError(
-            f"the bundle learned {family.name} on {', '.join(sorted(known))} and has no sure prediction for "
-            f"{spec.name}, {spec.arch}: train one with data of that architecture"
-        )
-    examples, never = [], dict.fromkeys(family.space(spec), math.inf)  # configs without a prediction cannot run
-    for problem in dict.fromkeys(map(family.at_call_time, problems)):
-        slowdowns = _predicted(family, problem, spec, given)
-        if slowdowns is None:
-            raise ForetuneError(f"the bundle has no prediction for {family.name} on {spec.name}: train one that has")
-        examples.append(Example(problem, spec.name, {**never, **slowdowns}))
-    if not examples:
+    pinned = pins_of_predictions(family, problems, device, bundle=bundle)
+    if not pinned.choices:
         raise ForetuneError(f"the workload of {family.name} is empty: there is nothing to freeze")
-    origins = [f"{spec.name}: predicted by bundle {used.digest[:12]}"]
-    predicted = [example.slowdowns for example in examples]
-    return _frozen(family.name, "predicted", examples, origins, most_rules, [], predicted)
+    origins = [f"{pinned.device.name}: predicted by bundle {(bundle_of(bundle) or load_bundle()).digest[:12]}"]
+    predicted = [choice.slowdowns for choice in pinned.choices.values()]
+    return _frozen(family.name, "predicted", [pinned], origins, most_rules, predicted, are_measured=False)
 
 
-def _examples(known: KnownKernel) -> list[Example]:
-    """Return the examples for `learn_rules` in the cached results of a kernel."""
-    found = []
-    for one in known.problems:
-        times = {config: time_us for config, time_us in one.times_us.items() if time_us is not None}
-        if times:
-            best = min(times.values())
-            slowdowns = dict.fromkeys(one.times_us, math.inf) | {c: t / best for c, t in times.items()}
-        elif one.best is not None:
-            slowdowns = {one.best: 1.0}
-        else:
-            continue
-        found.append(Example(one.problem.without_sizes(), known.device.name, slowdowns))
+def _pinned(kernel: str | None, pins: PinFile | None) -> list[PinnedKernel]:
+    """Return the pinned choices of a kernel, of all for None, in a pin file or else in the choice cache."""
+    if pins is None:
+        return [one for one in map(pins_of_kernel, known_kernels(kernel)) if one is not None]
+    covered = [one for one in pins.kernels if one.choices]
+    found = [one for one in covered if kernel in (None, one.kernel)]
+    if not found:
+        known = ", ".join(sorted({one.kernel for one in covered})) or "no kernel"
+        raise ForetuneError(f"the pin file does not cover {kernel or 'a kernel'}: it covers {abridged(known)}")
     return found
 
 
-def _predicted(family: Family, problem: Problem, device: DeviceSpec, bundle: Bundle | None) -> Slowdowns | None:
-    """Return the predicted slowdowns of all configs that support a problem; None without a prediction."""
-    chooser = chooser_of(family, device, bundle=bundle)
-    answer = chooser.choose(problem, HowMany(len(chooser.configs)))
-    return dict(zip(answer.configs, answer.predicted_slowdown, strict=True)) if answer.predicted else None
+def _examples(pinned: PinnedKernel) -> list[Example]:
+    """Return the examples for `learn_rules` in the choices of a kernel."""
+    return [
+        Example(one.problem.without_sizes(), pinned.device.name, one.slowdowns or {one.config: 1.0})
+        for one in pinned.choices.values()
+    ]
 
 
 def _frozen(
     kernel: str,
     how: str,
-    examples: Sequence[Example],
+    pinned: Sequence[PinnedKernel],
     origins: Sequence[str],
     most_rules: int,
-    measured_slowdowns: Sequence[Slowdowns],  # one for each example; empty if nothing was measured
-    predicted_slowdowns: Sequence[Slowdowns],
+    predicted_slowdowns: Sequence[Slowdowns],  # one for each choice; empty if nothing was predicted
+    *,
+    are_measured: bool = True,
 ) -> Frozen:
-    """Learn rules from the examples, write them as source, and compute what they lose."""
+    """Learn rules from choices, write them as source, and compute what they lose."""
+    examples = [example for one in pinned for example in _examples(one)]
+    measured_slowdowns = [example.slowdowns for example in examples] if are_measured else []
     rules = learn_rules(examples, most_rules)
     chosen = _run(_source([], rules), examples)  # runs the generated source itself
     measured, predicted = _loss(measured_slowdowns, chosen), _loss(predicted_slowdowns, chosen)
@@ -313,15 +302,15 @@ class ExportedTables:
         return Text(f"Written for {self.launches} launches: {', '.join(self.files)}")
 
 
-def export_fla_tables(out: Path | str, kernel: str | None = None) -> ExportedTables:
-    """Write the cached choices of all kernels, or of one, into a folder as tables for FLA.
+def export_fla_tables(out: Path | str, kernel: str | None = None, pins: PinFile | None = None) -> ExportedTables:
+    """Write the choices of all kernels, or of one, into a folder as tables for FLA.
 
-    For each kernel and device, the results with the newest source and software are used. File names are made from the
-    names of devices and kernels, and never lead out of the folder.
+    File names are made from the names of devices and kernels, and never lead out of the folder.
 
     Args:
         out: The folder.
         kernel: The kernel's name; None for all.
+        pins: The content of a pin file; the choice cache's newest results if left out.
 
     Raises:
         ForetuneError: The folder cannot be written, a file in it is not such a table, or there are no choices.
@@ -330,12 +319,10 @@ def export_fla_tables(out: Path | str, kernel: str | None = None) -> ExportedTab
     ('tables/NVIDIA_H200/softmax_kernel.json',)
     """
     check_folder(out)
-    kernels = [
-        one for one in map(KnownKernel.latest, known_kernels(kernel)) if any(problem.best for problem in one.problems)
-    ]
-    if not kernels:
+    pinned = _pinned(kernel, pins)
+    if not pinned:
         raise ForetuneError("there is nothing to export: the cache has no times and no choices")
-    files = {inside(out, name): text for name, text in _tables(kernels).items()}
+    files = {inside(out, name): text for name, text in _tables(pinned).items()}
     for path in files:
         check_folder(path.parent)
         if path.exists() and not path.is_file():
@@ -345,24 +332,24 @@ def export_fla_tables(out: Path | str, kernel: str | None = None) -> ExportedTab
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
-    return ExportedTables(tuple(map(str, files)), sum(len(_launches(one)) for one in kernels))
+    return ExportedTables(tuple(map(str, files)), sum(len(_launches(one)) for one in pinned))
 
 
-def _tables(kernels: Sequence[KnownKernel]) -> dict[str, str]:
+def _tables(pinned: Sequence[PinnedKernel]) -> dict[str, str]:
     """Return the files' contents by name: a folder per device, and in it a file per kernel, by its unqualified name.
 
     A file has an entry for each launch, under the MD5 of Triton's key as compact JSON, and a default config.
     """
     files: dict[str, str] = {}
-    for one in kernels:
+    for one in pinned:
         entries = {}
-        for config, launch in _launches(one):
-            text = json.dumps(launch["key"], separators=(",", ":"), sort_keys=True)
+        for config, key in _launches(one):
+            text = json.dumps(key, separators=(",", ":"), sort_keys=True)
             digest = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
-            entries[digest] = {"autotune_key": launch["key"], "config": _config(config)}
+            entries[digest] = {"autotune_key": key, "config": _config(config)}
         content = {
             "kernel_name": _short(one.kernel),
-            "triton_version": one.problems[-1].software.triton,
+            "triton_version": one.versions.triton,
             "autotune_entries": entries,
             "default_config": _config(_best_for_all(one)),
         }
@@ -373,26 +360,24 @@ def _tables(kernels: Sequence[KnownKernel]) -> dict[str, str]:
     return files
 
 
-def _launches(known: KnownKernel) -> list[tuple[KernelConfig, Mapping[str, Any]]]:
-    """Return each launch with its config: its own if the kernel prunes its configs, else its problem's best."""
+def _launches(pinned: PinnedKernel) -> list[tuple[KernelConfig, list[Any]]]:
+    """Return the config and Triton's key of each launch."""
     return [
-        (KernelConfig.from_json(launch["config"]) if "config" in launch else problem.best, launch)
-        for problem in known.problems
-        if problem.best
-        for launch in problem.launches
+        (choice.config_of(launch["key"]), launch["key"])
+        for choice in pinned.choices.values()
+        for launch in choice.launches
     ]
 
 
-def _best_for_all(known: KnownKernel) -> KernelConfig:
+def _best_for_all(pinned: PinnedKernel) -> KernelConfig:
     """Return the config with the least geometric mean slowdown over all problems."""
-    examples = _examples(known)
+    examples = _examples(pinned)
     configs = dict.fromkeys(config for example in examples for config in example.slowdowns)
     return min(configs, key=lambda config: sum(math.log(one.slowdowns.get(config, UNKNOWN)) for one in examples))
 
 
-def _config(config: KernelConfig | None) -> dict[str, Any]:
+def _config(config: KernelConfig) -> dict[str, Any]:
     """Return a config for FLA, with all options, because FLA reads even those that are unset."""
-    assert config is not None
     options = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
     return {"kwargs": dict(config.meta)} | {name: getattr(config, name) for name in options}
 

@@ -27,14 +27,17 @@ from ...node_copies import near_copy
 from ...timing.flywheel import Software
 from .document import (
     FAILED_AT,
+    REFINED,
     Places,
     check_choices,
     forget_oldest,
     is_launch,
     merge_launches,
     new_document,
+    refined_of,
     times_of,
 )
+from .refined import Refined, is_sound
 from .shared_file import Document, SharedFile
 
 VARIABLE = "FORETUNE_CACHE_DIR"
@@ -168,6 +171,28 @@ class ChoiceCache:
         def change(document: Document) -> None:
             entry = self._touched(document, problem)
             entry["chosen"][bundle] = Places(document["configs"]).of(config.to_json())
+
+        self.file.update(change)
+
+    def refined(self, problem: Problem) -> Refined | None:
+        """Return what a refinement measured of a problem; None without one."""
+        document = self.file.read()
+        entry = self._entry(document, problem)
+        return None if entry is None else refined_of(document, entry)
+
+    def refine(self, problem: Problem, refined: Refined, bundle: str) -> None:
+        """Store what a refinement measured; a decision is also the problem's choice, as for `choose`."""
+
+        def change(document: Document) -> None:
+            entry, places = self._touched(document, problem), Places(document["configs"])
+            times = {one: time for one, time in refined.times.items() if is_sound(time)}
+            decided = places.of(refined.decided.to_json()) if refined.decided in times else None
+            entry[REFINED] = {
+                "times": {str(places.of(one.to_json())): list(time) for one, time in times.items()},
+                "decided": decided,
+            }
+            if decided is not None:
+                entry["chosen"][bundle] = decided
 
         self.file.update(change)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,9 +12,10 @@ from ....datasets.errors import LONGEST_WORD, abridged, check_word, shown, warn
 from ....datasets.files import read_regular
 from ...timing.flywheel import Software
 from ..functions.config_cache import FORMAT, ConfigCache, check_document, functions_folder
-from ..functions.key_record import KeyRecord, function_of, records_of
-from .document import check_choices, times_of
+from ..functions.key_record import KeyRecord, function_of, parts_of, records_of
+from .document import check_choices, refined_of, times_of
 from .kernel_cache import choices_folder
+from .refined import Refined
 from .shared_file import MOST_BYTES, Document, from_json
 
 T = TypeVar("T")
@@ -30,14 +31,22 @@ class KnownProblem:
     times_us: Mapping[KernelConfig, float | None]  # None for a failed config
     chosen: Mapping[str, KernelConfig]  # by the digest of the bundle, "" for none
     launches: Sequence[Mapping[str, Any]]  # see ChoiceCache.saw_launch
+    refined: Refined | None = None  # see ChoiceCache.refine
 
     @property
     def best(self) -> KernelConfig | None:
-        """The fastest measured config; else the last chosen one; else None."""
+        """The config that a refinement chose; else the fastest measured one; else the last chosen one; else None."""
+        if self.refined is not None and self.refined.decided is not None:
+            return self.refined.decided
         timed = {config: time_us for config, time_us in self.times_us.items() if time_us is not None}
         if timed:
             return min(timed, key=timed.__getitem__)
         return list(self.chosen.values())[-1] if self.chosen else None
+
+    @property
+    def choice(self) -> KernelConfig | None:
+        """The config that runs: the last chosen one, which ranks may have agreed on; else the fastest; else None."""
+        return list(self.chosen.values())[-1] if self.chosen else self.best
 
     @property
     def failed(self) -> int:
@@ -111,6 +120,7 @@ class KnownKernel:
                 times_of(document, entry),
                 {bundle: configs[place] for bundle, place in entry["chosen"].items()},
                 entry["launches"],
+                refined_of(document, entry),
             )
             for entry in document["entries"]
         )
@@ -160,6 +170,12 @@ class KnownFunction:
             for key, entry in self.entries.items()
             for kernel, _, record in records_of(entry)
         ]
+
+    def records(self) -> Iterator[tuple[tuple[str, str, str, str], str, KeyRecord]]:
+        """Yield (function, source digest, device, key), the kernel's label or "", and the record; the newest last."""
+        for key, entry in self.entries.items():
+            for label, _, record in records_of(entry):
+                yield parts_of(key), label, record
 
     def to_json(self) -> dict[str, Any]:
         """Return the function's part of an exported file."""

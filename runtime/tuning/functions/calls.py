@@ -175,15 +175,16 @@ def _one_place(arguments: Iterable[Any]) -> Place:
     devices = {getattr(getattr(value, "device", None), "type", None) for value in arguments} - {None}
     torch = sys.modules.get("torch")
     if torch is None or ("cpu" in devices and "cuda" not in devices):
-        return _cpu()
+        return cpu_place()
     if torch.cuda.is_available() and ("cuda" in devices or torch.cuda.is_initialized()):
         spec = device_here()
         return Place(spec.name, spec)
-    return _cpu()
+    return cpu_place()
 
 
 @lru_cache
-def _cpu() -> Place:
+def cpu_place() -> Place:
+    """Return this machine's CPU."""
     try:
         model = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
     except OSError:

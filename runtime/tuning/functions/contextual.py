@@ -70,6 +70,8 @@ class ContextualFunction(FunctionTuner[P, R]):
         if tunes and resolve_mode() is not Mode.OFF:
             call = self._read(args, kwargs, group)
             key = self._memory_key(call, group)
+            if not self._remembered(key) and (pinned := self._pinned(call)) is not None:
+                return self._run_pinned(call, key, pinned)
             if not self._remembered(key) and self._is_repeatable(call, ": it is not tuned as a whole"):
                 with self._lock.turn() as is_mine:  # another thread may tune it meanwhile
                     if is_mine and not self._remembered(key):
@@ -77,6 +79,27 @@ class ContextualFunction(FunctionTuner[P, R]):
                             if has_turn:  # else the function runs untuned
                                 self._tune(call, False, verbose, group)
         return self.function(*args, **kwargs)
+
+    def _run_pinned(self, call: FunctionCall, key: tuple[str, str, int], pinned: Mapping[str, str]) -> Any:
+        """Call the function with the configs that a pin file has for the kernels in it, and settle them.
+
+        Raises:
+            PinError: The function ran a kernel that the file does not cover.
+        """
+        if not pinned:  # it may run what is predicted
+            return self.function(*call.args, **call.kwargs)
+        with context_turn() as has_turn:
+            if not has_turn:
+                return self.function(*call.args, **call.kwargs)
+            sites = Sites({label: (text, None) for label, text in pinned.items()})
+            with in_context(sites), forced():
+                result = self.function(*call.args, **call.kwargs)
+        for site in sites.found:
+            if not site.is_tuned:
+                self._fall_back(f"does not cover {site.label} in {self.name}")
+            site.settle(site.now)
+        self._chosen[key] = True
+        return result
 
     def tune(
         self, *args: Any, force: bool = False, autotune_verbose: bool = False, autotune_pg: Any = None, **kwargs: Any

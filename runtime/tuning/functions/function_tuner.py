@@ -16,7 +16,10 @@ from typing import Any
 from ....datasets import ForetuneError, Problem
 from ....datasets.errors import MOST, check_integer, shown
 from ...arguments import warn_once
+from ...epochs import pin_epoch
 from ...launching.stub_driver import measures
+from ...pin_file import PinError
+from ...pins import pins_in_force
 from ...timing.flywheel import Software
 from ..progress import line_reporter
 from ..session import Measured, TuningSession
@@ -88,17 +91,36 @@ class FunctionTuner(WrappedFunction[P, R]):
         self._timer, self._clock, self._now = check_timer(timer), clock, now
         #: The choices of this process, by `_memory_key`.
         self._chosen: dict[tuple[str, str, int], Any] = {}
-        self._generation = self.cache.generation
+        self._valid_for = self.cache.generation, pin_epoch()
 
     def _remembered(self, key: tuple[str, str, int]) -> Any:
-        """Return this process's choice for a key; None if there is none or the cache has changed since."""
-        if self._generation != self.cache.generation:
-            self._generation = self.cache.generation
+        """Return this process's choice for a key; None if there is none or the cache or the pins have changed since."""
+        if self._valid_for != (now := (self.cache.generation, pin_epoch())):
+            self._valid_for = now
             self._chosen.clear()
         return self._chosen.get(key)
 
+    def _pinned(self, call: FunctionCall) -> Mapping[str, str] | None:
+        """Return the texts of the configs that the pin file in force has for a call; None without one.
+
+        Raises:
+            PinError: The file does not cover the call.
+        """
+        if (pins := pins_in_force()) is None:
+            return None
+        try:
+            return pins.function_configs(self.name, self.digest, call.place.name, call.key)
+        except PinError as error:
+            pins.fall_back(self.name, error)
+            return {}
+
+    def _fall_back(self, difference: str) -> None:
+        """Raise a `PinError` about the pin file in force, or warn, as `Missing` says."""
+        if (pins := pins_in_force()) is not None:
+            pins.fall_back(self.name, PinError(f"{pins.path} {difference}"))
+
     def _record_key(self, call: FunctionCall) -> str:
-        return record_key(self.name, self._digest, call.place.name, call.key)
+        return record_key(self.name, self.digest, call.place.name, call.key)
 
     def _memory_key(self, call: FunctionCall, group: Any) -> tuple[str, str, int]:
         fixed = text_of(plain(call.fixed, str)) if call.fixed else ""

@@ -48,6 +48,18 @@ def function_of(key: str) -> str:
     return key.partition("#")[0]
 
 
+def parts_of(key: str) -> tuple[str, str, str, str]:
+    """Return the function's name, the digest of its source, the device and the call's key in a `record_key`.
+
+    >>> parts_of(record_key("package.scale", "a1b2", "NVIDIA H200", "64"))
+    ('package.scale', 'a1b2', 'NVIDIA H200', '64')
+    """
+    function, _, rest = key.partition("#")
+    digest, _, rest = rest.partition(" on ")
+    place, _, call = rest.partition(": ")
+    return function, digest, place, call
+
+
 def may_pass(failure: Measured) -> bool:
     """Return whether a failed config may work later: after lack of memory, or an error of the function itself.
 

@@ -102,11 +102,11 @@ class Sites:
     """The sites that a function reached, in order.
 
     Args:
-        known: Earlier choices by label, each a config's text and the `Site.done` for which it is valid. A site with a
-            valid choice runs it and counts as tuned.
+        known: Earlier choices by label, each a config's text and the `Site.done` for which it is valid, None for any.
+            A site with a valid choice runs it and counts as tuned.
     """
 
-    def __init__(self, known: Mapping[str, tuple[str | None, str]]) -> None:
+    def __init__(self, known: Mapping[str, tuple[str | None, str | None]]) -> None:
         self._known = known
         self._sites: dict[Any, Site] = {}
         self._configs: dict[Any, dict[str, Any]] = {}  # kernels' own config objects, by text
@@ -176,7 +176,7 @@ class Sites:
         label = f"{name} {key}" + (f" #{alike + 1}" if alike else "")
         site = self._sites[place] = Site(name, key, label, candidates, settle, candidates[0], source)
         chosen, done = self._known.get(site.label, (None, ""))
-        known = next((one for one in candidates if one.text == chosen and site.done == done), None)
+        known = next((one for one in candidates if one.text == chosen and done in (None, site.done)), None)
         site.now, site.is_tuned = known or site.now, known is not None or len(candidates) == 1
         return site
 
@@ -210,7 +210,7 @@ class ForcedCache(dict[Any, Any]):
         return self._config_of(key) if self._is_same_context() else self._real[key]
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """See `dict.get`."""
+        """Return the forced config for any key; in another thread, what the real cache has for it, else `default`."""
         return self._config_of(key) if self._is_same_context() else self._real.get(key, default)
 
     def __setitem__(self, key: Any, value: Any) -> None:

@@ -134,6 +134,9 @@ class TunedFunction(FunctionTuner[P, R]):
             return self.candidates(call)[0]
         if known is not None:
             return known
+        if (pinned := self._pinned(call)) is not None:
+            self.remember(call, candidate := self._candidate_of(call, pinned.get("")), group)
+            return candidate
         if not tunes:
             return self._untuned(call)
         consequence = ": the best known config runs, or the first"
@@ -150,6 +153,17 @@ class TunedFunction(FunctionTuner[P, R]):
                 known = left[0] if len(left) == 1 else self._tuned(call, False, verbose, group)[0]
                 self.remember(call, known, group)
             return known
+
+    def _candidate_of(self, call: FunctionCall, text: str | None) -> Candidate:
+        """Return the config with a text from a pin file; without a text, the one that runs without tuning.
+
+        Raises:
+            PinError: The call has no such config.
+        """
+        found = next((candidate for candidate in self.candidates(call) if candidate.text == text), None)
+        if found is None and text is not None:
+            self._fall_back(f"has {text} for {self.name}, which is not a config of this call")
+        return found or self._untuned(call)
 
     def _untuned(self, call: FunctionCall) -> Candidate:
         """Return the config that runs without tuning: the fastest known one, else the first."""
@@ -208,7 +222,7 @@ class TunedFunction(FunctionTuner[P, R]):
         """Train the search's model on the times of other keys, measured by other or earlier processes."""
         if not self._search.is_guided:
             return
-        prefix = record_key(self.name, self._digest, call.place.name, "")
+        prefix = record_key(self.name, self.digest, call.place.name, "")
         for key in self.cache:
             record = KeyRecord.from_json(self.cache.get(key)) if key.startswith(prefix) else None
             if record is not None and record.done:

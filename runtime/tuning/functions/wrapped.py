@@ -107,7 +107,7 @@ class WrappedFunction(CallWithOptions[P, R]):
         self.name = f"{getattr(function, '__module__', None) or type(function).__module__}.{_qualname(function)}"
 
     @cached_property
-    def _digest(self) -> str:
+    def digest(self) -> str:
         """A text that distinguishes this function from others of the same name.
 
         It is computed in the first call, when all functions that this one calls are defined. If the function holds an

@@ -18,6 +18,8 @@ from weakref import WeakKeyDictionary
 from ....datasets import ForetuneError, KernelConfig, Problem
 from ....datasets.errors import abridged, check_between, shown
 from ...arguments import warn_once
+from ...epochs import begin_epoch
+from ...epochs import epoch as epoch  # a part of this module's interface
 from ...node_copies import distributed_in_use
 from .rendezvous import RankMismatchError, Rendezvous, Times, longest_of_ranks
 
@@ -42,10 +44,9 @@ class Agreement:
         return self
 
     def __exit__(self, *error: object) -> None:
-        global _epoch
         if self in _in_force:
             _in_force.remove(self)
-            _epoch += 1
+            begin_epoch()
 
     def times(self, kernel: str, question: str, times_us: Callable[[], Times]) -> list[float | None] | None:
         """Return the longest times of all ranks, the same list on each rank; None, with a warning, if there is none.
@@ -85,7 +86,6 @@ class Agreement:
 _in_force: list[Agreement] = []
 #: The agreement that was created last, even if it has ended: its choices stay valid.
 _last: Agreement | None = None
-_epoch = 0
 _numbers: WeakKeyDictionary[ProcessGroup, int] = WeakKeyDictionary()
 _next_number = itertools.count(1)
 
@@ -116,13 +116,13 @@ def agree(group: ProcessGroup | None = None, timeout_s: float = PATIENCE_S) -> A
     >>> with agree(timeout_s=30):
     ...     pass  # a step or two
     """
-    global _last, _epoch
+    global _last
     check_between("timeout_s", timeout_s, 0, _LONGEST_PATIENCE_S)
     if group is not None and not _is_member(group):
         raise ForetuneError(f"group must be a process group that this process is in, or None, but is {shown(group)}")
     _last = Agreement(group, timeout_s)
     _in_force.append(_last)
-    _epoch += 1
+    begin_epoch()
     return _last
 
 
@@ -244,19 +244,6 @@ def rendezvous_of(group: ProcessGroup, purpose: str, patience_s: float, is_patie
         is_patient=is_patient,
         names=distributed.get_process_group_ranks(group),
     )
-
-
-def epoch() -> int:
-    """Return a number that changes whenever `agree` comes into force or ends.
-
-    Choices of another epoch must be made again.
-
-    >>> before = epoch()
-    >>> with agree():
-    ...     epoch() == before
-    False
-    """
-    return _epoch
 
 
 def _question(kernel: str, problem: Problem | str, configs: Sequence[KernelConfig | Mapping[str, Any]]) -> str:

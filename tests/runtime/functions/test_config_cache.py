@@ -46,7 +46,7 @@ def test_another_process_measures_nothing(make, own_folder):
 def test_another_source_or_device_is_another_function(make, watch, monkeypatch):
     make()[0](1)
     changed, calls = make()
-    monkeypatch.setattr(changed, "_digest", "0" * 8)
+    monkeypatch.setattr(changed, "digest", "0" * 8)
     changed(1)
     assert len(calls) == 27
     from foretune.runtime.tuning.functions import calls as reading

@@ -230,7 +230,7 @@ def test_odd_rows_are_one_warning_and_hurt_nobody(log: Path) -> None:
         log_row(None, problem(64), CONFIGS[0], 1.0, H200, timed="cold")  # type: ignore[arg-type]
         log_row(KERNEL, None, CONFIGS[0], 1.0, H200, timed="cold")  # type: ignore[arg-type]
     assert all(one.category is ForetuneWarning for one in caught)
-    assert "timed must be one of cold, autotuner, warm but is 'quickly'" in str(caught[0].message)
+    assert "timed must be one of cold, autotuner, warm, refined but is 'quickly'" in str(caught[0].message)
     for time_us in (float("inf"), float("nan"), -1.0, 0.0, 1e300):
         log_row(KERNEL, problem(64), CONFIGS[0], time_us, H200, timed="cold")
         assert [row[3:] for row in rows_of(log)] == [("launch_failed", None)]
@@ -420,7 +420,7 @@ def test_an_ops_own_benchmarks_are_logged_as_cold(log: Path, monkeypatch: pytest
 
     family, case = FakeFamily(), fake_cases()[0]
     fast, slow = family.space()[:2]
-    ranked = type("Ranked", (), {"predicted": True, "configs": (fast, slow)})
+    ranked = type("Ranked", (), {"predicted": True, "configs": (fast, slow), "predicted_slowdown": (1.0, 1.1)})
     chooser = type("Chooser", (), {"choose": lambda self, near, k: ranked})
     monkeypatch.setattr(choice, "chooser_of", lambda *given: chooser())
     monkeypatch.setattr(choice, "_can_wait", lambda: True)

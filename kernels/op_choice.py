@@ -1,0 +1,51 @@
+"""`HowChosen`: how an op's calls choose their configs, as one option of its operator."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ..datasets import ForetuneError
+from ..datasets.errors import check_flag, shown
+from ..runtime import Mode, resolve_mode
+
+_SEPARATOR = ";"
+
+
+def how_chosen(mode: str | None, same_bits: bool | None, invariant: str | None) -> str | None:
+    """Return an op's options `mode`, `same_bits` and `invariant` as the operator's option `mode`.
+
+    Plain Python that Dynamo can trace. Without the last two it is `mode` itself.
+
+    >>> how_chosen("predict", None, None), how_chosen(None, True, "m")
+    ('predict', ';1;m')
+    """
+    if same_bits is None and invariant is None:
+        return mode
+    bits = "" if same_bits is None else str(int(check_flag("same_bits", same_bits)))
+    if invariant is not None and not isinstance(invariant, str):
+        raise ForetuneError(f"invariant must be the name of a dimension but is {shown(invariant)}")
+    return _SEPARATOR.join(("" if mode is None else mode, bits, invariant or ""))
+
+
+class HowChosen(NamedTuple):
+    """The way in which the configs of an op's calls are chosen."""
+
+    mode: Mode
+    same_bits: bool | None = None
+    invariant: str | None = None
+
+    @classmethod
+    def of(cls, option: Any) -> HowChosen:
+        """Return what `how_chosen` wrote, with FORETUNE_MODE in place of a missing mode, and else "predict".
+
+        Raises:
+            ForetuneError: The mode is unknown.
+
+        >>> HowChosen.of(";;m")
+        HowChosen(mode=<Mode.PREDICT: 'predict'>, same_bits=None, invariant='m')
+        """
+        if not isinstance(option, str) or _SEPARATOR not in option:
+            return cls(resolve_mode(option, default=Mode.PREDICT))
+        mode, bits, invariant = option.split(_SEPARATOR)
+        same_bits = bits == "1" if bits else None
+        return cls(resolve_mode(mode or None, default=Mode.PREDICT), same_bits, invariant or None)

@@ -1,0 +1,393 @@
+"""Pinned choices as values, and the file that holds them: `PinFile`.
+
+The file is sorted and indented JSON for review in git: the same choices give the same bytes. It has no date, no path
+and no host name; a device is its name, arch and number of SMs, and a version is that of torch or Triton without the
+build ("2.13.0" for "2.13.0+cu130"). Whether Triton fuses multiplications with additions by default is the setting of
+the process that makes the file. The checksum covers the content, not its layout, so line endings do not matter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from ..datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
+from ..datasets.errors import LONGEST_WORD, MOST, MOST_NAMES, abridged, check_integer, check_path, check_word, shown
+from ..datasets.files import check_file, check_replaceable, read_regular, replacing
+from .timing.flywheel import Software
+
+T = TypeVar("T")
+#: The value of a file's "format".
+FORMAT = "foretune pin 1"
+#: The largest file that is read, in bytes: enough for some hundred thousand choices.
+_MOST_BYTES = 1 << 28
+
+
+class PinError(ForetuneError):
+    """A pin file that cannot be used or does not cover a launch. The message names the file and the difference."""
+
+
+class PinnedDevice(NamedTuple):
+    """The identity of the GPU that choices are for."""
+
+    name: str
+    arch: str
+    sm_count: int
+
+    @classmethod
+    def of(cls, spec: DeviceSpec) -> PinnedDevice:
+        """Return the identity of a device."""
+        return cls(spec.name, spec.arch, spec.sm_count)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.arch}, {self.sm_count} SMs)"
+
+
+class Versions(NamedTuple):
+    """The versions of torch and Triton that choices were made with, and the setting of Triton that changes code.
+
+    Attributes:
+        torch: The version of torch; "" if it is not installed.
+        triton: The version of Triton; "" if it is not installed.
+        fp_fusion: "on" or "off": whether Triton fuses multiplications with additions where a launch does not say
+            (TRITON_DEFAULT_FP_FUSION; unset, it depends on the version), which changes results; "" without Triton.
+    """
+
+    torch: str
+    triton: str
+    fp_fusion: str
+
+    @classmethod
+    def of(cls, software: Software) -> Versions:
+        """Return the versions without the part that names a build, and the setting of this process."""
+        return cls(software.torch.partition("+")[0], software.triton.partition("+")[0], _fp_fusion())
+
+    @classmethod
+    def here(cls) -> Versions:
+        """Return the versions of this process."""
+        return cls.of(Software.here())
+
+
+def _fp_fusion() -> str:
+    """Return `Versions.fp_fusion` of this process."""
+    try:
+        from triton.knobs import language
+    except ImportError:
+        return ""
+    is_forced_off = getattr(language, "force_disable_fp_fusion", False)  # since Triton 3.9
+    return "on" if language.default_fp_fusion and not is_forced_off else "off"
+
+
+@dataclass(frozen=True)
+class PinnedChoice:
+    """The config of one problem, which stands for its bucket.
+
+    Attributes:
+        problem: The problem.
+        config: The config.
+        launches: Known launches of the problem by Triton's own key: `names`, `key`, and `config` where it differs,
+            which it may for a kernel that prunes its own configs.
+        slowdowns: The times that the choice was made from, if they are known: each config's time over the best one's,
+            infinite for a failed config. A file does not have them.
+    """
+
+    problem: Problem
+    config: KernelConfig
+    launches: tuple[Mapping[str, Any], ...] = ()
+    slowdowns: Mapping[KernelConfig, float] = field(default_factory=dict, compare=False)
+
+    def config_of(self, key: list[Any] | None) -> KernelConfig:
+        """Return the config of a launch with this key of Triton's, or of one whose key is not known (None)."""
+        text = None if key is None else _text(key)
+        for launch in self.launches if text is not None else ():
+            if "config" in launch and _text(launch["key"]) == text:
+                return KernelConfig.from_json(launch["config"])
+        return self.config
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the choice as a JSON object."""
+        value: dict[str, Any] = {"problem": self.problem.to_json(), "config": self.config.to_json()}
+        if self.launches:
+            value["launches"] = sorted((dict(launch) for launch in self.launches), key=_text)
+        return value
+
+    @classmethod
+    def from_json(cls, value: Any) -> PinnedChoice:
+        """Return the choice in a JSON object; raise `ForetuneError` for anything else."""
+        _check_fields("a choice", value, {"problem", "config"}, {"launches"})
+        launches = value.get("launches", [])
+        if not isinstance(launches, list) or not all(map(_is_launch, launches)):
+            raise ForetuneError(f"launches must be a list of objects with names and a key but is {shown(launches)}")
+        problem, config = Problem.from_json(value["problem"]), KernelConfig.from_json(value["config"])
+        return cls(problem, config, tuple(launches))
+
+
+@dataclass(frozen=True)
+class PinnedKernel:
+    """The choices of one kernel on one device.
+
+    Attributes:
+        kernel: The kernel's name, "module.qualname"; for an op, or a kernel that is only pruned, its family's.
+        device: The device.
+        source: The hash of the kernel's source; "" for a family without a kernel of its own.
+        versions: The versions and the setting that choices were made with.
+        choices: The choices, by problem.
+        spec: The device's limits and rates where they are known. A file does not have them.
+    """
+
+    kernel: str
+    device: PinnedDevice
+    source: str
+    versions: Versions
+    choices: Mapping[Problem, PinnedChoice]
+    spec: DeviceSpec | None = field(default=None, compare=False)
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """The key of the entry; a file has one entry for each."""
+        return self.kernel, self.device
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry as a JSON object."""
+        choices = sorted(self.choices.values(), key=lambda one: (str(one.problem.signature), one.problem.dims))
+        return _head("kernel", self.kernel, self) | {"choices": [one.to_json() for one in choices]}
+
+    @classmethod
+    def from_json(cls, value: Any) -> PinnedKernel:
+        """Return the entry in a JSON object; raise `ForetuneError` for anything else."""
+        kernel, device, source, versions = _read_head("kernel", value)
+        if not isinstance(value["choices"], list):
+            raise ForetuneError(f"{kernel}: choices must be a list but is {shown(value['choices'])}")
+        choices = [PinnedChoice.from_json(one) for one in value["choices"]]
+        by_problem = {one.problem: one for one in choices}
+        if len(by_problem) < len(choices):
+            raise ForetuneError(f"{kernel} on {device.name} has a problem twice")
+        return cls(kernel, device, source, versions, by_problem)
+
+    def joined(self, other: PinnedKernel) -> PinnedKernel:
+        """Return this entry with the choices of an older one, if that is of the same source and versions."""
+        if (other.source, other.versions) != (self.source, self.versions):
+            return self
+        return PinnedKernel(self.kernel, self.device, self.source, self.versions, {**other.choices, **self.choices})
+
+
+@dataclass(frozen=True)
+class PinnedFunction:
+    """The choices of one function under `foretune.tune` on one device.
+
+    Attributes:
+        function: The function's name, "module.qualname".
+        device: The name of the device, or of the CPU, on which it is called.
+        source: The digest of the function's source.
+        versions: The versions and the setting that choices were made with.
+        choices: By the key of the call, the text that identifies the config under the label "". For a function under
+            `foretune.contextual_autotune`, that of each kernel in it, by the kernel's label.
+    """
+
+    function: str
+    device: str
+    source: str
+    versions: Versions
+    choices: Mapping[str, Mapping[str, str]]
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """The key of the entry; a file has one entry for each."""
+        return self.function, self.device
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry as a JSON object."""
+        choices = {key: dict(one) if set(one) != {""} else one[""] for key, one in self.choices.items()}
+        return _head("function", self.function, self) | {"choices": choices}
+
+    @classmethod
+    def from_json(cls, value: Any) -> PinnedFunction:
+        """Return the entry in a JSON object; raise `ForetuneError` for anything else."""
+        function, device, source, versions = _read_head("function", value)
+        if not isinstance(value["choices"], dict):
+            raise ForetuneError(f"{function}: choices must be an object but is {shown(value['choices'])}")
+        choices = {key: {"": one} if isinstance(one, str) else one for key, one in value["choices"].items()}
+        for configs in choices.values():
+            if not isinstance(configs, dict) or not all(isinstance(text, str) for text in configs.values()):
+                raise ForetuneError(f"{function}: each choice must be the text of a config but is {shown(configs)}")
+        return cls(function, device, source, versions, choices)
+
+    def joined(self, other: PinnedFunction) -> PinnedFunction:
+        """Return this entry with the choices of an older one, if that is of the same source and versions."""
+        if (other.source, other.versions) != (self.source, self.versions):
+            return self
+        choices = {**other.choices, **{key: {**other.choices.get(key, {}), **one} for key, one in self.choices.items()}}
+        return PinnedFunction(self.function, self.device, self.source, self.versions, choices)
+
+
+@dataclass(frozen=True)
+class PinFile:
+    """The content of a pin file.
+
+    >>> problem, config = Problem.of("softmax", rows=64), KernelConfig.of(BLOCK=64)
+    >>> device = PinnedDevice.of(DeviceSpec.named("h200"))
+    >>> choices = {problem: PinnedChoice(problem, config)}
+    >>> kernel = PinnedKernel("softmax", device, "a1b2", Versions("2.13.0", "3.9.0", "on"), choices)
+    >>> PinFile.from_json(json.loads(PinFile((kernel,)).text())) == PinFile((kernel,))
+    True
+    """
+
+    kernels: tuple[PinnedKernel, ...] = ()
+    functions: tuple[PinnedFunction, ...] = ()
+
+    def text(self) -> str:
+        """Return the file's text."""
+        content = self._content()
+        return json.dumps(content | {"checksum": _checksum(content)}, indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the file as a JSON object."""
+        value: dict[str, Any] = json.loads(self.text())
+        return value
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "kernels": [one.to_json() for one in sorted(self.kernels, key=lambda one: one.identity)],
+            "functions": [one.to_json() for one in sorted(self.functions, key=lambda one: one.identity)],
+        }
+
+    def save(self, path: Path | str) -> None:
+        """Write the file atomically.
+
+        Raises:
+            ForetuneError: The file cannot be written, or it exists and is not a pin file.
+        """
+        check_pin_file(path)
+        with replacing(path) as temporary:
+            temporary.write_text(self.text(), encoding="utf-8")
+
+    @classmethod
+    def from_json(cls, value: Any) -> PinFile:
+        """Return the content of a JSON object; raise `ForetuneError` for anything else, or a wrong checksum."""
+        if not isinstance(value, dict) or value.get("format") != FORMAT:
+            raise ForetuneError(f"it is not a file of format {FORMAT!r}")
+        _check_fields("the file", value, {"format", "checksum", "kernels", "functions"})
+        expected = _checksum({name: one for name, one in value.items() if name != "checksum"})
+        if value["checksum"] != expected:
+            raise ForetuneError(
+                f"its content was changed after it was written: checksum must be {expected!r} but is "
+                f"{shown(value['checksum'])}"
+            )
+        kernels = _read_all("kernels", value["kernels"], PinnedKernel.from_json)
+        return cls(kernels, _read_all("functions", value["functions"], PinnedFunction.from_json))
+
+    @classmethod
+    def read(cls, path: Path, name: Path | str | None = None) -> PinFile:
+        """Return the content of a file, which messages call by `name` if that is given.
+
+        Raises:
+            PinError: It cannot be read, is no pin file, or was changed after it was written.
+        """
+        try:
+            content = json.loads(read_regular(path, _MOST_BYTES, follow=True), parse_constant=_refuse_constant)
+            return cls.from_json(content)
+        except OSError as error:
+            raise PinError(f"{abridged(str(name or path))}: cannot be read: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:  # including ForetuneError
+            raise PinError(f"{abridged(str(name or path))}: not a usable pin file: {abridged(str(error))}") from None
+
+    def with_those_of(self, older: PinFile) -> PinFile:
+        """Return this content together with an older file's.
+
+        Where both have a kernel on a device, the older choices are kept for other problems, if source and versions
+        are the same.
+        """
+        return PinFile(_joined(self.kernels, older.kernels), _joined(self.functions, older.functions))
+
+
+def check_pin_file(path: Path | str) -> None:
+    """Raise `ForetuneError` if `PinFile.save` would."""
+    check_file(check_path("a pin file", path))
+    check_replaceable(path, lambda content: f'"{FORMAT[:-1]}'.encode() in content, "a file that foretune pin wrote")
+
+
+def _joined(newer: Iterable[Any], older: Iterable[Any]) -> tuple[Any, ...]:
+    """Return the entries of two files, each kernel and device, or function and device, once."""
+    found = {one.identity: one for one in older}
+    for one in newer:
+        found[one.identity] = one.joined(found[one.identity]) if one.identity in found else one
+    return tuple(found.values())
+
+
+def _head(what: str, name: str, one: Any) -> dict[str, Any]:
+    """Return the fields that entries of kernels and of functions share."""
+    device = one.device._asdict() if isinstance(one.device, PinnedDevice) else one.device
+    return {what: name, "device": device, "source": one.source, **one.versions._asdict()}
+
+
+def _read_head(what: str, value: Any) -> tuple[str, Any, str, Versions]:
+    """Return the name, device, source and versions of an entry; raise `ForetuneError` if they are not valid."""
+    _check_fields(f"a {what}", value, {what, "device", "source", *Versions._fields, "choices"})
+    name = check_word(what, value[what], 4 * LONGEST_WORD)
+    texts = {part: value[part] for part in ("source", *Versions._fields)}
+    for part, text in texts.items():
+        if text != "":
+            check_word(f"{part} of {name}", text)
+    device = value["device"]
+    if what == "function":
+        check_word(f"device of {name}", device, 4 * LONGEST_WORD)
+    else:
+        _check_fields(f"device of {name}", device, set(PinnedDevice._fields))
+        for part in ("name", "arch"):
+            check_word(f"the device's {part}", device[part])
+        device = PinnedDevice(device["name"], device["arch"], check_integer("sm_count", device["sm_count"], 1, MOST))
+    return name, device, texts["source"], Versions(*(texts[part] for part in Versions._fields))
+
+
+def _read_all(what: str, values: Any, read: Callable[[Any], T]) -> tuple[T, ...]:
+    """Return the entries of a list; raise `ForetuneError` for another value or for two entries of one identity."""
+    if not isinstance(values, list):
+        raise ForetuneError(f"{what} must be a list but is {shown(values)}")
+    found = tuple(map(read, values))
+    known: dict[Any, T] = {}
+    for one in found:
+        identity: tuple[Any, ...] = one.identity  # type: ignore[attr-defined]
+        if known.setdefault(identity, one) is not one:
+            raise ForetuneError(f"{what} has {identity[0]} on {identity[1]} twice")
+    return found
+
+
+def _check_fields(what: str, value: Any, needed: set[str], optional: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+    """Raise `ForetuneError` unless a value is an object with these fields."""
+    if not isinstance(value, dict) or not needed <= set(value) <= needed | optional:
+        raise ForetuneError(f"{what} must be an object with {', '.join(sorted(needed))} but is {shown(value)}")
+
+
+def _is_launch(launch: Any) -> bool:
+    """Return whether a value is a launch of a `PinnedChoice`."""
+    if not isinstance(launch, dict) or not {"names", "key"} <= set(launch) <= {"names", "key", "config"}:
+        return False
+    names, key = launch["names"], launch["key"]
+    if "config" in launch:
+        KernelConfig.from_json(launch["config"])
+    return (
+        all(isinstance(part, list) and len(part) <= MOST_NAMES for part in (names, key))
+        and all(isinstance(name, str) for name in names)
+        and all(type(one) in (int, float, bool, str, type(None)) for one in key)
+        and all(math.isfinite(one) for one in key if type(one) is float)
+    )
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    """Return the checksum of a file's content."""
+    return hashlib.sha256(_text(content).encode()).hexdigest()
+
+
+def _text(value: Any) -> str:
+    """Return a JSON value as compact, sorted text."""
+    return json.dumps(value, separators=(",", ":"), sort_keys=True)
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"it has {text}, which is not JSON")

@@ -1,0 +1,91 @@
+"""Tune one key of an attached kernel while Triton has the loop over configs: `KeyTuning`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ...datasets import Problem
+from ..launching.kernel import Kernel
+from .known_times import KeyTimes
+from .one_launch import key_of_launch
+from .refine.refinement import Refinement
+from .session import TuningSession
+from .shortlisters import Shortlister
+
+if TYPE_CHECKING:
+    import triton
+
+
+@dataclass
+class KeyTuning:
+    """The tuning of one key of an attached kernel.
+
+    Attributes:
+        allowed: The configs that the kernel's own pruning leaves.
+        arguments: The launch's arguments by name.
+        keys: The keys that Triton had a config for before.
+        uncompiled: The configs that are compiled in parallel before the next one is timed.
+        slowdowns: In mode `refine`, the predicted slowdowns.
+        scale: In mode `refine`, the predicted time of the launch.
+        refining: In mode `refine`, what chooses further configs.
+    """
+
+    tuner: triton.runtime.Autotuner
+    shortlister: Shortlister
+    times: KeyTimes
+    allowed: tuple[triton.Config, ...]
+    problem: Problem
+    arguments: Mapping[str, Any]
+    uncompiled: tuple[triton.Config, ...] = ()
+    slowdowns: Mapping[triton.Config, float] = field(default_factory=dict)
+    scale: float = 1.0
+    refining: tuple[Refinement[triton.Config], float] | None = None
+
+    def __post_init__(self) -> None:
+        self.session: TuningSession[triton.Config] = TuningSession(self.times)
+        self.keys = set(self.tuner.cache)
+
+    def prepare(self, configs: Sequence[triton.Config]) -> None:
+        """Load the known times of configs that are about to be timed, and list what must be compiled."""
+        tuner, session = self.tuner, self.session
+        # A kernel's own do_bench may return another kind of value, which Triton would compare with known times. So
+        # known times are used only if all configs have one.
+        if tuner._do_bench is None or len(self.times.recall(configs)) == len(configs):
+            session.recall(configs)
+        # Compile ahead only if no pre_hook can change arguments that a binary depends on, and no perf_model drops
+        # configs.
+        left = [config for config in configs if config not in session.measured]
+        plain = tuner.perf_model is None and not any(config.pre_hook for config in left)
+        if plain and len(configs) > 1 and not Kernel(tuner).is_interpreted:
+            self.uncompiled = tuple(left)
+
+    def compile(self, args: Sequence[Any], meta: Mapping[str, Any]) -> None:
+        """Compile configs in parallel; errors are ignored, because Triton meets them when it times the config."""
+        configs, self.uncompiled = self.uncompiled, ()
+        given = {name: value for name, value in meta.items() if name != "warmup"}
+        self.session.compile(configs, lambda config: self.tuner.fn.warmup(*args, **given, **config.all_kwargs()))
+
+    def more(self) -> list[triton.Config]:
+        """Return the timed configs, fastest first, and those to time next, which are to be compiled."""
+        positions = self.shortlister.positions(self.problem, self.allowed, self.session.cost_s)
+        configs = [self.allowed[position] for position in positions]
+        self.prepare(configs)
+        return configs
+
+    def in_tritons_cache(self) -> triton.Config | None:
+        """Return the best allowed config by the times in Triton's own cache; None if that does not have all of them."""
+        if not getattr(self.tuner, "cache_results", False):
+            return None
+        key = key_of_launch(self.tuner, self.arguments)
+        try:
+            self.tuner.check_disk_cache(key, self.allowed, _missing)
+        except LookupError:
+            return None
+        return self.tuner.cache[key]  # type: ignore[no-any-return]
+
+
+def _missing() -> None:
+    """Replace Triton's benchmark of all configs, which it calls if its cache has no times."""
+    raise LookupError

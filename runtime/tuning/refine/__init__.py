@@ -1,0 +1,1 @@
+"""Refine choices with the calls of a running program; see `refinement.py`."""

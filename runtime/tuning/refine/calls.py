@@ -1,0 +1,121 @@
+"""What a refinement needs to know of calls: their times, what exploring may cost, and whether it may explore now."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, ClassVar, Protocol
+
+from ....datasets import ForetuneError
+from ....datasets.errors import shown
+from ...epochs import is_pinned
+from ...launching.stub_driver import stubbed
+from ..ranks.agreement import may_tune
+
+#: The environment variable with the most that exploring may cost: a share of an op's time, or seconds ("2s").
+VARIABLE = "FORETUNE_MAX_COST"
+_MAX_COST = "0.01"
+
+
+def check_cost(max_cost: Any = None) -> dict[str, float]:
+    """Return the limit of `Race` that a share or a number of seconds means; None is FORETUNE_MAX_COST, or else 1 %.
+
+    Raises `ForetuneError` for anything else.
+
+    >>> check_cost(0.02), check_cost("3s")
+    ({'max_cost': 0.02}, {'max_s': 3.0})
+    """
+    name, value = ("max_cost", max_cost) if max_cost is not None else (VARIABLE, os.environ.get(VARIABLE) or _MAX_COST)
+    if re.fullmatch(r"(\d+\.?\d*|\.\d+)s", str(value)):
+        return {"max_s": float(str(value)[:-1])}
+    try:
+        share = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        share = math.nan
+    if not 0 <= share <= 1:
+        raise ForetuneError(f'{name} must be a share from 0 to 1, or seconds such as "2s", but is {shown(value)}')
+    return {"max_cost": share}
+
+
+class Stopwatch(Protocol):
+    """Times calls without waiting for them."""
+
+    def begin(self) -> Any:
+        """Return a mark before a call."""
+
+    def end(self, mark: Any, about: Any) -> None:
+        """Mark the end of the call."""
+
+    def cancel(self, mark: Any) -> None:
+        """Forget the call, which failed."""
+
+    def read(self) -> Iterator[tuple[Any, float]]:
+        """Return (`about`, microseconds) of the calls that have completed, each once."""
+
+
+class CudaEvents:
+    """A `Stopwatch` of CUDA events on the current stream."""
+
+    #: Pairs of events that can be used again, by device.
+    free: ClassVar[dict[int, list[tuple[Any, Any]]]] = {}
+
+    def __init__(self) -> None:
+        import torch
+
+        self._cuda: Any = torch.cuda  # `Event` is untyped
+        self._running: deque[tuple[Any, Any]] = deque()
+
+    def begin(self) -> Any:
+        """See `Stopwatch`."""
+        stream = self._cuda.current_stream()
+        free = self.free.setdefault(stream.device_index, [])
+        try:
+            start, end = free.pop()
+        except IndexError:
+            start, end = self._cuda.Event(enable_timing=True), self._cuda.Event(enable_timing=True)
+        start.record(stream)
+        return start, end, stream, free
+
+    def end(self, mark: Any, about: Any) -> None:
+        """See `Stopwatch`."""
+        mark[1].record(mark[2])
+        self._running.append((mark, about))
+
+    def cancel(self, mark: Any) -> None:
+        """See `Stopwatch`."""
+        mark[3].append(mark[:2])
+
+    def read(self) -> Iterator[tuple[Any, float]]:
+        """See `Stopwatch`."""
+        while self._running and self._running[0][0][1].query():
+            (start, end, _, free), about = self._running.popleft()
+            time_us = 1e3 * start.elapsed_time(end)
+            free.append((start, end))
+            yield about, time_us
+
+
+def stopwatch() -> Stopwatch | None:
+    """Return what times the calls of one problem; None without a GPU."""
+    torch = sys.modules.get("torch")
+    return CudaEvents() if torch is not None and torch.cuda.is_available() and stubbed() is None else None
+
+
+def is_deterministic() -> bool:
+    """Return whether `torch.use_deterministic_algorithms` is on."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.are_deterministic_algorithms_enabled()
+
+
+def why_paused() -> str:
+    """Return why no config may be explored now, "" if it may."""
+    if is_deterministic():
+        return "torch.use_deterministic_algorithms is on"
+    if is_pinned():
+        return "choices are pinned"
+    if not may_tune():
+        return "a job of several ranks explores only within foretune.agree()"
+    return ""
