@@ -376,7 +376,7 @@ class _Tuning:
                     return checked_time(self._isolated.time_us(config))
                 except NoIsolationError as error:
                     warn_once(f"{self._tuner.name}: {error}", ": its configs are timed in this process")
-            return checked_time(self._call.time_us(config))
+            return checked_time(self._call.time_us(config, self.session.best_us))
         except Exception as error:  # noqa: BLE001 - a failing config is skipped
             return error
 

@@ -215,8 +215,7 @@ class LaunchFamily(Family):
     ) -> NDArray[np.float32]:
         """Return no features, an array of shape (n_configs, 0).
 
-        `OwnTimings` does not use the meaning of knobs. A smooth model over dimensions and knobs was worse
-        (runtime/NOTES.md).
+        `OwnTimings` computes its own from the knobs and the problem's dimensions.
         """
         import numpy as np
 

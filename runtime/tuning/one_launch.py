@@ -13,6 +13,7 @@ from ..launching.ahead import in_background, make_launch_function_ahead
 from ..launching.kernel import Kernel
 from ..launching.stub_driver import stubbed
 from ..timing.timer import timer_of
+from .gaussian_process import MOST_SLOWDOWN
 from .launch_arguments import OF_THE_LAUNCH, kept_arguments, stand_ins
 from .session import is_capturing
 
@@ -26,6 +27,11 @@ def times_one() -> bool:
     import triton
 
     return tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
+
+
+#: A config is timed no further if its first launch takes this many times the best config's time. The model of own
+#: timings makes no difference between such configs.
+FAR_BEHIND = math.exp(MOST_SLOWDOWN)
 
 
 class OneConfigCache(dict[Any, Any]):
@@ -128,8 +134,10 @@ class OneLaunch:
         kwargs = {name: value for name, value in self.kwargs.items() if name != "warmup"}
         return self._tuner.fn.warmup(*self.args, **kwargs, **config.all_kwargs())
 
-    def time_us(self, config: triton.Config) -> float:
+    def time_us(self, config: triton.Config, best_us: float | None = None) -> float:
         """Return the time of a launch with a config, in microseconds.
+
+        A config that is far behind `best_us`, the time of another one, after one launch is timed no further.
 
         All of the autotuner's hooks run around each launch. What the launch raises is passed on, after tensors have
         been restored.
@@ -150,7 +158,7 @@ class OneLaunch:
                 raise
             tuner.post_hook(everything, exception=None)
 
-        return _timed_ms(tuner, run) * 1e3
+        return _timed_ms(tuner, run, math.inf if best_us is None else FAR_BEHIND * best_us) * 1e3
 
     def can_be_timed(self) -> bool:
         """Return whether there is a device to synchronize with, or a timer that needs none."""
@@ -189,8 +197,8 @@ def restore_tensors(tuner: Autotuner, arguments: Mapping[str, Any], exception: B
         arguments[name].copy_(value)
 
 
-def _timed_ms(tuner: Autotuner, run: Callable[[], None]) -> float:
-    """Return the time of a function that launches, in milliseconds.
+def _timed_ms(tuner: Autotuner, run: Callable[[], None], give_up_us: float) -> float:
+    """Return the time of a function that launches, in milliseconds; of one launch if that takes over `give_up_us`.
 
     The autotuner's own `do_bench` measures it if there is one. Otherwise our timer does, which takes 5 ms of device
     time and counts no launch gaps (Triton's benchmark takes 125 ms a config); if it cannot, Triton's does.
@@ -200,7 +208,7 @@ def _timed_ms(tuner: Autotuner, run: Callable[[], None]) -> float:
 
         run()  # compiles and loads, and raises what fails
         try:
-            return timer_of(torch.cuda.current_device()).time(run).time_us / 1e3
+            return timer_of(torch.cuda.current_device()).time(run, give_up_us=give_up_us).time_us / 1e3
         except ForetuneError:
             pass  # a hook synchronizes with the device, which our timer does not support
     return milliseconds(tuner.do_bench(run, quantiles=(0.5, 0.2, 0.8)))

@@ -129,6 +129,11 @@ class TuningSession(Generic[C]):
         """The mean seconds that the session took for each candidate that it measured; None if it measured none."""
         return (self._clock() - self._began) / self._n_kept if self._n_kept else None
 
+    @property
+    def best_us(self) -> float | None:
+        """The time of the fastest candidate so far, in microseconds; None if none works."""
+        return None if self.best is None else self.measured[self.best].time_us
+
     def times(self, candidates: Iterable[C]) -> dict[C, float]:
         """Return the times, in microseconds, of those candidates that work."""
         found = {one: self.measured[one].time_us for one in candidates if one in self.measured}
@@ -195,8 +200,7 @@ class TuningSession(Generic[C]):
             self.failures.add(error)
             return
         self.failures.clear()
-        best_us = None if self.best is None else self.measured[self.best].time_us
-        if best_us is None or measured.time_us < best_us:
+        if self.best_us is None or measured.time_us < self.best_us:
             self.best = candidate
 
     def _try(self, candidate: C) -> None:

@@ -234,7 +234,8 @@ class Attachment:
         """Return the timing of a config, in milliseconds, from Foretune's timer where possible, else from Triton's."""
         if self._how_timed == "cold" and measures(self.tuner):
             try:
-                return [OneLaunch(self.tuner, args, meta).time_us(config) / 1e3] * 3
+                best_us = None if self._tuning is None else self._tuning.session.best_us
+                return [OneLaunch(self.tuner, args, meta).time_us(config, best_us) / 1e3] * 3
             except Exception:  # noqa: BLE001 - Triton tells a config's failure from the launch's
                 pass
         return self._bench(*args, config=config, **meta)

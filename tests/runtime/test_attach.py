@@ -429,7 +429,7 @@ def test_our_timer_times_what_triton_would_time_its_own_way(elsewhere, kernel, m
         theirs.append(kernel_call)
         return [math.inf] * 3
 
-    def time_us(launch, config):
+    def time_us(launch, config, best_us):
         if config.kwargs["BLOCK"] == 64:
             raise RuntimeError("out of resources, say")
         return 1e3 * elsewhere.usual_cost(config, launch.named["n"])
