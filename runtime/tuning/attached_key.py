@@ -83,7 +83,8 @@ class KeyTuning:
             self.tuner.check_disk_cache(key, self.allowed, _missing)
         except LookupError:
             return None
-        return self.tuner.cache[key]  # type: ignore[no-any-return]
+        best: triton.Config = self.tuner.cache[key]
+        return best
 
 
 def _missing() -> None:

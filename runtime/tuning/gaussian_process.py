@@ -106,9 +106,11 @@ class Predicted:
     def _alike(self, configs: NDArray[np.intp]) -> Array:
         """Return the covariances between some configs and all configs, (len(configs), n_configs)."""
         squares = (self._knobs[configs][:, None] - self._knobs) ** 2
-        single = np.exp(-0.5 * squares).mean(axis=-1)
+        single: Array = np.exp(-0.5 * squares).mean(axis=-1)
         own = configs[:, None] == np.arange(len(self._knobs))
-        return _ADDITIVE * single + _PRODUCT * np.exp(-0.5 * squares.mean(axis=-1)) + _OWN * own
+        product: Array = np.exp(-0.5 * squares.mean(axis=-1))
+        alike: Array = _ADDITIVE * single + _PRODUCT * product + _OWN * own
+        return alike
 
 
 def far_apart(knobs: Array, count: int) -> list[int]:
@@ -149,4 +151,5 @@ def _squares(points: Array) -> Array:
 
 def distances(points: Array) -> Array:
     """Return the squared distances of points from the last one, (n_points,)."""
-    return _squares(points)[-1]
+    from_last: Array = _squares(points)[-1]
+    return from_last

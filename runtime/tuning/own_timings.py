@@ -147,7 +147,8 @@ class OwnTimings:
         # If fewer configs were timed than any search starts with, the list was shorter.
         is_finished = is_finished and bool(timed) and (len(points) > 1 or len(tried) >= min(start, len(configs)))
         if untimed and most and not rows:
-            new = [untimed[at] for at in far_apart(knob_values([configs[at] for at in untimed]), min(most, start))]
+            apart = far_apart(knob_values([configs[at] for at in untimed]), min(most, start))
+            new = [untimed[at] for at in sorted(apart)]
         elif untimed and most and not is_finished:
             worth = cost_s / _LAUNCHES_S if k == "auto" else 0.0
             model = Predicted(points, self._coordinates((*configs,)), rows, log_times)
@@ -221,8 +222,10 @@ def knob_values(configs: Sequence[KernelConfig]) -> Array:
     columns: list[list[float]] = []
     for name in sorted({name for one in values for name in one}):
         column = [one.get(name, 0) for one in values]
-        if all(isinstance(value, (int, float)) for value in column):
-            columns.append([math.log2(value) if value > 0.5 else value - 1.5 for value in column])
+        numbers = [value for value in column if not isinstance(value, str)]
+        if len(numbers) == len(column):
+            columns.append([math.log2(value) if value > 0.5 else value - 1.5 for value in numbers])
         else:
             columns += [[float(value == one) for value in column] for one in sorted({*column}, key=str)]
-    return np.array(columns, float).reshape(len(columns), len(configs)).T
+    found: Array = np.array(columns, float).reshape(len(columns), len(configs)).T
+    return found

@@ -456,7 +456,7 @@ def test_a_search_goes_on_until_no_config_pays(filler, bench, tuned):
     ]
     filler.launch(tuned(configs, family=False), m=64)
     assert 8 < len(bench.timed) < 36  # more than one batch, less than all
-    assert bench.timed[:2] == [1, 8]  # the first, and the farthest from it
+    assert {*bench.timed[:8]} >= {1, 8}  # far from each other
 
 
 def test_a_family_that_cannot_say_costs_the_shortlist_and_a_warning(filler, bench, tuned):
