@@ -4,7 +4,8 @@ Replays full searches over many orders of a kernel's keys: those of fla-core and
 and lists of 12 and 48 configs drawn from the measurements of Foretune's own families (`h100_kernels`). Each method may
 time the same share of a list: of a kernel's first key 1/4 (1/2 of lists shorter than 16), of keys 2 to 8 1/8, later
 1/12, but at least two configs. It knows what it timed on earlier keys of the kernel in that order. `OwnTimings` is the
-product: the Gaussian process, but it stops by itself. Needs scikit-learn and lightgbm.
+product: the Gaussian process, but it stops by itself. Needs scikit-learn and lightgbm. Last, the seconds of the first
+eight keys, with eight compiles side by side, relative to the authors' search, which compiles one config at a time.
 
 Columns: the share of the list that was timed, regret of the best timed config (mean over kernels of geometric means,
 95th percentile and worst of all keys, %), timed configs that failed (%), and the mean and 99th percentile of
@@ -29,13 +30,13 @@ import numpy as np
 from foretune.datasets import KernelConfig, Problem, load
 from foretune.runtime.tuning.gaussian_process import MOST_SLOWDOWN, Predicted, distances, far_apart
 from foretune.runtime.tuning.launches import ELEMENTS, LaunchFamily
-from foretune.runtime.tuning.own_timings import OwnTimings, coordinates, knob_values
+from foretune.runtime.tuning.own_timings import USUAL_COST_S, OwnTimings, coordinates, knob_values
 
 _SEARCHES = Path(__file__).parents[1] / "third_party" / "tunings_h200.jsonl.gz"
 _FAMILIES = ("matmul", "gated_mlp", "scaled_gemm", "scaled_grouped_gemm_fwd", "rms_norm_rope_fwd", "rms_norm_rope_bwd")
 _AT_ONCE = 4
-#: Configs that compile side by side, and the seconds that Foretune's timer takes: the cost that `OwnTimings` is told.
-_COMPILERS, _TIMING_S = 4, 0.015
+#: Configs that compile side by side at most, and the seconds that Foretune's timer takes.
+_COMPILERS, _TIMING_S = 8, 0.015
 
 
 @dataclass
@@ -45,7 +46,8 @@ class Kernel:
     configs: tuple[KernelConfig, ...]
     problems: list[Problem]
     times: np.ndarray  # log times (n_problems, n_configs); inf for a failed config
-    cost_s: np.ndarray  # mean seconds to compile and time one config here (n_problems,)
+    compile_s: np.ndarray  # (n_problems, n_configs)
+    bench_s: np.ndarray  # (n_problems, n_configs), with Triton's benchmark
     points: np.ndarray = field(init=False)
     knobs: np.ndarray = field(init=False)
 
@@ -69,20 +71,20 @@ def packages(path: Path) -> dict[str, Kernel]:
     sys.path.insert(0, str(path.parent))
     from autotuners_on_gpu import tunings_in
 
-    found: dict[str, dict[str, tuple[Problem, dict[KernelConfig, float], float]]] = defaultdict(dict)
+    found: dict[str, dict[str, tuple[Problem, dict[KernelConfig, tuple[float, float, float]]]]] = defaultdict(dict)
     for line in tunings_in(path):
-        times = {KernelConfig.of(**knobs): math.inf if ms is None else ms for knobs, ms, *_ in line["times"]}
-        cost_s = sum(one[2] for one in line["times"]) / len(times) / _COMPILERS + _TIMING_S
+        times = {KernelConfig.of(**one): (math.inf if ms is None else ms, *s) for one, ms, *s, _ in line["times"]}
         given = {n: SimpleNamespace(**v) if isinstance(v, dict) else v for n, v in line["arguments"].items()}
         problem = _Recorded(line).problem_from_call(given)
-        found[line["kernel"]].setdefault(json.dumps(line["key"]), (problem, times, cost_s))
+        found[line["kernel"]].setdefault(json.dumps(line["key"]), (problem, times))
     kernels = {}
     for name, tuned in found.items():
         configs = tuple(next(iter(tuned.values()))[1])
         alike = [one for one in tuned.values() if one[1].keys() == set(configs)]
         if len(configs) >= 6:
-            table = np.log([[times[config] for config in configs] for _, times, _ in alike])
-            kernels[name] = Kernel(configs, [one[0] for one in alike], table, np.array([one[2] for one in alike]))
+            table = np.array([[times[config] for config in configs] for _, times in alike])
+            problems = [problem for problem, _ in alike]
+            kernels[name] = Kernel(configs, problems, np.log(table[..., 0]), table[..., 1], table[..., 2])
     return kernels
 
 
@@ -101,7 +103,9 @@ def own_families() -> dict[str, Kernel]:
             configs = tuple(grid.configs[at] for at in columns)
             problems = [grid.cases[row].problem for row in rows]
             table = np.log(np.where(np.isfinite(table), table, math.inf))
-            kernels[f"{family} ({size})"] = Kernel(configs, problems, table, np.full(len(rows), 0.15))
+            kernels[f"{family} ({size})"] = Kernel(
+                configs, problems, table, np.full_like(table, 0.5), np.full_like(table, 0.12)
+            )
     return kernels
 
 
@@ -223,27 +227,47 @@ def halved(kernel: Kernel, order: Sequence[int], steps: list[float]) -> Iterator
         yield [int(left[0])]
 
 
-def stopping(kernel: Kernel, order: Sequence[int], steps: list[float]) -> Iterator[list[int]]:
-    """The product: `OwnTimings`, asked until no further config pays."""
+def stopping(
+    kernel: Kernel, order: Sequence[int], steps: list[float], seconds: list[float] | None = None
+) -> Iterator[list[int]]:
+    """The product: `OwnTimings`, asked until no further config pays. `seconds` gets those that each key takes."""
     own = OwnTimings(cast(Any, SimpleNamespace(name=kernel.problems[0].family)))
     for key in order:
         here: list[int] = []
+        spent_s = 0.0
         while True:
+            cost_s = spent_s / len(here) if here else USUAL_COST_S
             began = time.perf_counter()
-            new = own.advise(kernel.problems[key], kernel.configs, cost_s=float(kernel.cost_s[key])).new
+            new = own.advise(kernel.problems[key], kernel.configs, cost_s=cost_s).new
             steps.append(time.perf_counter() - began)
             if not new:
                 break
+            compiling = kernel.compile_s[key, list(new)]
+            spent_s += max(compiling.max(), compiling.sum() / _COMPILERS) + len(new) * _TIMING_S
             times = {kernel.configs[at]: math.exp(kernel.times[key, at]) for at in new}
             own.learn(kernel.problems[key], {one: t if math.isfinite(t) else None for one, t in times.items()})
             here += new
+        if seconds is not None:
+            seconds.append(spent_s)
         yield here
 
 
-def table(kernels: dict[str, Kernel], orders: int) -> str:
+def share_of_seconds(kernels: dict[str, Kernel], orders: int) -> float:
+    """The seconds that the first eight keys of kernels take, as a share of the authors' search."""
+    ours, theirs = [], 0.0
+    for kernel in kernels.values():
+        source = np.random.default_rng(0)
+        for _ in range(orders):
+            order = source.permutation(len(kernel.problems))[:8]
+            theirs += (kernel.compile_s + kernel.bench_s)[order].sum()
+            list(stopping(kernel, order, [], ours))
+    return sum(ours) / theirs
+
+
+def table(kernels: dict[str, Kernel], orders: int, methods: dict[str, Method]) -> str:
     """The comparison, a row for each method, part of the keys, and length of the list."""
     ways: dict[str, Callable] = {"OwnTimings (stops by itself)": stopping}
-    for name, method in METHODS.items():
+    for name, method in methods.items():
         ways[name] = lambda kernel, order, steps, method=method: searched(kernel, order, method, steps)
     ways["successive halving"] = halved
     head = f"{'keys':6} {'configs':8} {'method':30} {'share':>6} {'timed':>6} {'mean %':>7} {'p95 %':>6} {'worst %':>8}"
@@ -282,11 +306,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--searches", type=Path, default=_SEARCHES, help="what autotuners_on_gpu.py wrote")
     parser.add_argument("--orders", type=int, default=8, help="the number of orders of each kernel's keys")
+    parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=METHODS, help="the others to compare")
     options = parser.parse_args()
+    methods = {name: METHODS[name] for name in options.methods}
     for name, kernels in (("fla-core and liger-kernel", packages(options.searches)), ("own", own_families())):
         n_keys = sum(len(kernel.problems) for kernel in kernels.values())
         print(f"{name}: {len(kernels)} kernels, {n_keys} keys, {options.orders} orders")
-        print(table(kernels, options.orders), flush=True)
+        print(table(kernels, options.orders, methods))
+        share = share_of_seconds(kernels, options.orders)
+        print(f"seconds of the first eight keys: {share:.3f} of the authors' search\n", flush=True)
 
 
 if __name__ == "__main__":
