@@ -151,7 +151,7 @@ class Evaluation:
             else []
         )
         below += (
-            [f"Also used for training: {self.sparse} problems of which few configs were measured."]
+            [f"Also used for training: problems of which few configs were measured ({self.sparse})."]
             if self.sparse
             else []
         )

@@ -112,7 +112,8 @@ def adapt_bundle(bundle: Bundle, dataset: Dataset, families: Mapping[str, Family
     if not both:
         raise BundleError(
             f"{dataset.label} has measurements of {', '.join(dataset.families) or 'nothing'}, but the bundle knows "
-            f"{', '.join(bundle.families) or 'nothing'}: none of the requested families is in both"
+            f"{', '.join(bundle.families) or 'nothing'}: none of the requested families is in both. Adapt "
+            "a bundle that knows one of them, or train one"
         )
     trained = dict(bundle.trained)
     for name in both:

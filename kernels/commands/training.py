@@ -152,7 +152,7 @@ def adapt(
     with showing(f"adapting to {' and '.join(data)}", _TRAINING_S * rows_of(dataset, families)):
         adapted = adapted_by_name(dataset, bundle=given, family=list(families.values()))
     adapted.save(out)
-    known = sorted({spec.name for name in adapted.families for spec in adapted.trained_on(name)})
+    known = sorted({spec.name for name in families if name in adapted.families for spec in adapted.trained_on(name)})
     value = {"families": sorted(set(families)), "devices": known}
     source = "the shipped bundle" if bundle is None else printable(str(bundle))
     text = f"Adapted {', '.join(value['families'])} of {source}. Trained on: {', '.join(known)}."

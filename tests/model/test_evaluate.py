@@ -271,7 +271,10 @@ def test_problems_of_which_few_configs_were_tried_are_learned_from_and_not_judge
     assert evaluation.tried == 1.0
     assert few & set.union(*learned)
     assert evaluation.to_json()["sparse_problems"] == len(thin)
-    assert f"Also used for training: {len(thin)} problems of which few" in evaluation.__rich__().below
+    assert (
+        f"Also used for training: problems of which few configs were measured ({len(thin)})"
+        in evaluation.__rich__().below
+    )
 
 
 def test_configs_whose_result_was_wrong_are_no_candidates():
