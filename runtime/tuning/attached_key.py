@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from ...datasets import Problem
 from ..launching.kernel import Kernel
 from .known_times import KeyTimes
-from .one_launch import key_of_launch
+from .one_launch import key_of_launch, microseconds
 from .refine.refinement import Refinement
-from .session import TuningSession
+from .session import Measured, TuningSession
 from .shortlisters import Shortlister
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class KeyTuning:
         return configs
 
     def in_tritons_cache(self) -> triton.Config | None:
-        """Return the best allowed config by the times in Triton's own cache; None if that does not have all of them."""
+        """Learn the times in Triton's own cache, and return the best config; None if it has no times of this list."""
         if not getattr(self.tuner, "cache_results", False):
             return None
         key = key_of_launch(self.tuner, self.arguments)
@@ -83,6 +83,8 @@ class KeyTuning:
             self.tuner.check_disk_cache(key, self.allowed, _missing)
         except LookupError:
             return None
+        for config, timing in self.tuner.configs_timings.items():
+            self.session.keep(config, Measured.of(microseconds(timing)))
         best: triton.Config = self.tuner.cache[key]
         return best
 
