@@ -1,4 +1,4 @@
-"""Tune one key of an attached kernel while Triton has the loop over configs: `KeyTuning`."""
+"""Tune one key of an attached kernel while Triton has the loop over configs: `KeyTuning`; `CoarseKeys`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import Problem
+from ..arguments import warn_once
 from ..launching.kernel import Kernel
 from .known_times import KeyTimes
 from .one_launch import key_of_launch, microseconds
@@ -16,6 +17,10 @@ from .shortlisters import Shortlister
 
 if TYPE_CHECKING:
     import triton
+
+
+#: The number of launches of a key that are compared with the one that it was tuned for, and of all keys together.
+_LAUNCHES, _ALL_LAUNCHES = 16, 1000
 
 
 @dataclass
@@ -87,6 +92,43 @@ class KeyTuning:
             self.session.keep(config, Measured.of(microseconds(timing)))
         best: triton.Config = self.tuner.cache[key]
         return best
+
+
+class CoarseKeys:
+    """Warns if launches of one key differ in sizes that the key omits, since one config runs for all of them.
+
+    The first launches of each key are looked at, so that later ones cost nothing.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.watched: dict[Any, list[Any]] = {}  # by key: its shortlister, its problem, and the launches left
+        self._left = _ALL_LAUNCHES
+
+    def watch(self, key: Any, tuning: KeyTuning) -> None:
+        """Look at the next launches of a key that was tuned."""
+        if self._left > 0:
+            self.watched[key] = [tuning.shortlister, tuning.problem, _LAUNCHES]
+
+    def check(self, tuner: triton.runtime.Autotuner, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Compare a launch with the one that its key was tuned for."""
+        self._left -= 1
+        arguments = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
+        key = key_of_launch(tuner, arguments)
+        if self._left <= 0:
+            self.watched.clear()
+        if key not in self.watched:
+            return
+        shortlister, tuned, _ = entry = self.watched[key]
+        entry[2] -= 1
+        if entry[2] <= 0:
+            del self.watched[key]
+        sizes = dict(shortlister.problem(arguments).dims)
+        if differ := [name for name, size in tuned.dims if sizes.get(name, size) != size]:
+            self.watched.clear()
+            self._left = 0
+            what = f"{self._name}: launches of one key differ in {', '.join(differ)}, which its key omits"
+            warn_once(what, f": the config that is fastest for {tuned} runs for all")
 
 
 def _missing() -> None:

@@ -19,7 +19,7 @@ from ..launching.kernel import Kernel
 from ..launching.stub_driver import device_here, measures
 from ..launching.triton_hash import hash_triton
 from ..prune import Pruner, in_full
-from .attached_key import KeyTuning
+from .attached_key import CoarseKeys, KeyTuning
 from .known_times import KnownTimes
 from .launches import LaunchFamily
 from .one_launch import OneConfigCache, OneLaunch, compile_in_background, key_of_launch, microseconds, times_one
@@ -85,6 +85,7 @@ class Attachment:
         self._was_pinned = False  # whether the choices in Triton's `cache` are those of a pin file
         self._chosen_together: dict[int, dict[Any, triton.Config]] = {}  # Triton's `cache` by `scope()`
         self._launched: set[Any] = set()  # keys launched before the cache was cleared
+        self._coarse = CoarseKeys(self.name)
         renew_in_children(self)
 
     def renew(self) -> None:
@@ -157,6 +158,8 @@ class Attachment:
                 key = key_of_launch(self.tuner, arguments)
                 if (refining := self._refining.get(key)) is not None:
                     return self._refined_run(key, *refining, args, kwargs, arguments)
+            if self._coarse.watched:
+                self._or_warn(self._coarse.check, self.tuner, args, kwargs)
             before, self._is_running = self.tuner.__dict__.get("configs_timings"), True
             try:
                 result = self.own_run(*args, **kwargs)
@@ -389,6 +392,8 @@ class Attachment:
             self._chosen_together.setdefault(scope(), {}).update((key, tuner.cache[key]) for key in new)
         if tuner.best_config in tuning.allowed:
             is_pruned = bool(self._own_prune or tuner.perf_model)
+            for key in new:
+                self._coarse.watch(key, tuning)
             tuning.times.choose(tuner.best_config, new, tuning.arguments, is_pruned=is_pruned, bundle="")
 
     def _known_here(self, opens: bool = True) -> KnownTimes:

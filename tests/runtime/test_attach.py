@@ -669,3 +669,27 @@ def test_configs_that_differ_in_their_hook_alone_share_no_time(elsewhere, bench,
 def test_configs_that_are_none_are_refused_by_name(elsewhere, bench):
     with pytest.raises(foretune.ForetuneError, match=r"must be triton\.Configs but one is 'a'"):
         foretune.attach(elsewhere.kernel(bench, configs="ab"))
+
+
+def test_launches_of_one_key_that_differ_in_sizes_it_omits_are_one_warning(elsewhere, kernel):
+    foretune.attach(kernel)
+
+    def launch(size):
+        kernel[(1,)](elsewhere.torch.zeros(size), 1024, rows=3, SCALE=1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ForetuneWarning)
+        launch(1024)
+        launch(1030)  # as many to the nearest power of two
+    with pytest.warns(ForetuneWarning, match="launches of one key differ in elements, which its key omits"):
+        launch(4096)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ForetuneWarning)
+        launch(8192)
+
+
+def test_a_key_s_later_launches_are_not_looked_at(elsewhere, kernel):
+    foretune.attach(kernel)
+    for _ in range(40):
+        elsewhere.launch(kernel, 1024)
+    assert not triton_adapter.Attachment.of(kernel)._coarse.watched
