@@ -14,7 +14,7 @@ from typing import Any
 
 from .console import table
 from .errors import ForetuneError, abridged, check_flag, check_integer, check_path, check_word, shown
-from .files import open_regular, replacing
+from .files import file_word, open_regular, replacing
 
 #: The dtypes for which a spec may have a measured matrix rate, sorted.
 MATRIX_DTYPES = ("bf16", "fp16", "fp32")
@@ -110,6 +110,18 @@ class DeviceSpec:
         'NVIDIA H200'
         """
         return re.sub(r" \(\d+ SMs\)$", "", self.name)
+
+    @property
+    def card_word(self) -> str:
+        """The name of the card as in the names of tuned files: torch's name with underscores instead of spaces.
+
+        >>> DeviceSpec.named("h100").card_word
+        'NVIDIA_H100_80GB_HBM3'
+        """
+        word = self.card.replace(" ", "_")
+        if re.search(r"[^\w.,()+@-]", word) or len(word) > _LONGEST_CARD:
+            return file_word(word)  # makes a valid file name, which nobody looks up
+        return word
 
     @property
     def limits(self) -> dict[str, Any]:
@@ -281,6 +293,8 @@ class DeviceSpec:
         return cls(**{**value, "matrix_tflops_by_dtype": tuple(sorted(by_dtype.items(), key=str))})
 
 
+#: Most characters of a card's name in a file name; longer than any real name.
+_LONGEST_CARD = 60
 #: Fields that are equal for all cards of one kind. Other fields are rates, or are not reported by some versions of
 #: torch, so that one card may have two values.
 _LIMITS = ("backend", "arch", "sm_count", "l2_bytes", "warp_size")

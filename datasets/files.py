@@ -8,7 +8,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -140,6 +140,36 @@ def file_word(text: str, keep: str = "0-9A-Za-z", most: int = 80) -> str:
         return word
     digest = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
     return f"{word[:most]}-{digest}".lstrip("-")
+
+
+def write_new(folder: Path | str, contents: Mapping[str, str], *, force: bool = False) -> list[Path]:
+    """Write files below a folder, each atomically, and return their paths.
+
+    Args:
+        folder: The folder; it and the folders in the names are created.
+        contents: The text of each file, by its path below the folder.
+        force: Whether to replace existing files that have other contents.
+
+    Raises:
+        ForetuneError: Such a file exists and `force` is false, or a folder cannot be written.
+    """
+    texts = {inside(folder, name): text for name, text in contents.items()}
+    for path in texts:
+        check_folder(path.parent)
+    if not force:
+        for path, text in texts.items():
+            if path.exists() and path.read_text(errors="replace") != text:
+                raise already_there(path)
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            temporary.write_text(text)
+    return list(texts)
+
+
+def already_there(path: Path) -> ForetuneError:
+    """Return the error to raise for an existing file that would be replaced."""
+    return ForetuneError(f"{path} exists already: pass another folder, or --force to replace it")
 
 
 def refusal(error: Exception, path: Path | str) -> OSError:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from ..datasets import DatasetError, ForetuneError
+from ..datasets import DatasetError, Family, ForetuneError
 from ..datasets.console import whole_number
-from ..datasets.errors import abridged
+from ..datasets.errors import abridged, shown
+from .model_config import is_config, read_moe_config
 
 #: The largest width of a layer and the longest name of a model, far above those of real models.
 MOST_WIDTH, MOST_NAME = 1 << 20, 200
@@ -188,12 +189,16 @@ def load_dense_models(path: Path | str | None = None) -> tuple[DenseModel, ...]:
     """Return the models of a CSV file; those of the shipped table if no path is given.
 
     Raises:
-        DatasetError: As for `table_rows`.
+        DatasetError: As for `table_rows`; or it is a config.json.
 
     >>> load_dense_models()[2].model
     'Llama-3.1-8B'
     """
     file = Path(__file__).with_name("dense_llms.csv") if path is None else Path(path)
+    if is_config(file):
+        raise DatasetError(
+            f"{file}: only families of MoE layers read a config.json: use a CSV file with columns {','.join(COLUMNS)}"
+        )
     return tuple(_model(fields, where) for where, fields in table_rows(file, COLUMNS))
 
 
@@ -231,17 +236,72 @@ class Model:
         hidden, inter = self.expert_hidden_size, self.moe_intermediate_size
         return {"w13": ((1 + self.is_gated) * inter, hidden), "w2": (hidden, inter)}
 
+    def on_rank(self, tp: int) -> Model:
+        """Return one rank's part if `tp` tensor-parallel ranks share each expert.
 
-def load_models(path: Path | str | None = None) -> tuple[Model, ...]:
-    """Return the MoE models of a CSV file; those of the shipped table if no path is given.
+        Raises:
+            ForetuneError: They cannot share the intermediate size.
+        """
+        inter, rest = divmod(self.moe_intermediate_size, tp)
+        if rest:
+            raise ForetuneError(f"tp must divide the intermediate size, {self.moe_intermediate_size}, but is {tp}")
+        return replace(self, moe_intermediate_size=inter)
+
+    def dims_of(self, family: Family) -> dict[str, dict[str, int]]:
+        """Return the sizes that a layer determines in a family's problems, by product.
+
+        Raises:
+            ForetuneError: The family is not of MoE layers, or is for gated experts and these have no gate.
+
+        >>> from . import find_family
+        >>> load_models()[0].dims_of(find_family("grouped_gemm_fwd"))["w2"]
+        {'groups': 8, 'n': 4096, 'k': 14336}
+        """
+        dims = set(family.dims)
+        if dims in ({"groups", "rows", "n", "k"}, {"groups", "m", "n", "k"}):
+            return {name: {"groups": self.num_experts, "n": n, "k": k} for name, (n, k) in self.projections().items()}
+        if dims != {"experts", "topk", "hidden", "inter", "tokens"}:
+            raise ForetuneError(f"{family.name} is not a family of MoE layers, so a model does not give its sizes")
+        if not self.is_gated:
+            raise ForetuneError(f"the experts of {self.model} have no gate, but {family.name} is for gated experts")
+        sizes = {"experts": self.num_experts, "topk": self.top_k, "hidden": self.expert_hidden_size}
+        return {"": {**sizes, "inter": self.moe_intermediate_size}}
+
+
+def find_model(word: str) -> Model:
+    """Return an MoE model by its name in the shipped table, or by its config.json (a file, or a folder that holds it).
 
     Raises:
-        DatasetError: As for `table_rows`.
+        ForetuneError: There is no such model, or its config cannot be read; the message lists the known ones.
+
+    >>> find_model("DeepSeek-V3").num_experts  # in the table as DeepSeek-V3/R1
+    256
+    """
+    known = {one.model: one for one in load_models()}
+    called = {name.partition("/")[0]: one for name, one in known.items()} | known
+    if word in called:
+        return called[word]
+    if is_config(word):
+        return load_models(word)[0]
+    raise ForetuneError(
+        f"unknown model {shown(word)}; known: {', '.join(known)}; pass its config.json or dimensions for others"
+    )
+
+
+def load_models(path: Path | str | None = None) -> tuple[Model, ...]:
+    """Return the MoE models of a CSV file, or the one of a config.json; those of the shipped table without a path.
+
+    Raises:
+        DatasetError: As for `table_rows` and `read_moe_config`.
 
     >>> load_models()[0].projections()["w13"]
     (28672, 4096)
     """
     file = Path(__file__).parent / "grouped_gemm" / "models.csv" if path is None else Path(path)
+    if is_config(file):
+        config = read_moe_config(file)
+        name = _name(config.fields["model"], f"{config.file}, the model's name")
+        return (_moe_model({**config.fields, "model": name}, str(config.file)),)
     return tuple(_moe_model(fields, where) for where, fields in table_rows(file, MOE_COLUMNS, OPTIONAL_COLUMNS))
 
 

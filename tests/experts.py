@@ -4,6 +4,8 @@ plain loop over experts for what they compute."""
 from __future__ import annotations
 
 import torch
+from foretune.kernels.scaled_gemm import scaled_gemm
+from foretune.kernels.scaled_gemm.quantize import dequantized_weight, quantize_w
 from torch import nn
 from torch.nn.functional import silu
 
@@ -53,10 +55,37 @@ class Experts(nn.Module):
         return y + getattr(self, f"{name}_bias")[expert] if self.has_bias else y
 
 
-def routed(experts=EXPERTS, tokens=TOKENS):
-    """Tokens (tokens, HIDDEN), the experts that each chooses, of which the third gets none, and their weights."""
+def routed(experts=EXPERTS, tokens=TOKENS, hidden=HIDDEN):
+    """Tokens (tokens, hidden), the experts that each chooses, of which the third gets none, and their weights."""
     generator = torch.Generator().manual_seed(2)
     logits = torch.randn(tokens, experts, generator=generator)
     logits[:, 2] = -20
     weights, chosen = logits.softmax(-1).topk(TOPK)
-    return torch.randn(tokens, HIDDEN, generator=generator), chosen, weights
+    return torch.randn(tokens, hidden, generator=generator), chosen, weights
+
+
+class Fp8Experts(Experts):
+    """Experts in fp8 with scales of 128x128 blocks, with the attributes of transformers' `FP8Experts`."""
+
+    HIDDEN, INNER = 256, 192
+    is_exact = False  # whether the loop is in float32, with nothing quantized but the weights
+
+    def __init__(self, *, has_gate=True):
+        super().__init__(has_gate=has_gate)
+        self.block_size, self.activation_scheme = (128, 128), "dynamic"
+        generator = torch.Generator().manual_seed(1)
+        for name, n, k in (
+            ("gate_up_proj" if has_gate else "up_proj", (1 + has_gate) * self.INNER, self.HIDDEN),
+            ("down_proj", self.HIDDEN, self.INNER),
+        ):
+            w = torch.randn(EXPERTS, n, k, generator=generator) / k**0.5
+            fp8, scale = quantize_w(w, "blockwise")
+            setattr(self, name, nn.Parameter(fp8))
+            setattr(self, f"{name}_scale_inv", nn.Parameter(scale))
+
+    def _linear(self, x, name, expert):
+        """The product of the quantized operands of one expert, or of the dequantized ones if `is_exact`."""
+        w, scale = getattr(self, name)[expert].detach(), getattr(self, f"{name}_scale_inv")[expert].detach()
+        if self.is_exact:
+            return x @ dequantized_weight(w, scale, "blockwise").T
+        return scaled_gemm(x.to(torch.bfloat16), w, w_scale=scale)

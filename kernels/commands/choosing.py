@@ -17,7 +17,7 @@ from ...datasets.progress import showing
 from .. import find_family, find_measurable
 from ..learning import datasets_merged
 from .app import command
-from .inputs import TAKES_DIMENSIONS, bundle_for, device_or_this_gpu, names_kernel, problem_of
+from .inputs import TAKES_DIMENSIONS, bundle_for, device_or_this_gpu, model_named, names_kernel, problem_of
 from .options import (
     CONFIGS,
     FAMILY,
@@ -29,6 +29,7 @@ from .options import (
     Invariant,
     Predictor,
     SameBits,
+    TensorParallel,
     amount,
     argument,
     completes,
@@ -37,13 +38,14 @@ from .options import (
     dimension_names,
     family_names,
     given_as,
+    model_names,
     old_name,
     option,
     read_by,
     renamed,
     shortlist_length,
 )
-from .printing import Result, emit
+from .printing import ByProduct, Result, emit
 
 
 @command(
@@ -86,6 +88,17 @@ def predict(
         ),
     ] = None,
     dtype: Dtype = None,
+    model: Annotated[
+        str | None,
+        option(
+            "Model whose MoE layer gives the family's sizes except for rows or tokens: the name of a known one, or its "
+            "config.json (the file or its folder). If the layer has two products, both are printed.",
+            "none",
+            model_names,
+            metavar="MODEL",
+        ),
+    ] = None,
+    tp: TensorParallel = 1,
     bundle: Predictor = None,
     same_bits: SameBits = False,
     invariant: Invariant = None,
@@ -106,20 +119,31 @@ def predict(
     from ...runtime import make_explanation, make_shortlist
     from ...runtime.same_bits import keeping
 
+    if tp != 1 and model is None:
+        raise typer.BadParameter("needs a model: give --model", param_hint="--tp")
     length = renamed("--top", top, CONFIGS, configs)
     kernel = keeping(find_family(family), same_bits or None, invariant)
-    problem = problem_of(context, kernel, dtype)
+    products = {"": {}} if model is None else model_named(model).on_rank(tp).dims_of(kernel)
+    problems = {
+        name: problem_of(
+            context, kernel, dtype, *(word for dim, size in sizes.items() for word in (f"--{dim}", str(size)))
+        )
+        for name, sizes in products.items()
+    }
     spec = device_or_this_gpu(device)
     requested: dict[str, Any] = {"k": "auto" if length is None else length, "expected_calls": expected_calls}
     requested |= {"call_us": call_us, "bundle": bundle_for(bundle, kernel)}
-    with warnings.catch_warnings():  # the command reports the same reason as an error
-        warnings.simplefilter("ignore", ForetuneWarning)
-        chosen = make_shortlist(kernel, problem, spec, **requested)
-    if not chosen.predicted:  # the list is then all configs, unsorted
-        can_run = any(kernel.supports(config, problem, spec) is None for config in chosen.configs)
-        instead = f"; a launch would try all {len(chosen.configs)} supported configs" if can_run else ""
-        raise ForetuneError(chosen.reason + instead)
-    emit(make_explanation(kernel, problem, spec, **requested) if explain else chosen, as_json)
+    results: dict[str, Result] = {}
+    for name, problem in problems.items():
+        with warnings.catch_warnings():  # the command reports the same reason as an error
+            warnings.simplefilter("ignore", ForetuneWarning)
+            chosen = make_shortlist(kernel, problem, spec, **requested)
+        if not chosen.predicted:  # the list is then all configs, unsorted
+            can_run = any(kernel.supports(config, problem, spec) is None for config in chosen.configs)
+            instead = f"; a launch would try all {len(chosen.configs)} supported configs" if can_run else ""
+            raise ForetuneError(chosen.reason + instead)
+        results[name] = make_explanation(kernel, problem, spec, **requested) if explain else chosen
+    emit(results[""] if "" in results else ByProduct(results, problems), as_json)
 
 
 @command(

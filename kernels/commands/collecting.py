@@ -15,7 +15,7 @@ from ...datasets.errors import MOST
 from .. import find_measurable
 from ..learning import datasets_merged, families_in
 from .app import INTERRUPTED, command
-from .inputs import for_each_family
+from .inputs import for_each_family, show_config
 from .options import (
     FAMILY,
     FAMILY_FORMS,
@@ -86,7 +86,7 @@ def collect(
         Path | None,
         option(
             "File of models whose layers to measure, in the family's format (MoE: a CSV file with columns model, "
-            "num_experts, ...).",
+            "num_experts, ..., or a model's config.json or its folder).",
             "the family's own models",
             metavar="FILE",
         ),
@@ -191,6 +191,7 @@ def collect(
     recorded = load(replay) if replay else None
     source = known if recorded is None else recorded
     cases: list[Any] = []
+    show_config(models)
     for kernel in kernels:
         drawn = () if adds or recorded is not None else draw_cases(kernel, **drawing)
         compared = comparison_of(kernel).suite(kernel).values() if suite else ()

@@ -11,16 +11,18 @@ import typer
 from ...datasets.errors import MOST, abridged
 from ...datasets.progress import showing
 from .app import command
-from .inputs import bundle_at, device_or_this_gpu, live_gpu
+from .inputs import bundle_at, device_or_this_gpu, live_gpu, show_config
 from .options import (
     AsJson,
     Predictor,
+    TensorParallel,
     argument,
     completes,
     count,
     dataset_names,
     device_names,
     family_names,
+    model_names,
     option,
     words,
 )
@@ -32,6 +34,8 @@ _EXPORTING_S = {"csv": 4e-6, "t4": 6e-5}
 
 #: Element types of a layer that engines have tuned files for.
 DTYPES = ("bf16", "fp16", "fp8e4m3")
+#: The source that is a matrix product on Hugging Face's kernel hub.
+HUB = "hub"
 
 
 @completes
@@ -43,16 +47,8 @@ def engine_names() -> Iterable[str]:
 
 
 def source_names(incomplete: str) -> list[str]:
-    """Return the shipped datasets and serving engines that start with `incomplete`, for shell completion."""
-    return [*dataset_names(incomplete), *engine_names(incomplete)]
-
-
-@completes
-def model_names() -> Iterable[str]:
-    """Return the names of the models whose MoE layers are known, for shell completion."""
-    from ..workloads import load_models
-
-    return [one.model for one in load_models() if one.is_gated]
+    """Return the shipped datasets and other sources that start with `incomplete`, for shell completion."""
+    return [*dataset_names(incomplete), *engine_names(incomplete), *words(HUB)(incomplete)]
 
 
 @command("export", "foretune export sglang --model Qwen3-30B-A3B --tp 2 --device h200 --out tuned")
@@ -60,10 +56,12 @@ def export(
     data: Annotated[
         str,
         argument(
-            "DATA|vllm|sglang", "Dataset (a folder, or the name of a shipped one), or a serving engine.", source_names
+            "DATA|vllm|sglang|hub",
+            "Dataset (a folder, or the name of a shipped one), a serving engine, or Hugging Face's kernel hub.",
+            source_names,
         ),
     ],
-    out: Annotated[Path, option("File to write; for an engine, the folder.", metavar="PATH")],
+    out: Annotated[Path, option("File to write; for an engine or the hub, the folder.", metavar="PATH")],
     format: Annotated[
         str | None,
         option(
@@ -80,17 +78,24 @@ def export(
     ] = None,
     model: Annotated[
         str | None,
-        option("Model whose MoE layer an engine's files are for.", names=model_names, metavar="MODEL"),
+        option(
+            "Model whose MoE layer an engine's files are for: the name of a known one, or its config.json (the file or "
+            "its folder).",
+            names=model_names,
+            metavar="MODEL",
+        ),
     ] = None,
     experts: Annotated[int | None, count("Number of experts, for a model that --model does not know.", 1, MOST)] = None,
     topk: Annotated[int | None, count("Number of experts per token, for such a model.", 1, MOST)] = None,
     hidden: Annotated[int | None, count("Hidden size, for such a model.", 1, MOST)] = None,
     inter: Annotated[int | None, count("Intermediate size of an expert, for such a model.", 1, MOST)] = None,
-    tp: Annotated[int, count("Number of tensor-parallel ranks that share each expert.", 1, 1024)] = 1,
+    tp: TensorParallel = 1,
+    n: Annotated[int | None, count("For the hub: the columns of b (K, N).", 1, MOST)] = None,
+    k: Annotated[int | None, count("For the hub: the rows of b (K, N).", 1, MOST)] = None,
     dtype: Annotated[
         str,
         option(
-            "Element type of the layer; fp8e4m3 has scales of 128x128 blocks.",
+            "Element type of the layer or product; fp8e4m3 has scales of 128x128 blocks.",
             names=words(*DTYPES),
             metavar="|".join(DTYPES),
         ),
@@ -98,7 +103,7 @@ def export(
     device: Annotated[
         str | None,
         option(
-            "GPU that an engine's files are for: the name of a shipped device, or its JSON file.",
+            "GPU that an engine's or the hub's files are for: the name of a shipped device, or its JSON file.",
             "this GPU",
             device_names,
             metavar="DEVICE",
@@ -108,11 +113,11 @@ def export(
         bool | None,
         option("Time the predicted configs with the engine's own kernel.", "if the GPU and the engine are available"),
     ] = None,
-    force: Annotated[bool | None, option("Replace existing files of the engine.", False)] = None,
+    force: Annotated[bool | None, option("Replace existing files of the engine or the hub.", False)] = None,
     bundle: Predictor = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write measurements for other tools, or a serving engine's tuned config files for a MoE layer.
+    """Write measurements for other tools, or tuned config files for an engine's MoE layer or a kernel of the hub.
 
     An engine's new configs are compared with what it uses today: the layer's file in --out, in the folder that the
     engine's environment variable names, or in the engine's package, or its default config without such a file. A row
@@ -121,19 +126,33 @@ def export(
     from ...collect.compiling import compile_ahead
     from ...datasets.files import check_folder
     from ..fused_moe import engines, installed, tuned_files, tuning, workload
+    from ..matmul import hub_files
 
-    of_dataset = {"--format": format, "--family": family, "--problem": problem}
+    of_dataset: dict[str, object] = {"--format": format, "--family": family, "--problem": problem}
     of_engine = {"--model": model, "--experts": experts, "--topk": topk, "--hidden": hidden, "--inter": inter}
-    of_engine_only: dict[str, object] = {**of_engine, "--device": device, "--measure": measure, "--force": force}
-    is_engine = data in engines.ENGINES
-    for name, value in (of_dataset if is_engine else of_engine_only).items():
-        if value is not None:
-            what = "an engine" if is_engine else f"a dataset, not an engine ({', '.join(engines.ENGINES)})"
+    of_hub, of_device = {"--n": n, "--k": k}, {"--device": device, "--force": force}
+    every: dict[str, object] = {**of_dataset, **of_engine, **of_hub, **of_device, "--measure": measure}
+    if data in engines.ENGINES:
+        what, able = "an engine", {*of_engine, *of_device, "--measure"}
+    elif data == HUB:
+        what, able = "for kernels of Hugging Face's hub", {*of_hub, *of_device}
+    else:
+        what, able = f"a dataset, not an engine ({', '.join(engines.ENGINES)}) or {HUB}", {*of_dataset}
+    for name, value in every.items():
+        if value is not None and name not in able:
             raise typer.BadParameter(f"does not apply: {abridged(data, 60)} is {what}", param_hint=name)
-    if not is_engine:
+    if data == HUB:
+        if n is None or k is None:
+            raise typer.BadParameter("the hub's files are for weights of one shape: give --n and --k", param_hint="--n")
+        file = hub_files.predict_hub_file(n, k, device_or_this_gpu(device), dtype=dtype, bundle=bundle_at(bundle))
+        file.save(out, force=bool(force))
+        emit(file, as_json, out=out)
+        return
+    if data not in engines.ENGINES:
         _export_dataset(data, out, format, family, problem, as_json)
         return
     layer = workload.requested_layer(model, experts=experts, topk=topk, hidden=hidden, inter=inter, tp=tp, dtype=dtype)
+    show_config(model)
     gpu = live_gpu()
     spec = gpu if device is None and gpu is not None else device_or_this_gpu(device)
     is_here = gpu is not None and gpu.name == spec.name

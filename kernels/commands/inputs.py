@@ -12,10 +12,12 @@ import typer
 
 from ...datasets import DeviceSpec, Family, ForetuneError, Problem
 from ...datasets.console import whole_number
-from ...datasets.errors import abridged, did_you_mean
+from ...datasets.errors import abridged, did_you_mean, printable
 from ...datasets.problem import similar_dtype
 from ...datasets.progress import share_of, showing
 from .. import families, find_family
+from ..model_config import is_config, read_moe_config
+from ..workloads import Model, find_model
 from .app import GIVEN, Command
 from .options import given_as
 
@@ -78,6 +80,19 @@ def problem_of(context: typer.Context, family: Family, dtype: str | None, *more:
             param_hint="--dtype",
         )
     return Problem(family.name, tuple(sorted(dims.items())), dtype, tuple(sorted(flags)))
+
+
+def model_named(word: str) -> Model:
+    """Return the MoE model that --model names, and print what was read if it is a config.json."""
+    model = find_model(word)
+    show_config(word)
+    return model
+
+
+def show_config(path: Path | str | None) -> None:
+    """Print the sizes that a path gives if it is that of a config.json."""
+    if path is not None and is_config(path):
+        typer.echo(printable(read_moe_config(path).line), err=True)
 
 
 def names_kernel(name: str) -> bool:

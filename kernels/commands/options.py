@@ -95,6 +95,14 @@ def device_names() -> Iterable[str]:
 
 
 @completes
+def model_names() -> Iterable[str]:
+    """Return the names of the models whose MoE layers are known, for shell completion."""
+    from ..workloads import load_models
+
+    return [one.model for one in load_models()]
+
+
+@completes
 def remembered_names() -> Iterable[str]:
     """Return the names of the kernels and functions in the choice cache, for shell completion."""
     from ...runtime.tuning.cache.cache_folder import cache_contents
@@ -198,6 +206,8 @@ Invariant = Annotated[
 Dtype = Annotated[
     str | None, option("Element type, one that the family has.", "the family's first", dtype_names, metavar="DTYPE")
 ]
+#: Tensor-parallel ranks, for a model's layer.
+TensorParallel = Annotated[int, count("Number of tensor-parallel ranks that share each expert.", 1, 1024)]
 Budget = Annotated[
     float | None,
     option("Stop after this time, for example 90s, 20m or 1h.", "none", parser=read_by(duration_s), metavar="DURATION"),

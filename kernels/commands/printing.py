@@ -15,6 +15,7 @@ from ...datasets.errors import printable
 from .app import result_file
 
 if TYPE_CHECKING:
+    from ...datasets import Problem
     from ...datasets.dataset import Dataset
 
 
@@ -61,6 +62,25 @@ class ByFamily:
 
         last = [*self.families][-1]
         return Group(*(one.table(caption=name == last) for name, one in self.families.items()))
+
+
+@dataclass(frozen=True)
+class ByProduct:
+    """The results of the products of one layer, and their problems, by name."""
+
+    products: Mapping[str, Any]
+    problems: Mapping[str, Problem]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the value that --json prints."""
+        return {"products": {name: one.to_json() for name, one in self.products.items()}}
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+
+        return Group(
+            *(part for name, one in self.products.items() for part in (f"{name}, {self.problems[name]}:", one))
+        )
 
 
 def emit(result: Result, as_json: bool, caption: str = "", /, **places: Path) -> None:

@@ -10,7 +10,6 @@ no copy of it.
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -22,7 +21,6 @@ from typing import Any
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import shown
-from ...datasets.files import file_word
 from ...runtime.launching.source_hash import parsed
 
 SGLANG, VLLM = "sglang", "vllm"
@@ -31,8 +29,6 @@ ENGINES = (SGLANG, VLLM)
 BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
 #: In fp8, weights have one scale per block of this many rows and columns, and activations one per this many columns.
 SCALED_BLOCK = 128
-#: Most characters of a card's name in a file name; longer than any real name.
-_LONGEST_CARD = 60
 #: What the engines call the dtypes in a file's name; bf16 and fp16 share the files without one.
 _DTYPES = {"bf16": "", "fp16": "", "fp8e4m3": ",dtype=fp8_w8a8"}
 _BLOCKS_M, _BLOCKS_N, _BLOCKS_K = (16, 32, 64, 128, 256), (32, 64, 128, 256), (64, 128, 256)
@@ -101,9 +97,7 @@ def file_name(engine: str, layer: Layer, device: DeviceSpec, *, down: bool = Fal
     """
     if down and engine == VLLM:
         raise ForetuneError("vLLM has one file for both products and no separate file for the second")
-    card = device.card.replace(" ", "_")
-    if re.search(r"[^\w.,()+@-]", card) or len(card) > _LONGEST_CARD:
-        card = file_word(card)  # makes a valid file name, which no engine looks up
+    card = device.card_word
     if engine == VLLM and "H200" in card.split("_"):
         card = "NVIDIA_H200"  # vLLM uses this name for all variants of the card
     dtype = _DTYPES[layer.dtype]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig
 from ...datasets.console import table
-from ...datasets.files import check_folder, inside, replacing
+from ...datasets.files import already_there, write_new
 from .engines import (
     BATCH_SIZES,
     SCALED_BLOCK,
@@ -290,18 +290,8 @@ class TunedFiles:
         Raises:
             ForetuneError: Such a file exists, and `force` is false.
         """
-        contents = {inside(folder, name): json.dumps(rows, indent=4) + "\n" for name, rows in self.tables().items()}
-        for path in contents:
-            check_folder(path.parent)
-        if not force:
-            for path, content in contents.items():
-                if path.exists() and path.read_text(errors="replace") != content:
-                    raise _already_there(path)
-        for path, content in contents.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as temporary:
-                temporary.write_text(content)
-        return list(contents)
+        contents = {name: json.dumps(rows, indent=4) + "\n" for name, rows in self.tables().items()}
+        return write_new(folder, contents, force=force)
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as JSON values."""
@@ -409,12 +399,7 @@ def check_none_there(engine: str, layer: Layer, device: DeviceSpec, triton: str,
     for down in (False, True) if engine == SGLANG else (False,):
         path = Path(folder, folder_name(engine, triton), file_name(engine, layer, device, down=down))
         if path.exists():
-            raise _already_there(path)
-
-
-def _already_there(path: Path) -> ForetuneError:
-    """Return the error to raise for an existing file that would be replaced."""
-    return ForetuneError(f"{path} exists already: pass another folder, or --force to replace it")
+            raise already_there(path)
 
 
 def _changes(engine: str, layer: Layer) -> Iterable[int]:

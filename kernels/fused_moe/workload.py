@@ -13,7 +13,7 @@ import numpy as np
 from ...datasets import Case, ForetuneError, Problem
 from ...datasets.errors import check_integer, shown
 from ...model.splits import RANDOM
-from ..workloads import TENSOR_PARALLEL, Deck, Model, check_drawn, load_models, shuffled
+from ..workloads import TENSOR_PARALLEL, Deck, Model, check_drawn, find_model, load_models, shuffled
 from .engines import BATCH_SIZES, SCALED_BLOCK, Layer
 from .family import DTYPES, LARGEST
 from .launching import Product
@@ -147,7 +147,7 @@ def requested_layer(
     """Return one rank's part of an MoE layer, by a model's name or by dimensions.
 
     Args:
-        model: A model of the shipped table. Exclusive with the four dimensions.
+        model: A model of the shipped table, or the path of a config.json. Exclusive with the four dimensions.
         experts: Number of experts.
         topk: Experts per token.
         hidden: Hidden size.
@@ -167,13 +167,7 @@ def requested_layer(
     if model is not None:
         if both := [name for name, value in given.items() if value is not None]:
             raise ForetuneError(f"{model} has its own {both[0]}: pass either a model or dimensions")
-        known = {one.model: one for one in load_models()}
-        called = {
-            name.partition("/")[0]: one for name, one in known.items()
-        } | known  # "DeepSeek-V3/R1" is also found as "DeepSeek-V3"
-        if model not in called:
-            raise ForetuneError(f"unknown model {shown(model)}; known: {', '.join(known)}; pass dimensions for others")
-        one = called[model]
+        one = find_model(model)
         if not one.is_gated:
             raise ForetuneError(
                 f"the experts of {model} have no gate, but the engines' tuned files are for gated experts"

@@ -38,7 +38,8 @@ def use(project: str, **options: Any) -> Use:
       caches keep these graphs apart from others. If this torch has other internals, or nothing can be predicted,
       Inductor chooses alone, with one warning.
     - "transformers" (5.7 or later): registers the experts implementation "foretune", for
-      `model.set_experts_implementation("foretune")` and `from_pretrained(..., experts_implementation="foretune")`.
+      `model.set_experts_implementation("foretune")` and `from_pretrained(..., experts_implementation="foretune")`;
+      also for experts in block-scaled fp8, if this version has a registry for them.
     - "torchtitan" (0.3 or later): replaces `GroupedExperts._grouped_mm`, also for models that are already built.
 
     A project that is used several times keeps Foretune until all uses are undone.

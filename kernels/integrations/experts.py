@@ -4,6 +4,10 @@
 same as their `grouped_mm`, with the gathering of tokens, the bias, the routing weights and the scattering fused into
 the products; the input is not copied to (tokens * topk, hidden).
 
+In models that transformers quantizes to fp8 in blocks of 128x128, it computes the same as their `grouped_mm` of fp8
+experts, with `foretune.scaled_grouped_gemm`, which quantizes the input per 1x128 block. The experts are frozen; the
+gradient of the input is the op's.
+
 `foretune.use("torchtitan")` replaces `GroupedExperts._grouped_mm`, through which torchtitan's experts multiply. Like
 the `torch._grouped_mm` that it replaces, it does not write rows after the last offset, which belong to no expert.
 """
@@ -11,7 +15,7 @@ the `torch._grouped_mm` that it replaces, it does not write rows after the last 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -19,13 +23,15 @@ import torch
 from ...datasets import ForetuneError
 from ...runtime.arguments import Mode, resolve_mode, warn_once
 from ..grouped_gemm import grouped_gemm
+from ..scaled_gemm import scaled_grouped_gemm
+from ..scaled_gemm.scales import SCALED
 
 #: The name of the implementation in transformers' registry.
 NAME = "foretune"
 
 
 def install_transformers() -> Callable[[], None]:
-    """Register the experts implementation "foretune", and return a function that removes it.
+    """Register the experts implementation "foretune", in bf16 and fp8, and return a function that removes it.
 
     Raises:
         ForetuneError: transformers is not installed, or has no registry of experts implementations.
@@ -37,8 +43,19 @@ def install_transformers() -> Callable[[], None]:
         raise ForetuneError(
             f"foretune.use('transformers') needs transformers >= 5.7, whose models take registered experts: {error}"
         ) from error
+    registries = [ALL_EXPERTS_FUNCTIONS]
     ALL_EXPERTS_FUNCTIONS[NAME] = experts_forward
-    return partial(ALL_EXPERTS_FUNCTIONS.pop, NAME, None)
+    with suppress(ImportError):  # older versions have no registry for fp8
+        from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS
+
+        registries.append(ALL_FP8_EXPERTS_FUNCTIONS)
+        ALL_FP8_EXPERTS_FUNCTIONS[NAME] = fp8_experts_forward
+
+    def remove() -> None:
+        for registry in registries:
+            registry.pop(NAME, None)
+
+    return remove
 
 
 def experts_forward(
@@ -65,9 +82,7 @@ def experts_forward(
 
     weights = top_k_weights.reshape(-1).contiguous()
     chosen = top_k_index.reshape(-1)
-    sorted_choice, order = chosen.sort(stable=True)
-    each = torch.arange(groups, dtype=chosen.dtype, device=chosen.device)
-    sizes = sizes_between(torch.searchsorted(sorted_choice, each, right=True))
+    sorted_choice, order, sizes = _routed(chosen, groups)
 
     x = hidden_states.to(w_up.dtype).contiguous()
     if is_parallel:
@@ -99,6 +114,68 @@ def experts_forward(
     if not are_fused:
         y = y * weights[:, None]
     return y.view(tokens, topk, y.shape[1]).sum(1).to(hidden_states.dtype)
+
+
+def fp8_experts_forward(
+    experts: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """Return what experts in fp8 add to each token, (tokens, hidden), as `experts_forward` does for those in bf16.
+
+    Args:
+        experts: transformers' `FP8Experts`, or a module with the same attributes.
+        hidden_states: The tokens, (tokens, hidden); they are quantized in blocks of 1x128.
+        top_k_index: The experts of each token, (tokens, topk). An index that is not below the number of experts here
+            belongs to another rank and adds nothing.
+        top_k_weights: Their routing weights, (tokens, topk).
+
+    Raises:
+        ForetuneError: The weights are not fp8 in blocks of 128x128 with float32 scales, or activations have fixed
+            scales.
+    """
+    tokens, topk = top_k_index.shape
+    w_up, scale_up = _fp8_weights(experts, "gate_up_proj" if experts.has_gate else "up_proj")
+    w_down, scale_down = _fp8_weights(experts, "down_proj")
+    chosen, order, sizes = _routed(top_k_index.reshape(-1), w_up.shape[0])
+    elsewhere = (chosen >= w_up.shape[0])[:, None] if getattr(experts, "_is_expert_parallel", True) else None
+
+    def masked(rows: torch.Tensor) -> torch.Tensor:
+        """Return rows with those of other ranks zero; they are last, outside all groups, and undefined in the op."""
+        return rows if elsewhere is None else rows.masked_fill(elsewhere, 0)
+
+    x = masked(hidden_states.to(torch.bfloat16)[order // topk])
+    h = masked(scaled_grouped_gemm(x, w_up, sizes, w_scale=scale_up))
+    h = experts._apply_gate(h) if experts.has_gate else experts.act_fn(h)
+    y = masked(scaled_grouped_gemm(h.to(torch.bfloat16).contiguous(), w_down, sizes, w_scale=scale_down))
+    y = y * masked(top_k_weights.reshape(-1)[order, None])
+    # In the order of tokens, so that the sum over their experts does not depend on the routing.
+    y = torch.empty_like(y).index_copy(0, order, y)
+    return y.view(tokens, topk, y.shape[1]).sum(1).to(hidden_states.dtype)
+
+
+def _routed(chosen: torch.Tensor, groups: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the experts (rows,) in ascending order, the order that sorts them, and the rows of each, (groups,)."""
+    sorted_choice, order = chosen.sort(stable=True)
+    each = torch.arange(groups, dtype=chosen.dtype, device=chosen.device)
+    return sorted_choice, order, sizes_between(torch.searchsorted(sorted_choice, each, right=True))
+
+
+def _fp8_weights(experts: Any, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return one projection's fp8 weights (experts, N, K), and their scales (experts, blocks of N, blocks of K)."""
+    w, scale = getattr(experts, name).detach(), getattr(experts, f"{name}_scale_inv").detach()
+    block = tuple(experts.block_size or ())
+    for what, found, needed in (
+        ("weights", w.dtype, torch.float8_e4m3fn),
+        ("block_size", block, (SCALED, SCALED)),
+        ("scales", scale.dtype, torch.float32),
+        ("activation_scheme", experts.activation_scheme, "dynamic"),
+        ("has_bias", getattr(experts, "has_bias", False), False),
+    ):
+        if found != needed:
+            raise ForetuneError(
+                f"{type(experts).__name__}: {name} has {what} {found}, but Foretune's fp8 experts need {needed}: use "
+                "another experts implementation"
+            )
+    return w, scale
 
 
 def _weights(experts: Any, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:

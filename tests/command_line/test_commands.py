@@ -66,6 +66,39 @@ def test_a_part_of_a_named_device_is_shown_by_the_rule() -> None:
     assert (shown["name"], shown["sm_count"], shown["rates_measured"]) == ("NVIDIA H200 (64 SMs)", 64, False)
 
 
+def test_a_model_gives_predict_its_sizes(tmp_path: Path) -> None:
+    config = {"text_config": {"num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 1024}}
+    config["text_config"] |= {"hidden_size": 2048}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    line = f"predict {FAMILY} --device h200 --rows 8192 --configs 2 --json"
+    of_model = call(f"{line} --tp 2 --model", tmp_path)
+    of_sizes = [call(f"{line} --groups 64 --n {n} --k {k}").stdout for n, k in ((1024, 2048), (2048, 512))]
+    assert [*json.loads(of_model.stdout)["products"].items()] == [
+        *zip(("w13", "w2"), map(json.loads, of_sizes), strict=True)
+    ]
+    assert "num_experts=64, num_experts_per_tok=8, hidden_size=2048, moe_intermediate_size=1024" in of_model.stderr
+    assert "w13, grouped_gemm_fwd" in call(f"{line.removesuffix('--json')} --model", tmp_path).stdout
+    fused = "predict fused_moe --device h200 --tokens 64 --configs 2 --json"
+    assert (
+        call(f"{fused} --model", tmp_path).stdout
+        == call(f"{fused} --experts 64 --topk 8 --hidden 2048 --inter 1024").stdout
+    )
+
+
+def test_a_config_is_a_file_of_models_to_collect_and_export(tmp_path: Path) -> None:
+    config = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "hidden_size": 128}
+    path = tmp_path / "A-1B" / "config.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(config))
+    read = "A-1B: num_experts=8, num_experts_per_tok=2, hidden_size=128, moe_intermediate_size=64, gated"
+    collected = call(f"collect {FAMILY} --models {path} --out {tmp_path / 'o'} --random 0 --limit 1")
+    assert read in collected.stderr
+    assert "no GPU" in collected.stderr  # after the problems were drawn
+    exported = call(f"export vllm --model {path.parent} --device h200 --json --out {tmp_path / 'tuned'}")
+    assert read in exported.stderr
+    assert json.loads(exported.stdout)["files"] == ["E=8,N=64,device_name=NVIDIA_H200.json"]
+
+
 @pytest.mark.parametrize("format", ["t4", "csv"])
 def test_one_problem_is_exported(format: str, tmp_path: Path) -> None:
     result = json.loads(call(f"export h200 --problem 3 --format {format} --json --out", tmp_path / "x").stdout)

@@ -40,6 +40,7 @@ SENSIBLE = {
     "kernels": FAMILIES, "--dynamic": ["rows", "n"], "--range": ["8:12", "64:66"], "--hints": ["64", "8,64"],
     "program": ["{file}", "json.tool"], "--attach": ["json,foretune"], "--mode": ["off"], "--pin": ["{file}"],
     "--log": ["{new}/log"], "--max-tflop": ["1", "0.5"], "--models": ["{models}", "{file}"],
+    "--model": ["Grok-1", "{file}"],
     **{dimension: ["8", "64", "1024"] for dimension in DIMENSIONS},
 }  # fmt: skip
 #: What is right nowhere, or elsewhere.

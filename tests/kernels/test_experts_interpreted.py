@@ -8,9 +8,9 @@ import warnings
 
 import pytest
 import torch
-from experts import EXPERTS, HIDDEN, INNER, Experts, routed
+from experts import EXPERTS, HIDDEN, INNER, Experts, Fp8Experts, routed
 from foretune import ForetuneError, ForetuneWarning
-from foretune.kernels.integrations.experts import experts_forward, multiply
+from foretune.kernels.integrations.experts import experts_forward, fp8_experts_forward, multiply
 from foretune.runtime import arguments
 from loops import error
 
@@ -104,6 +104,53 @@ def test_under_autocast_the_products_are_of_its_dtype():
     expected = results(experts.looped, experts, x, chosen, weights)
     assert 1e-5 < error(found["y"], expected["y"]) < 2e-3
     assert_alike(found, expected, 2e-3)
+
+
+@pytest.mark.parametrize(("has_gate", "where"), [(True, HERE), (True, ELSEWHERE), (True, UNSAID), (False, HERE)])
+def test_experts_in_fp8_are_what_a_loop_over_them_gives(has_gate, where, poisoned):
+    experts = Fp8Experts(has_gate=has_gate)
+    x, chosen, weights = routed(hidden=Fp8Experts.HIDDEN)
+    if where == ELSEWHERE:
+        experts._is_expert_parallel = True
+    if where == UNSAID:
+        del experts._is_expert_parallel
+    if where != HERE:
+        chosen = chosen.masked_fill(chosen == 1, EXPERTS)
+        chosen[3] = EXPERTS
+        weights = weights.masked_fill(chosen == EXPERTS, 0)
+    found = results(lambda *given: fp8_experts_forward(experts, *given), experts, x, chosen, weights)
+    expected = results(experts.looped, experts, x, chosen, weights)
+    assert found["y"].dtype == torch.float32
+    for name, limit in (("y", 1e-5), ("weights", 1e-5), ("x", 3e-3)):  # the gradient of x is summed in bf16
+        assert error(found[name], expected[name]) < limit, name
+    experts.is_exact = True
+    exact = results(experts.looped, experts, x, chosen, weights)
+    for name in ("y", "x", "weights"):  # what fp8 costs: each value has 3 bits after the first
+        assert 1e-2 < error(found[name], exact[name]) < 0.08, name
+    assert found["gate_up_proj" if has_gate else "up_proj"] is None
+    assert found["down_proj"] is None
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "message"),
+    [
+        ("activation_scheme", "static", "has activation_scheme static, but Foretune's fp8 experts need dynamic"),
+        ("block_size", None, r"has block_size \(\), but Foretune's fp8 experts need \(128, 128\)"),
+        ("has_bias", True, "has has_bias True"),
+    ],
+)
+def test_experts_in_other_kinds_of_fp8_are_refused(attribute, value, message):
+    experts = Fp8Experts()
+    setattr(experts, attribute, value)
+    with pytest.raises(ForetuneError, match=f"^Fp8Experts: .*{message}"):
+        fp8_experts_forward(experts, *routed(hidden=Fp8Experts.HIDDEN))
+
+
+def test_scales_of_powers_of_two_are_refused():
+    experts = Fp8Experts()
+    experts.down_proj_scale_inv = torch.nn.Parameter(experts.down_proj_scale_inv.to(torch.float8_e8m0fnu))
+    with pytest.raises(ForetuneError, match=r"down_proj has scales torch\.float8_e8m0fnu, but .* need torch\.float32"):
+        fp8_experts_forward(experts, *routed(hidden=Fp8Experts.HIDDEN))
 
 
 def test_indices_may_be_of_32_bits():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from experts import EXPERTS, Fp8Experts, routed
 from loops import error
 from moe_models import MODELS, made
 
@@ -49,3 +50,24 @@ def test_it_is_chosen_by_its_name_only_while_it_is_used():
         model.set_experts_implementation("foretune")
     with foretune.use("transformers"):
         model.set_experts_implementation("foretune")
+
+
+def test_its_experts_in_fp8_multiply_through_foretune(monkeypatch):
+    fp8 = pytest.importorskip("transformers.integrations.finegrained_fp8")
+    if not hasattr(fp8, "ALL_FP8_EXPERTS_FUNCTIONS"):
+        pytest.skip("this transformers has no registry of experts in fp8")
+    monkeypatch.setenv("FORETUNE_MODE", "off")
+    ours, given = Fp8Experts(), routed(hidden=Fp8Experts.HIDDEN)
+    sizes = {"hidden_size": Fp8Experts.HIDDEN, "moe_intermediate_size": Fp8Experts.INNER, "num_experts": EXPERTS}
+    config = transformers.Qwen3MoeConfig(**sizes)
+    declared = transformers.integrations.moe.use_experts_implementation(
+        experts_class=fp8.FP8Experts, experts_interface=fp8.ALL_FP8_EXPERTS_FUNCTIONS
+    )
+    theirs = declared(config=config, block_size=(128, 128))
+    theirs.load_state_dict(ours.state_dict())
+    config._experts_implementation = "foretune"
+    with foretune.use("transformers"), torch.no_grad():
+        found = theirs(*given)
+    assert error(found, ours.looped(*given).detach()) < 1e-5
+    with pytest.raises(KeyError, match="not a valid experts implementation"):
+        theirs(*given)

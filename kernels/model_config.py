@@ -1,0 +1,202 @@
+"""The MoE sizes in a model's Hugging Face config.json, whatever the architecture calls them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..datasets import DatasetError, ForetuneError
+from ..datasets.errors import abridged
+from ..datasets.files import read_regular
+
+#: What architectures call a size, the most specific name first.
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
+TOP_K = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "moe_topk",
+    "moe_top_k",
+    "moe_k",
+    "top_k_experts",
+    "experts_per_token",
+)
+INTERMEDIATE = (
+    "moe_intermediate_size",
+    "expert_ffn_hidden_size",
+    "moe_ffn_hidden_size",
+    "intermediate_size",
+    "ffn_hidden_size",
+)
+HIDDEN = ("hidden_size", "d_model")
+#: The input and output width of experts that do not work in the hidden size.
+LATENT = ("moe_latent_size", "routed_expert_hidden_size")
+SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+SHARED_WIDTH = (
+    "shared_expert_intermediate_size",
+    "moe_shared_expert_intermediate_size",
+    "shared_intermediate_size",
+    "share_expert_dim",
+)
+ACTIVATION = ("mlp_hidden_act", "hidden_act", "hidden_activation")
+#: Experts with these activations have no gate.
+_UNGATED = ("relu2", "relu_squared")
+#: Fields that are false if the experts are switched off.
+_SWITCHES = ("is_moe", "enable_moe_block")
+#: Architectures whose experts are rows of an embedding.
+_OTHER_EXPERTS = ("doge",)
+#: Nested configs to read first: the language model's.
+_FIRST = ("text_config", "language_config", "llm_config", "thinker_config")
+_EXPERTS_IN_A_NAME = re.compile(r"expert|moe(?![a-z])", re.IGNORECASE)
+#: The largest config that is read; those with many labels have a few megabytes.
+_MOST_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class MoeConfig:
+    """The sizes of a model's experts, as text by the columns of a table of models, and a line with what was read."""
+
+    file: Path
+    fields: Mapping[str, str]
+    line: str
+
+
+def is_config(path: Path | str) -> bool:
+    """Return whether a path is that of a config.json: a file whose name ends so, or a folder."""
+    return Path(path).suffix == ".json" or os.path.isdir(path)
+
+
+def read_moe_config(path: Path | str) -> MoeConfig:
+    """Return the MoE sizes in a config.json.
+
+    A multimodal model's language model is read: the nested configs are searched, `text_config` first. Shared experts
+    are dense layers, so they are not counted.
+
+    Args:
+        path: The file, or a folder that holds a file named config.json.
+
+    Raises:
+        DatasetError: The file cannot be read, or has no experts or not all of their sizes. The message names the fields
+            that were looked for.
+    """
+    file = Path(path, "config.json") if os.path.isdir(path) else Path(path)
+    config = _parsed(file)
+    found = next((one for one in _nested(config) if (_first(one[1], EXPERTS, file) or ("", 0))[1] > 1), None)
+    if found is None or any(found[1].get(switch) is False for switch in _SWITCHES):
+        raise _no_experts(file, config)
+    place, sizes = found
+    where = f"{file}{f', {place}' * bool(place)}"
+    if sizes.get("model_type") in _OTHER_EXPERTS:
+        raise DatasetError(f"{where}: the experts of {sizes['model_type']} are not matrices of a grouped GEMM")
+    for synonyms in (EXPERTS, TOP_K):
+        _check_agree(sizes, synonyms, where)
+    read: dict[str, tuple[str, Any]] = {}
+    missing = []
+    for column, what, names in (
+        ("num_experts", "the number of experts", EXPERTS),
+        ("top_k", "the number of experts per token", TOP_K),
+        ("hidden_size", "the hidden size", HIDDEN),
+        ("moe_intermediate_size", "the intermediate size of an expert", INTERMEDIATE),
+    ):
+        if (one := _first(sizes, names, where)) is None:
+            missing.append(f"{what} (looked for {', '.join(names)})")
+        else:
+            read[column] = one
+    if missing:
+        known = ", ".join(f"{name}={value}" for name, value in read.values())
+        raise DatasetError(f"{where}: has {known}, but not {' nor '.join(missing)}: use a CSV file of models")
+    if latent := _first(sizes, LATENT, where):
+        read["expert_hidden_size"] = latent
+    activation = next((sizes[name] for name in ACTIVATION if isinstance(sizes.get(name), str)), None)
+    gated = activation not in _UNGATED
+    fields = {column: str(value) for column, (_, value) in read.items()}
+    fields |= {"model": _name(file, config), "gated": "yes" if gated else "no"}
+    fields.setdefault("expert_hidden_size", "")
+    said = [f"{name}={value}" for name, value in read.values()]
+    said.append(f"{'gated' if gated else 'not gated'} ({activation or 'no activation is named'})")
+    if shared := _shared(sizes, where):
+        said.append(f"without {shared}")
+    return MoeConfig(file, fields, f"{where}: {fields['model']}: {', '.join(said)}")
+
+
+def _parsed(file: Path) -> dict[str, Any]:
+    """Return the JSON object in a file."""
+    try:
+        config = json.loads(read_regular(file, _MOST_BYTES, follow=True))
+    except OSError as error:
+        raise DatasetError(f"{file}: cannot be read as a model's config: {error.strerror}") from None
+    except ForetuneError as error:
+        raise DatasetError(f"{file}: cannot be read as a model's config: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(f"{file}: not JSON: {abridged(str(error))}") from None
+    if not isinstance(config, dict):
+        raise DatasetError(f"{file}: must be a JSON object, the config of a model")
+    return config
+
+
+def _nested(config: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (path, fields) of a config and of those nested in it; a nested config inherits fields that it does not set.
+
+    >>> [place for place, _ in _nested({"vision_config": {}, "text_config": {"hidden_size": 8}})]
+    ['', 'text_config', 'vision_config']
+    """
+    own = {name: value for name, value in config.items() if not isinstance(value, dict)}
+    yield place, own
+    inner = [name for name, value in config.items() if name.endswith("_config") and isinstance(value, dict)]
+    for name in sorted(inner, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST)):
+        set_there = {field: value for field, value in config[name].items() if value is not None}
+        yield from _nested(own | set_there, f"{place}.{name}".removeprefix("."))
+
+
+def _first(sizes: Mapping[str, Any], names: Sequence[str], where: object) -> tuple[str, int] | None:
+    """Return the first of these fields that is set, and its value; of a list with a value per layer the first."""
+    for name in names:
+        value = sizes.get(name)
+        if isinstance(value, list) and value:
+            value = value[0]
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise DatasetError(f"{where}, {name}: must be an integer but is {abridged(repr(value), 60)}")
+        if value:
+            return name, value
+    return None
+
+
+def _check_agree(sizes: Mapping[str, Any], names: Sequence[str], where: str) -> None:
+    """Raise if a config sets several of these fields to different values."""
+    found = [one for name in names if (one := _first(sizes, [name], where))]
+    if len({value for _, value in found}) > 1:
+        raise DatasetError(f"{where}: {' but '.join(f'{name}={value}' for name, value in found)}")
+
+
+def _no_experts(file: Path, config: Mapping[str, Any]) -> DatasetError:
+    """Return the error for a config without experts, or with one."""
+    fields = [(name, value) for _, sizes in _nested(config) for name, value in sizes.items()]
+    if off := [name for name, value in fields if name in _SWITCHES and value is False]:
+        return DatasetError(f"{file}: has no experts, because {off[0]} is false")
+    similar = dict.fromkeys(name for name, value in fields if value and _EXPERTS_IN_A_NAME.search(name))
+    known = f". Set are {abridged(', '.join(similar))}" if similar else ""
+    return DatasetError(
+        f"{file}: a dense model, or its experts have an unknown name: looked for at least 2 in {', '.join(EXPERTS)}, "
+        f"in the config and those nested in it{known}"
+    )
+
+
+def _shared(sizes: Mapping[str, Any], where: str) -> str:
+    """Return a description of the shared experts, or an empty string."""
+    count, width = _first(sizes, SHARED, where), _first(sizes, SHARED_WIDTH, where)
+    return " and ".join(f"{name}={value}" for name, value in filter(None, (count, width)))
+
+
+def _name(file: Path, config: Mapping[str, Any]) -> str:
+    """Return a name for the model: that of the repository or folder, or else the architecture's."""
+    folder = file.resolve().parent
+    if folder.parent.name == "snapshots":  # a download of huggingface_hub: models--OWNER--NAME/snapshots/COMMIT
+        folder = Path(folder.parents[1].name.rpartition("--")[2])
+    names = (folder.name if file.name == "config.json" else file.stem, config.get("model_type"))
+    return next((str(name) for name in names if name and str(name)[0].isascii() and str(name)[0].isalpha()), "Model")
