@@ -7,6 +7,7 @@ import glob
 import os
 import re
 import stat
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +26,12 @@ _FILE_TYPES = {
 }
 #: The largest file that `check_replaceable` reads: larger than any file that it must recognize.
 _MOST_COMPARED_BYTES = 1 << 28
+
+
+def find_modules_here() -> None:
+    """Let modules in the working directory be imported, which are not in the `sys.path` of a console script."""
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)
 
 
 def open_regular(path: Path | str, flags: int = os.O_RDONLY, *, follow: bool = False, dir_fd: int | None = None) -> int:

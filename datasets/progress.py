@@ -235,7 +235,8 @@ def time_left(share: float, spent_s: float, about_s: float) -> float | None:
     """Estimate the remaining seconds of a computation; None if nothing is known.
 
     Args:
-        share: The share that is done. From 10 % on, the estimate is extrapolated from it alone.
+        share: The share that is done. From 10 % on, the estimate is extrapolated from it alone; below, it is a mean
+            with the rest of `about_s`, whose weight falls from 1 to 0.
         spent_s: The seconds spent so far.
         about_s: The expected total in seconds; 0.0 = unknown.
 

@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import pytest
 
 from ..datasets import DeviceSpec, KernelConfig, Measurable, Problem
-from ..datasets.errors import cause_of, reason_of
+from ..datasets.errors import cause_of, reason_of, warn
 from ..runtime import TritonFamily
 from ..runtime.launching.redzones import Redzones
 from ..runtime.launching.results import why_wrong
@@ -171,6 +171,15 @@ def check_launches(family: Measurable, pairs: Sequence[tuple[KernelConfig, Probl
 def interpretable(problems: Sequence[Problem]) -> list[Problem]:
     """Return the problems whose results the interpreter computes correctly, or all if there are none of these."""
     return [problem for problem in problems if _is_exact(problem)] or list(problems)
+
+
+def warn_if_not_compared(family: Measurable, problems: Sequence[Problem]) -> None:
+    """Warn if `check_launches` would compare no result in the interpreter."""
+    if problems and not any(map(_is_exact, problems)):
+        warn(
+            f"{family.name}: all of its problems are in bf16, and those results are not compared in the interpreter: "
+            "run its tests on a GPU, too, or let it have another dtype"
+        )
 
 
 def _is_exact(problem: Problem) -> bool:

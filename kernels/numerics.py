@@ -1,19 +1,24 @@
 """Numerics classes of matrix products: what decides the bits of a sum over the contraction.
 
-Derived from the kernels' source and from binaries that Triton 3.9 compiles for sm_90, and not yet verified on cards
-(tests/kernels/numerics_on_gpu.py does that). The arguments, for kernels that keep one accumulator for each element:
+Each kernel keeps one accumulator for each element, and the compiler chains instructions, which add the products of a
+fixed number of elements of K (8 to 32, by dtype), in ascending order of K. So the bits do not depend on the tile, the
+loads (pointers or TMA), stages, warps, the order of tiles, or which warps multiply (CONSUMERS). That is derived from
+the kernels' source and from binaries for sm_90, and no comparison on an NVIDIA H200 contradicts it.
 
-- An instruction adds the products of a fixed number of elements of K (8 to 32, by dtype) to the accumulator, and the
-  compiler chains the instructions in ascending order of K. So the bits depend on the kind of instruction, and not on
-  the tile, the loads (pointers or TMA), stages, warps, the order of tiles, or which warps multiply (CONSUMERS).
+Two things are not derived, but verified there by hashes of results (tests/kernels/numerics_on_gpu.py), and so only
+assumed for the dtypes of each family that were compared:
+
 - wgmma takes 64 rows and groups of four warps, and the compiler uses it wherever a tile has these; other tiles run on
-  mma.sync. Both may round in different places, so they are different kinds.
-- Zeros past the end of K change no sum except -0 and, in fp8, truncated bits, so the padded length counts.
-- float32 without tensor cores is a chain of fused multiply-adds in ascending order of K.
-- Bias, scales and activations are applied to each element in float32 by the same functions in all configs.
+  mma.sync. Both gave equal bits in 16 bits and in tf32, but never in fp8, where they are different classes.
+- Zeros past the end of K, up to a multiple of BLOCK_K, changed no result. (They could change the sign of a zero.)
+
+float32 without tensor cores is a chain of fused multiply-adds in ascending order of K. Bias, scales and activations are
+applied to each element in float32 by the same functions in all configs.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 #: The rows that an instruction of a warp group takes, and the warps of a group.
 _ROWS, _WARPS = 64, 4
@@ -37,7 +42,9 @@ def padded(length: int, step: int) -> int:
     return -(-length // step) * step
 
 
-def product_class(rows: int, num_warps: int, step: int, depth: int, dtype: str) -> tuple[str, int]:
+def product_class(
+    rows: int, num_warps: int, step: int, depth: int, dtype: str, compared: Sequence[str]
+) -> tuple[str] | tuple[str, int]:
     """Return the class of a product that sums in one accumulator, with float32 outside of tensor cores.
 
     Args:
@@ -45,9 +52,15 @@ def product_class(rows: int, num_warps: int, step: int, depth: int, dtype: str) 
         num_warps: The warps that multiply it.
         step: BLOCK_K.
         depth: The length of the contraction.
-        dtype: The operands' dtype.
+        dtype: The operands' dtype; "tf32" for float32 on tensor cores.
+        compared: The dtypes for which a card gave equal bits with both kinds of instructions and with any BLOCK_K.
 
-    >>> product_class(128, 8, 64, 4096, "bf16") == product_class(64, 4, 128, 4096, "bf16")
+    >>> product_class(128, 8, 64, 2880, "bf16", ["bf16"]) == product_class(16, 4, 128, 2880, "bf16", ["bf16"])
     True
+    >>> product_class(128, 8, 64, 2880, "fp16", ["bf16"]), product_class(16, 4, 128, 2880, "fp16", ["bf16"])
+    (('warp_group', 2880), ('warp', 2944))
     """
-    return "fma" if dtype == "fp32" else instruction_of(rows, num_warps), padded(depth, step)
+    kind = "fma" if dtype == "fp32" else instruction_of(rows, num_warps)
+    if dtype in compared:
+        return ("fma" if kind == "fma" else "tensor_core",)
+    return kind, padded(depth, step)

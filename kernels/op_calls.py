@@ -201,7 +201,7 @@ class ConfiguredLaunch:
 
             def compile_one(config: KernelConfig) -> Sequence[Future[Any]]:
                 empty = [one if one is None else torch.empty_like(one, device="meta") for one in tensors]
-                with only_compiling() as jobs:
+                with only_compiling(load=True) as jobs:
                     prepared(config)(empty)
                 return jobs
 

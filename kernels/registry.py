@@ -8,7 +8,6 @@ Another package makes its families known by name with an entry point in the grou
 
 from __future__ import annotations
 
-import os
 import sys
 from functools import cache
 from importlib import import_module
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..datasets import Family, ForetuneError, Measurable, check_attributes
 from ..datasets.errors import did_you_mean, printable, reason_of, shown, warn
+from ..datasets.files import find_modules_here
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -193,8 +193,7 @@ def _is_family_in(module: Any, value: Any) -> bool:
 
 def _module_named(name: str) -> ModuleType:
     """Import a module that is installed or in the working directory."""
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)  # missing in the sys.path of a console script
+    find_modules_here()
     return import_module(name)
 
 

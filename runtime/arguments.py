@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, check_attributes, wrong_knobs
 from ..datasets.errors import ForetuneWarning as ForetuneWarning
@@ -131,6 +131,7 @@ def _mapping(name: str, value: Any) -> dict[str, Any]:
     return {check_word(f"each name in {name}", key): one for key, one in (value or {}).items()}
 
 
+E = TypeVar("E", bound=Enum)
 #: The environment variable with the mode.
 VARIABLE = "FORETUNE_MODE"
 
@@ -144,6 +145,19 @@ class Mode(str, Enum):
     REFINE = "refine"  # the best config at first, then others of the shortlist in turn: calls are the measurements
 
 
+def requested_or_set(name: str, requested: str | None, variable: str, default: E) -> E:
+    """Return the member of an enum that an option requests, or else an environment variable, or else `default`.
+
+    Raises `ForetuneError` with the valid words for any other value. `name` is the option's.
+    """
+    place, value = (name, requested) if requested is not None else (variable, os.environ.get(variable) or default.value)
+    try:
+        return type(default)(value.lower())
+    except (ValueError, AttributeError):  # AttributeError: not a string
+        valid = ", ".join(one.value for one in type(default))
+        raise ForetuneError(f"{place} must be one of {valid} but got {shown(value)}") from None
+
+
 def resolve_mode(requested: str | None = None, default: Mode = Mode.SHORTLIST) -> Mode:
     """Return the requested mode, or else that of FORETUNE_MODE, or else the default.
 
@@ -155,12 +169,7 @@ def resolve_mode(requested: str | None = None, default: Mode = Mode.SHORTLIST) -
     >>> resolve_mode(), resolve_mode("predict")
     (<Mode.SHORTLIST: 'shortlist'>, <Mode.PREDICT: 'predict'>)
     """
-    name, value = ("mode", requested) if requested is not None else (VARIABLE, os.environ.get(VARIABLE) or default)
-    try:
-        mode = Mode(value.lower())
-    except (ValueError, AttributeError):  # AttributeError: not a string
-        valid = ", ".join(mode.value for mode in Mode)
-        raise ForetuneError(f"{name} must be one of {valid} but got {shown(value)}") from None
+    mode = requested_or_set("mode", requested, VARIABLE, default)
     return Mode.PREDICT if mode is not Mode.OFF and is_pinned() else mode
 
 

@@ -9,10 +9,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
-from ..datasets.errors import abridged, check_path, shown
+from ..datasets import DeviceSpec, KernelConfig, Problem
+from ..datasets.errors import abridged, check_path
 from . import epochs
-from .arguments import Mode, resolve_mode, warn_once
+from .arguments import Mode, requested_or_set, resolve_mode, warn_once
 from .epochs import PIN_VARIABLE, begin_pin_epoch, is_pinned
 from .node_copies import near_copy
 from .pin_file import PinError, PinFile, PinnedDevice, PinnedFunction, PinnedKernel, Versions
@@ -36,13 +36,7 @@ def resolve_missing(requested: str | None = None) -> Missing:
     >>> resolve_missing()
     <Missing.ERROR: 'error'>
     """
-    name = "missing" if requested is not None else MISSING_VARIABLE
-    value = os.environ.get(MISSING_VARIABLE) or Missing.ERROR.value if requested is None else requested
-    try:
-        return Missing(value.lower())
-    except (ValueError, AttributeError):  # AttributeError: not a string
-        valid = ", ".join(one.value for one in Missing)
-        raise ForetuneError(f"{name} must be one of {valid} but got {shown(value)}") from None
+    return requested_or_set("missing", requested, MISSING_VARIABLE, Missing.ERROR)
 
 
 class Pins:

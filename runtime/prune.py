@@ -256,7 +256,8 @@ class Pruner(TracedPositions):
                 raise ForetuneError(f"the launch's problem must be a Problem but is {shown(problem)}")
         except Exception as error:  # noqa: BLE001 - a failed prediction never stops a launch
             self._pinned(None, configs)
-            self._warn_no_prediction(error, len(configs), (*named_args, *kwargs))
+            names = (*named_args, *kwargs) if isinstance(named_args, Mapping) else ()
+            self._warn_no_prediction(error, len(configs), names)
             return list(configs)
         if positions := self.positions_of(problem, configs):
             return [configs[position] for position in positions]

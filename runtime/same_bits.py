@@ -42,7 +42,7 @@ def keeping(family: F, same_bits: bool | None = None, invariant: str | None = No
         ForetuneError: `invariant` is not such a dimension, or an option or FORETUNE_SAME_BITS has another value.
 
     >>> from foretune.kernels import find_family
-    >>> h200, row = DeviceSpec.named("h200"), Problem.of("matmul", batch=1, m=1, n=4096, k=4096)
+    >>> h200, row = DeviceSpec.named("h200"), Problem.of("matmul", batch=1, m=1, n=4096, k=4096, dtype="fp16")
     >>> keeping(find_family("matmul"), same_bits=True).default(row, h200)["BLOCK_M"]
     16
     >>> keeping(find_family("matmul"), invariant="m").default(row, h200)["BLOCK_M"]

@@ -242,7 +242,7 @@ def _tiles(what: str, value: Any) -> None:
 
 def _ranges(what: str, value: Any) -> None:
     for dim, sizes in _mapping(what, value).items():
-        is_range = isinstance(sizes, (tuple, list)) and len(sizes) == 2
+        is_range = isinstance(sizes, tuple) and len(sizes) == 2
         if not is_range and not (isinstance(sizes, Set) and sizes):
             raise ForetuneError(
                 f"{what} of {dim} must be a range, as (1, 4096), or a set of sizes, as {{64, 128}}, but is "

@@ -9,8 +9,8 @@ under `torch.cuda.set_sync_debug_mode("error")`, and compares the host time of u
 `predict`.
 
 Other processes compile what is searched. Each part writes a file of OUT, and a part whose file is there is skipped, so
-run it again to go on. It ends before `--limit-s` seconds, with the table of what is done so far. `--tiny` runs small
-layers, also on a CPU with TRITON_INTERPRET=1; its figures mean nothing.
+run it again to go on. `--only` names the parts to run. It ends before `--limit-s` seconds, with the table of what is
+done so far. `--tiny` runs small layers, also on a CPU with TRITON_INTERPRET=1; its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -275,23 +276,26 @@ def calls_of_the_op(tiny: bool) -> dict[str, float]:
     """Run calls and steps in mode `refine`, where anything that synchronizes is an error; return the host times."""
     where, many = "cuda" if torch.cuda.is_available() else "cpu", 2 if tiny else 100
     groups, rows, k = (4, 64, 32) if tiny else (8, 1024, 512)
-    more: dict[str, list[float]] = {"undecided": [], "decided": []}
+    more: dict[str, list[float]] = {"undecided": [], "undecided, median call": [], "decided": []}
     for n in (32,) if tiny else range(256, 256 + 6 * 64, 64):
         x = torch.randn(rows, k, device=where, dtype=torch.bfloat16, requires_grad=True)
         w = torch.randn(groups, n, k, device=where, dtype=torch.bfloat16, requires_grad=True)
         all_sizes = [torch.tensor(sizes, device=where, dtype=torch.int32) for sizes in drifting(groups, rows, n)]
 
-        def host_us(mode: str) -> float:
+        def host_us(mode: str) -> tuple[float, float]:
+            """The mean host time of a call, and the median."""
             if where == "cuda":
                 debugged = torch.cuda.get_sync_debug_mode()
                 torch.cuda.set_sync_debug_mode("default")
                 torch.cuda.synchronize()
                 torch.cuda.set_sync_debug_mode(debugged)
-            began = time.perf_counter()
+            times = [time.perf_counter()]
             with torch.no_grad():
                 for at in range(many):
                     foretune.grouped_gemm(x, w, all_sizes[at % ROUTINGS], mode=mode)  # noqa: B023
-            return (time.perf_counter() - began) / many * 1e6
+                    times.append(time.perf_counter())
+            each = [1e6 * (after - before) for before, after in pairwise(times)]
+            return statistics.fmean(each), statistics.median(each)
 
         host_us("predict")
         refinement._all.clear()
@@ -304,16 +308,19 @@ def calls_of_the_op(tiny: bool) -> dict[str, float]:
                 if at > 10 and all(not one._left and not one._compiling for one in refinement._all.values()):
                     break
             chooses = next(iter(refinement._all.values()), None)
-            undecided = host_us("refine") if chooses is not None and chooses.final is None else math.nan
             if chooses is not None and chooses.final is None:
-                more["undecided"].append(undecided - host_us("predict"))
+                of_calls = zip(
+                    ("undecided", "undecided, median call"), host_us("refine"), host_us("predict"), strict=True
+                )
+                for state, refine, predict in of_calls:
+                    more[state].append(refine - predict)
             for at in range(2 if tiny else 400):
                 foretune.grouped_gemm(x, w, all_sizes[at % ROUTINGS], mode="refine")
         finally:
             if where == "cuda":
                 torch.cuda.set_sync_debug_mode("default")
         if chooses is not None and chooses.final is not None:
-            rounds = [(host_us("refine"), host_us("predict")) for _ in range(2 if tiny else 10)]
+            rounds = [(host_us("refine")[0], host_us("predict")[0]) for _ in range(2 if tiny else 10)]
             more["decided"].append(statistics.median(refine - predict for refine, predict in rounds))
     return {state: statistics.median(of_it) for state, of_it in more.items() if of_it}
 
@@ -356,6 +363,7 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=380.0, help="seconds until no further part begins and it ends")
     parser.add_argument("--searched", type=int, default=256, help="configs of the search; 0: all")
     parser.add_argument("--workers", type=int, default=14, help="processes that compile; 0: none")
+    parser.add_argument("--only", metavar="PART,...", help="only these parts, such as calls,fla-layer_norm")
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -398,6 +406,11 @@ def main() -> None:
             }
         order = ["calls", *list(parts)[1:5], *(f"fla-{workload}" for workload in FLA)]
         parts = {name: parts[name] for name in dict.fromkeys([*order, *parts])}
+    if given.only is not None:
+        if unknown := set(given.only.split(",")) - set(parts) - {path.stem for path in given.out.glob("*.json")}:
+            raise SystemExit(f"--only must name some of {', '.join(parts)}, but has {', '.join(sorted(unknown))}")
+        parts = {name: part for name, part in parts.items() if name in given.only.split(",")}
+        left = [one for one in left if f"{one[1].family}-{one[0]}" in parts]
     for name, part in parts.items():
         if (given.out / f"{name}.json").exists():
             continue

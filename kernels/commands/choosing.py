@@ -17,7 +17,7 @@ from ...datasets.progress import showing
 from .. import find_family, find_measurable
 from ..learning import datasets_merged
 from .app import command
-from .inputs import TAKES_DIMENSIONS, bundle_for, device_or_this_gpu, model_named, names_kernel, problem_of
+from .inputs import TAKES_DIMENSIONS, bundle_for, device_or_this_gpu, model_named, names_kernel, problem_of, show_config
 from .options import (
     CONFIGS,
     FAMILY,
@@ -25,11 +25,17 @@ from .options import (
     AsJson,
     Device,
     Dtype,
+    Experts,
     FamilyName,
+    Hidden,
+    Inter,
     Invariant,
+    LayerDtype,
+    LayerModel,
     Predictor,
     SameBits,
     TensorParallel,
+    Topk,
     amount,
     argument,
     completes,
@@ -263,8 +269,9 @@ def warmup(
     family: Annotated[
         str,
         argument(
-            "FAMILY|KERNEL",
-            f"Kernel family: {FAMILY_FORMS}. Or a tuned kernel, package.module.kernel, or a package of tuned kernels.",
+            "FAMILY|KERNEL|vllm",
+            f"Kernel family: {FAMILY_FORMS}. Or a tuned kernel, package.module.kernel, or a package of tuned kernels. "
+            "Or vllm, for the MoE kernel of an installed vLLM.",
             family_names,
         ),
     ],
@@ -288,6 +295,13 @@ def warmup(
     configs: Annotated[
         int | None, count("Number of configs, k, to compile for each problem: those predicted fastest.", 1, MOST, "1")
     ] = None,
+    model: LayerModel = None,
+    experts: Experts = None,
+    topk: Topk = None,
+    hidden: Hidden = None,
+    inter: Inter = None,
+    tp: TensorParallel = 1,
+    dtype: LayerDtype = "bf16",
     as_json: AsJson = False,
     top: Annotated[int | None, old_name("--top", read_by(whole_number, 1, MOST))] = None,
 ) -> None:
@@ -295,14 +309,28 @@ def warmup(
 
     For a family: the configs predicted fastest for the problems of --shapes and --data. For a tuned kernel or a package
     of them: what `attach` and `foretune.autotune` have tuned (see `foretune cache show`), with the configs that the
-    kernel's own timings predict; --shapes and --data add more launches. With --device, no GPU is needed.
+    kernel's own timings predict; --shapes and --data add more launches. For vllm: what vLLM runs for a MoE layer with
+    Foretune's plugin, for batches of up to 4,096 tokens. With --device, no GPU is needed.
     """
     from ...runtime import use_stub_driver
     from ...runtime.tuning.warmup import problems_from_csv, warm_up, warm_up_tuned
 
     k = renamed("--top", top, CONFIGS, configs) or 1
+    of_others = {"--shapes": shapes, "--data": data, CONFIGS: configs if top is None else top}
+    of_layer = {"--model": model, "--experts": experts, "--topk": topk, "--hidden": hidden, "--inter": inter}
+    for name, value in (of_others if family == "vllm" else of_layer).items():
+        if value is not None:
+            raise typer.BadParameter(f"does not apply to {abridged(family, 60)}", param_hint=name)
     logged = [case.problem for case in datasets_merged(data).cases] if data else []
-    if not names_kernel(family):
+    if family == "vllm":
+        from ..fused_moe.warming import warm_up_vllm
+        from ..fused_moe.workload import requested_layer
+
+        sizes = {"experts": experts, "topk": topk, "hidden": hidden, "inter": inter}
+        show_config(model)
+        layer = requested_layer(model, **sizes, tp=tp, dtype=dtype)
+        what, compiled = f"vLLM's kernel for {layer}", partial(warm_up_vllm, layer)
+    elif not names_kernel(family):
         kernel = find_measurable(family)
         if shapes is None and not data:
             raise typer.BadParameter("give problems with --shapes or --data", param_hint="--shapes")

@@ -14,15 +14,20 @@ from .app import command
 from .inputs import bundle_at, device_or_this_gpu, live_gpu, show_config
 from .options import (
     AsJson,
+    Experts,
+    Hidden,
+    Inter,
+    LayerDtype,
+    LayerModel,
     Predictor,
     TensorParallel,
+    Topk,
     argument,
     completes,
     count,
     dataset_names,
     device_names,
     family_names,
-    model_names,
     option,
     words,
 )
@@ -32,8 +37,6 @@ from .printing import Printed, emit, left_out_of
 _EXPORTING_S = {"csv": 4e-6, "t4": 6e-5}
 
 
-#: Element types of a layer that engines have tuned files for.
-DTYPES = ("bf16", "fp16", "fp8e4m3")
 #: The source that is a matrix product on Hugging Face's kernel hub.
 HUB = "hub"
 
@@ -76,30 +79,15 @@ def export(
     problem: Annotated[
         int | None, count("Only this problem of a dataset, by its number from 0. T4 tools expect one.", 0, MOST, "all")
     ] = None,
-    model: Annotated[
-        str | None,
-        option(
-            "Model whose MoE layer an engine's files are for: the name of a known one, or its config.json (the file or "
-            "its folder).",
-            names=model_names,
-            metavar="MODEL",
-        ),
-    ] = None,
-    experts: Annotated[int | None, count("Number of experts, for a model that --model does not know.", 1, MOST)] = None,
-    topk: Annotated[int | None, count("Number of experts per token, for such a model.", 1, MOST)] = None,
-    hidden: Annotated[int | None, count("Hidden size, for such a model.", 1, MOST)] = None,
-    inter: Annotated[int | None, count("Intermediate size of an expert, for such a model.", 1, MOST)] = None,
+    model: LayerModel = None,
+    experts: Experts = None,
+    topk: Topk = None,
+    hidden: Hidden = None,
+    inter: Inter = None,
     tp: TensorParallel = 1,
     n: Annotated[int | None, count("For the hub: the columns of b (K, N).", 1, MOST)] = None,
     k: Annotated[int | None, count("For the hub: the rows of b (K, N).", 1, MOST)] = None,
-    dtype: Annotated[
-        str,
-        option(
-            "Element type of the layer or product; fp8e4m3 has scales of 128x128 blocks.",
-            names=words(*DTYPES),
-            metavar="|".join(DTYPES),
-        ),
-    ] = "bf16",
+    dtype: LayerDtype = "bf16",
     device: Annotated[
         str | None,
         option(

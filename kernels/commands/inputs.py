@@ -13,17 +13,18 @@ import typer
 from ...datasets import DeviceSpec, Family, ForetuneError, Problem
 from ...datasets.console import whole_number
 from ...datasets.errors import abridged, did_you_mean, printable
+from ...datasets.files import find_modules_here
 from ...datasets.problem import similar_dtype
 from ...datasets.progress import share_of, showing
 from .. import families, find_family
 from ..model_config import is_config, read_moe_config
-from ..workloads import Model, find_model
 from .app import GIVEN, Command
 from .options import given_as
 
 if TYPE_CHECKING:
     from ...datasets.dataset import Dataset
     from ...model.bundle import Bundle
+    from ..workloads import Model
 
 T = TypeVar("T")
 
@@ -84,6 +85,8 @@ def problem_of(context: typer.Context, family: Family, dtype: str | None, *more:
 
 def model_named(word: str) -> Model:
     """Return the MoE model that --model names, and print what was read if it is a config.json."""
+    from ..workloads import find_model
+
     model = find_model(word)
     show_config(word)
     return model
@@ -99,6 +102,7 @@ def names_kernel(name: str) -> bool:
     """Return whether a word names a kernel, package.module.kernel, or a package of kernels, and not a family."""
     if name in families() or ":" in name:
         return False
+    find_modules_here()
     try:
         return "." in name or find_spec(name) is not None
     except ValueError:  # not a valid module name

@@ -236,3 +236,28 @@ ToJudge = Annotated[
 #: How many configs a command lists, compiles or chooses: the k of `foretune.prune` and `foretune.shortlist`. The option
 #: is not called --k, because most families have a dimension of that name.
 CONFIGS = "--configs"
+#: Element types of an MoE layer that the serving engines have tuned files for.
+LAYER_DTYPES = ("bf16", "fp16", "fp8e4m3")
+
+
+#: The layer of a serving engine: a model's, or one with these dimensions.
+LayerModel = Annotated[
+    str | None,
+    option(
+        "Model with the MoE layer of an engine: the name of a known one, or its config.json (the file or its folder).",
+        names=model_names,
+        metavar="MODEL",
+    ),
+]
+Experts = Annotated[int | None, count("Number of experts, for a model that --model does not know.", 1, MOST)]
+Topk = Annotated[int | None, count("Number of experts per token, for such a model.", 1, MOST)]
+Hidden = Annotated[int | None, count("Hidden size, for such a model.", 1, MOST)]
+Inter = Annotated[int | None, count("Intermediate size of an expert, for such a model.", 1, MOST)]
+LayerDtype = Annotated[
+    str,
+    option(
+        "Element type of the layer or product; fp8e4m3 has scales of 128x128 blocks.",
+        names=words(*LAYER_DTYPES),
+        metavar="|".join(LAYER_DTYPES),
+    ),
+]

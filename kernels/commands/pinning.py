@@ -136,12 +136,16 @@ def pin(
 def _pruned_kernel(name: str) -> Any:
     """Return the autotuner of a kernel with `foretune.prune`."""
     from ...runtime import Pruner
-    from ...runtime.tuning.launches import autotuners_named
+    from ...runtime.tuning.launches import LaunchFamily, autotuners_named
 
-    found = [one for one in autotuners_named(name) if isinstance(one.early_config_prune, Pruner)]
-    if len(found) != 1:
-        raise ForetuneError(f"{abridged(name, 100)} names {len(found)} kernels with foretune.prune: name one of them")
-    return found[0]
+    def pruned(word: str) -> list[Any]:
+        return [one for one in autotuners_named(word) if isinstance(one.early_config_prune, Pruner)]
+
+    if len(found := pruned(name)) == 1:
+        return found[0]
+    able = found or pruned(name.rpartition(".")[0] or name)
+    names = abridged(", ".join(sorted(LaunchFamily(one).name for one in able)) or "none", 300)
+    raise ForetuneError(f"{abridged(name, 100)} must name a kernel with foretune.prune; known here: {names}")
 
 
 def _check(file: Path, given: list[str], device: str | None, as_json: bool) -> None:

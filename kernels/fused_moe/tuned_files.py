@@ -161,7 +161,7 @@ def _table(engine: str, folder: Path, name: str, triton: str) -> tuple[Path | No
             continue
         try:
             table = json.loads(file.read_text())
-            return file, {int(tokens): dict(row) for tokens, row in table.items() if tokens != "triton_version"}
+            return file, rows_in(table)
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ForetuneError(f"{file} is not a tuned file of {engine}: {error}") from None
     return None, {}
@@ -178,13 +178,13 @@ def _row(engine: str, layer: Layer, up: dict[str, Any], down: dict[str, Any] | N
         entries = FileEntries(up, {TMA: False} | up if engine == SGLANG else up)
     else:  # SGLang overrides BLOCK_SIZE_M of the second file
         entries = FileEntries(up, down | {"BLOCK_SIZE_M": up["BLOCK_SIZE_M"]} if "BLOCK_SIZE_M" in up else down)
-    first, second = (_config(engine, layer, row) for row in entries)
+    first, second = (launched_config(engine, layer, row) for row in entries)
     if first is None or second is None:
         return TunedRow(entries, None)
     return TunedRow(entries, Pair(first, with_tma(second, int(bool(entries.down.get(TMA, False))))))
 
 
-def _config(engine: str, layer: Layer, row: Mapping[str, Any]) -> KernelConfig | None:
+def launched_config(engine: str, layer: Layer, row: Mapping[str, Any]) -> KernelConfig | None:
     """Return the config that the engine launches for a row, with Triton's launch options where the row has none.
 
     None if the row has keys of another kernel or device, or values that a `KernelConfig` cannot hold.
@@ -225,6 +225,11 @@ class Row:
         """Current time divided by the row's time; 1.0 for a pinned row, which changes nothing."""
         now = SHIPPED if SHIPPED in self.times_us else DEFAULT
         return 1.0 if self.pinned else self.times_us[now] / self.times_us[OURS]
+
+
+def rows_in(table: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """Return the rows of a tuned file's content by number of tokens."""
+    return {int(tokens): dict(row) for tokens, row in table.items() if tokens != "triton_version"}
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ from .space import (
 if TYPE_CHECKING:
     import torch
 
+#: The dtypes whose bits were compared on a card between kinds of instructions, and between values of BLOCK_K.
+_COMPARED = ("bf16", "fp16")
 #: The largest M, and the largest N and K: the kernel holds each of them in a 32-bit integer.
 MOST_ROWS, MOST_COLUMNS = 2**30, 2**30
 
@@ -112,7 +114,8 @@ class GatedMlp(GemmFamily, MeasuredFamily):
 
     def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
         """Return the numerics class: that of the product of gate and up."""
-        return product_class(config["BLOCK_M"], config.num_warps, config["BLOCK_K"], problem["k"], problem.dtype_name)
+        rows, warps, step = config["BLOCK_M"], config.num_warps, config["BLOCK_K"]
+        return product_class(rows, warps, step, problem["k"], problem.dtype_name, _COMPARED)
 
     def smem_bytes(self, config: Knobs, elements: Any, device: DeviceSpec) -> int:
         """Return an upper bound of one program's shared memory; `elements` is the size of an element in bytes."""

@@ -20,6 +20,8 @@ from .space import Ranges, full_space, knobs_of, smem_bytes, values_of, wrong_ti
 from .variants import DW, PERMUTATIONS, Variant
 
 DTYPES = ("bf16", "fp16", "fp32")
+#: The dtypes whose bits were compared on a card between kinds of instructions, and between values of BLOCK_K.
+_COMPARED = ("bf16", "fp32")
 #: The largest number of groups that is accepted; no known model has a tenth as many experts.
 MOST_GROUPS = 65536
 #: The largest number of rows: row numbers have 32 bits on the device, and TMA descriptors of ragged rows use one of
@@ -144,7 +146,7 @@ class GroupedGemmFamily(OverGroups, GemmFamily):
         return space if device is None else self.able(space, device)
 
     def smem_bytes(self, config: Knobs, elements: Any, device: DeviceSpec) -> int:
-        """Return the shared memory of one program, in bytes."""
+        """Return the bytes of shared memory of one program; `elements` is the size of an element of x and w."""
         return smem_bytes(self.variant, config, elements, device)
 
     def wrong_problem(self, problem: Problem) -> str | None:
@@ -169,14 +171,15 @@ class GroupedGemmFamily(OverGroups, GemmFamily):
         return _wrong_size(self, config, problem.dtype_name, problem.itemsize, device)
 
     def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
-        """Return the numerics class of a product; that of dW has BLOCK_K, because the sizes to pad are not known.
+        """Return the numerics class of a product; that of dW has the instruction, which is the same in all its space.
 
         dW's chunks of long groups depend on the problem alone, and their sums are added in a fixed order.
         """
         rows, warps, step = config["BLOCK_M"], config.num_warps, config["BLOCK_K"]
         if self.variant is DW:
-            return "fma" if problem.dtype == "fp32" else instruction_of(rows, warps), step
-        return product_class(rows, warps, step, problem[self.variant.depth], problem.dtype_name)
+            kind = "fma" if problem.dtype == "fp32" else instruction_of(rows, warps)
+            return (kind,) if problem.dtype in _COMPARED else (kind, step)  # the sizes to pad are on the device
+        return product_class(rows, warps, step, problem[self.variant.depth], problem.dtype_name, _COMPARED)
 
     def supports_by(self, problem: Problem) -> Hashable:
         """Return the properties of a problem on which `supports` depends; equal ones give equal answers."""

@@ -286,7 +286,16 @@ def _work_of_rows(
     active: Floats,
     space: _Space,
 ) -> Work:
-    """Return the work of forward and dX: M tiles end where groups end, and all tiles have the same number of steps."""
+    """Return the work of forward and dX: M tiles end where groups end, and all tiles have the same number of steps.
+
+    Args:
+        variant: The product.
+        dims: Rows, N and K of the problems, each (n_problems, 1).
+        device: Not used; `_work_of_dw` needs it.
+        all_sizes: The group sizes of each problem.
+        active: The number of groups with rows, (n_problems, 1).
+        space: The distinct tiles.
+    """
     block_m, block_n, block_k = space.combinations[:3]
     rows, n, k = dims
     columns, depth = (n, k) if variant.columns == "n" else (k, n)

@@ -127,7 +127,10 @@ def _layers(models: Sequence[Model]) -> dict[tuple[int, int, int], _Layer]:
 
 
 def _split(n: int, k: int, source: str, inter: int, rng: np.random.Generator) -> tuple[int, int]:
-    """Return (N, K) of a layer on one rank: tensor parallelism splits the intermediate size, in half of the cases."""
+    """Return (N, K) of a layer on one rank of a random tensor-parallel degree, which is 1 with probability 1/2.
+
+    The degree divides the intermediate size `inter`, which is in N if `source` ends with "/w13", else K.
+    """
     degrees = [degree for degree in TENSOR_PARALLEL[1:] if inter % (degree * SPLIT_STEP) == 0]
     degree = int(rng.choice(degrees)) if degrees and rng.uniform() < 0.5 else 1
     return (n // degree, k) if source.endswith("/w13") else (n, k // degree)

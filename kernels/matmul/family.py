@@ -15,7 +15,7 @@ from ...runtime.launching.kernel import poison
 from ...runtime.launching.source_hash import hash_of_modules
 from ..config_limits import TMA_ARCHS, WITHOUT_CONSUMERS, Knobs
 from ..gemm_family import BANDS_AND_PROGRAMS, ROUNDED_ONCE, Configs, GemmFamily, Groups, MeasuredFamily, seeded
-from ..numerics import instruction_of, padded
+from ..numerics import padded, product_class
 from ..workloads import load_dense_models
 from . import workload
 from .features import FEATURE_NAMES, feature_groups
@@ -46,6 +46,8 @@ MOST_TILES = 2**31 - 1
 MOST_PARTIALS = 2**31 - 1
 #: The smallest K at which a sum of products of int8, each at most 2^14, may overflow int32.
 _EXACT_DEPTH = 2**17
+#: The dtypes whose bits were compared on a card between kinds of instructions, and between values of BLOCK_K.
+_COMPARED = ("bf16", "tf32")
 
 
 @dataclass(frozen=True)
@@ -146,14 +148,15 @@ class Matmul(GemmFamily, MeasuredFamily):
         return None
 
     def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
-        """Return the numerics class: the instruction (float32 is multiplied as tf32), and the parts of K.
+        """Return the numerics class: that of the product (float32 is multiplied as tf32), and the parts of K.
 
         Integer sums are exact in any order unless they overflow, where only some instructions saturate.
         """
-        k, step, parts = problem["k"], config["BLOCK_K"], config["SPLIT_K"]
-        if problem.dtype == "int8" and k < _EXACT_DEPTH:
+        k, step, parts, dtype = problem["k"], config["BLOCK_K"], config["SPLIT_K"], problem.dtype_name
+        if dtype == "int8" and k < _EXACT_DEPTH:
             return ("exact",)
-        found = instruction_of(config["BLOCK_M"], config.num_warps), padded(k, step)
+        dtype = "tf32" if dtype == "fp32" else dtype
+        found = product_class(config["BLOCK_M"], config.num_warps, step, k, dtype, _COMPARED)
         if parts == 1:
             return found
         return *found, parts, padded(-(-padded(k, step) // parts), step)  # the length of a part: `split_range`

@@ -132,7 +132,10 @@ class _Counts:
 
 
 def _owners(models: Sequence[DenseModel]) -> dict[Layer, set[tuple[str, ...]]]:
-    """Return for each layer the model families with a layer of the same shape, under any name and on any rank."""
+    """Return each layer, at all tensor-parallel degrees, with the model families that have a layer of the same shape.
+
+    A tuple has the families of one model, as `Case.model_families` returns them.
+    """
     by_sizes: dict[tuple[bool, tuple[int, int]], set[tuple[str, ...]]] = {}
     layers = {}
     for model in models:

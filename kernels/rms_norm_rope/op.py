@@ -197,9 +197,9 @@ def _check_angles(cos: torch.Tensor, sin: torch.Tensor, tokens: int, head_dim: i
 
 
 def _find(place: int, *arguments: Any) -> Call[None]:
-    """Check the arguments of a call, and return it with a launch; without one if there is nothing to compute.
+    """Check a call's arguments, and return what similar calls share: sizes, and a function that launches the kernel.
 
-    `place` is the index of the GPU.
+    Nothing is launched. The function is None if there is nothing to compute. `place` is the index of the GPU.
     """
     check_call(*arguments[:9])
     return _call(place, arguments[:6], *arguments[6:])

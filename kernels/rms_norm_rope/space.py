@@ -70,23 +70,6 @@ def block_of(head_dim: int) -> int:
     return 1 << max(head_dim // 2 - 1, 0).bit_length()
 
 
-def summed_by(config: KernelConfig, problem: Problem) -> tuple[int, int]:
-    """Return how threads share the sum over a head: the adjacent pairs of a thread, and the warps that share a head.
-
-    A thread loads 16 bytes, or fewer if the tile has fewer for each thread, and the pairs lie along lanes first, then
-    along warps (Triton's blocked layouts, compared with binaries by tests/kernels/test_numerics_compiled.py).
-
-    >>> problem = Problem.of("rms_norm_rope_fwd", tokens=64, q_heads=8, kv_heads=8, head_dim=128)
-    >>> summed_by(KernelConfig.of(ROWS=2, HEADS=8, num_warps=1), problem)
-    (8, 1)
-    """
-    block = block_of(problem["head_dim"])
-    widest = 16 // problem.itemsize // (2 if "interleaved" in problem.flags else 1)
-    held = config["ROWS"] * config["HEADS"] * block // (32 * config.num_warps)
-    pairs = min(widest, max(held, 1), block)
-    return pairs, min(config.num_warps, max(block // (32 * pairs), 1))
-
-
 def block_constants(head_dim: int) -> dict[str, int]:
     """Return the constexpr parameters that depend on the head's size."""
     return {"HEAD_DIM": head_dim, "BLOCK": block_of(head_dim)}

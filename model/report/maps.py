@@ -144,7 +144,16 @@ def knob_figures(found: Findings, key: str) -> Iterator[Figure]:
 
 
 def _map(found: Findings, row: int, what: str, key: str) -> Figure | None:
-    """Draw the times of one problem over two knobs, with the shortlist marked; None if no knob varies."""
+    """Draw the times of one problem over its first and last varying knob, with the shortlist marked.
+
+    Returns None if no knob varies. If one does, the map has one line.
+
+    Args:
+        found: The evaluation to draw from.
+        row: The problem's row in it.
+        what: The title, such as "A typical problem".
+        key: The name of the figure in the report.
+    """
     judged, grid = found.evaluation, found.evaluation.grid
     times = grid.times_us[row]
     ran = np.flatnonzero(np.isfinite(times) & np.isfinite(judged.predicted[0][row]))

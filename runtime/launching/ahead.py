@@ -7,6 +7,8 @@ the one that the launch would have compiled, and if compiling ahead fails, the l
 
 from __future__ import annotations
 
+import copy
+import ctypes
 import os
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -20,25 +22,35 @@ from typing import Any
 from ...datasets.errors import check_integer
 from ...datasets.forking import renew_in_children
 
+#: CU_STREAM_CAPTURE_MODE_RELAXED: this thread may do what another thread's capture must not.
+_RELAXED = 2
 _active: ContextVar[bool] = ContextVar("only_compiling", default=False)
 #: Return whether this thread is in a block of `only_compiling`; called at every launch.
 is_only_compiling = _active.get
+#: Return whether this thread is in a block of `only_compiling(load=True)`.
+_loads: ContextVar[bool] = ContextVar("only_loading", default=False)
+is_loading = _loads.get
 #: The jobs of the innermost block of `only_compiling`.
 _jobs_of_block: ContextVar[list[Future[Any]] | None] = ContextVar("jobs_of_block", default=None)
 
 
 @contextmanager
-def only_compiling() -> Iterator[list[Future[Any]]]:
+def only_compiling(*, load: bool = False) -> Iterator[list[Future[Any]]]:
     """Compile instead of launching in this block and thread. Tensors may be on torch's "meta" device.
 
     The block gets a list, to which the jobs that compile what it needs are added.
+
+    Args:
+        load: Whether the jobs also load the binaries into the device, as their first launches would.
     """
     jobs: list[Future[Any]] = []
-    token, token_of_jobs = _active.set(True), _jobs_of_block.set(jobs)
+    tokens = [(variable, variable.set(value)) for variable, value in ((_active, True), (_loads, load))]
+    token_of_jobs = _jobs_of_block.set(jobs)
     try:
         yield jobs
     finally:
-        _active.reset(token)
+        for variable, token in tokens:
+            variable.reset(token)
         _jobs_of_block.reset(token_of_jobs)
 
 
@@ -66,6 +78,23 @@ def compile_ahead_of(key: Hashable, job: Callable[[], object]) -> None:
         future = _jobs.underway[key]
     if (jobs := _jobs_of_block.get()) is not None:
         jobs.append(future)
+
+
+def load_binary(binary: Any) -> None:
+    """Load what Triton compiled into this thread's device, as the first launch would. An interpreted kernel has none.
+
+    Other threads may launch the binary meanwhile, because it gets all of its handles at once. They may also capture a
+    CUDA graph, which loading in their mode would end. Raises what the launch would raise.
+    """
+    if binary is None or binary.module is not None:
+        return
+    with suppress(OSError, AttributeError):  # no CUDA
+        ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_RELAXED)))
+    loaded = copy.copy(binary)
+    loaded._init_handles()
+    if binary.module is None:
+        vars(binary).update(vars(loaded))
+        loaded.module = None  # since Triton 3.8, the last owner of a module unloads it
 
 
 def in_background(job: Callable[[], object]) -> Future[Any]:

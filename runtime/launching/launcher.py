@@ -17,7 +17,14 @@ from triton import knobs
 from triton.runtime import JITFunction, _allocation, driver
 
 from ...datasets import ForetuneError
-from .ahead import compile_ahead_of, is_only_compiling, make_launch_function_ahead, wait_for
+from .ahead import (
+    compile_ahead_of,
+    is_loading,
+    is_only_compiling,
+    load_binary,
+    make_launch_function_ahead,
+    wait_for,
+)
 from .source_hash import undisturbed
 from .triton_hash import wait_for_the_hash
 
@@ -153,9 +160,14 @@ class PreparedLaunch:
             make_launch_function_ahead(self._launcher.kernel, (*tensors, *self._integers), self._values())
             wait_for(self._job(key))
         binary = self._through_jit(tensors)
+        if aligned:
+            self._remember(key, binary)
+
+    def _remember(self, key: tuple[Any, ...], binary: Any) -> None:
+        """Keep the binary for further launches with aligned tensors."""
         # AMD's binaries also depend on which tensors have less than 2 GiB, so they are not remembered.
-        if aligned and binary is not None and binary.metadata.target.backend == "cuda":
-            given = len(tensors) + len(self._integers)
+        if binary is not None and binary.metadata.target.backend == "cuda":
+            given = len(key) - 1 + len(self._integers)
             values = self._values()
             self._known[key] = binary, tuple(values[name] for name in self._launcher.kernel.arg_names[given:])
 
@@ -168,19 +180,22 @@ class PreparedLaunch:
         return undisturbed(lambda: kernel(*tensors, *self._integers, **values))
 
     def _compile_ahead(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor | None]) -> None:
-        """Start to compile the binary in a thread."""
-        kernel, device, given = self._launcher.kernel, key[0], (*tensors, *self._integers)
+        """Start to compile the binary in a thread; in a block of `only_compiling(load=True)` also to load it."""
+        kernel, device, given, loads = self._launcher.kernel, key[0], (*tensors, *self._integers), is_loading()
         kernel.device_caches[device]  # created here: two threads would create one each
 
         def compile_there() -> None:
             driver.active.set_current_device(device)
             begin_compiling()
             make_launch_function_ahead(kernel, given, self._values())
-            binary = kernel.warmup(*given, grid=self._grid, **self._values())
-            # Loads nothing into the GPU, which may be capturing a graph: this only builds Triton's launch function.
-            driver.active.launcher_cls(binary.src, binary.metadata)
+            binary = undisturbed(lambda: kernel.warmup(*given, grid=self._grid, **self._values()))
+            if loads:
+                load_binary(binary)
+                self._remember(key, binary)
+            else:  # only build Triton's launch function
+                driver.active.launcher_cls(binary.src, binary.metadata)
 
-        compile_ahead_of(self._job(key), compile_there)
+        compile_ahead_of(("loaded", *self._job(key)) if loads else self._job(key), compile_there)
 
     def _job(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the key of the compile job, as for `compile_ahead_of`."""

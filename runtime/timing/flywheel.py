@@ -348,9 +348,9 @@ atexit.register(_read_pending)
 
 
 def launching_autotuner() -> Any:
-    """Return the autotuner whose `run` called the pruner; None if there is none.
+    """Return the autotuner whose `run` is on the call stack; None if there is none.
 
-    An attached autotuner prunes with a copy of itself, which keeps no timings.
+    For an attached autotuner, this is the original, not the copy with which it prunes and which keeps no timings.
     """
     from triton.runtime.autotuner import Autotuner
 

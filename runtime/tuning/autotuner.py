@@ -26,7 +26,7 @@ from ..launching.triton_hash import hash_triton
 from ..prune import Pruner, in_full
 from .isolation import IsolatedTimer, NoIsolationError
 from .known_times import KnownTimes
-from .one_launch import OneLaunch, compile_in_background, own_key, restore_tensors, save_tensors, times_one
+from .one_launch import OneLaunch, launch_undecided, own_key, restore_tensors, save_tensors, times_one
 from .progress import ProgressLine
 from .ranks.agreement import choose_together, epoch, may_tune, scope
 from .refine.calls import check_cost
@@ -127,8 +127,8 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
             key = own_key(self, args, kwargs)
             found = self.cache.get(key)
             if found is None:
-                if (refining := self._refining.get(key)) is not None:
-                    return self._refined_run(key, *refining, OneLaunch(self, args, kwargs))
+                if (undecided := self._refining.get(key)) is not None:
+                    return self._refined_run(key, undecided, OneLaunch(self, args, kwargs))
                 return self._first_run(key, args, kwargs)
             config = found
         self.best_config = config
@@ -167,19 +167,15 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         return self.run(*args, **kwargs)
 
     def _refined_run(
-        self, key: tuple[Any, ...], refinement: Refinement[triton.Config], scale: float, call: OneLaunch
+        self, key: tuple[Any, ...], found: tuple[Refinement[triton.Config], float], call: OneLaunch
     ) -> Any:
-        """Launch a key whose config is not decided yet, and remember the decision."""
+        """Launch a key whose config is not decided yet in mode `refine`."""
 
         def launch(config: triton.Config) -> Any:
             self.best_config = config
             return call.launch(config)
 
-        result = refinement.run(launch, partial(compile_in_background, self, call.arguments), scale)
-        if refinement.final is not None:
-            self.cache[key] = refinement.final
-            self._refining.pop(key, None)
-        return result
+        return launch_undecided(self, self._refining, key, found, call.arguments, launch)
 
     def _allowed(self, call: OneLaunch) -> list[triton.Config]:
         """Return the configs that the kernel's own pruning callbacks leave.

@@ -9,12 +9,14 @@ import pkgutil
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import reason_of, shown, warn
+from ...datasets.files import find_modules_here
 from ...datasets.problem import DTYPES, MOST_SIZE, dtype_of_tensor
 from ..launching.kernel import Kernel
 from ..launching.source_hash import hash_of_kernel, is_kernel
@@ -93,13 +95,18 @@ def autotuners_among(modules: Iterable[ModuleType]) -> list[triton.runtime.Autot
 def autotuners_named(name: str) -> list[triton.runtime.Autotuner]:
     """Return the autotuned kernels of a module and all modules below it, or the one kernel of that name.
 
+    A module is installed or in the working directory. A kernel is named by the function that it compiles, or by the
+    variable that has its autotuner.
+
     Raises:
         ForetuneError: There is no such module, or it cannot be imported.
     """
+    find_modules_here()
     module = name
     while module:
         try:
-            found = autotuners_in(importlib.import_module(module))
+            imported = importlib.import_module(module)
+            found = autotuners_in(imported)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
                 raise ForetuneError(f"{shown(name)} cannot be imported: {reason_of(error)}") from error
@@ -107,7 +114,11 @@ def autotuners_named(name: str) -> list[triton.runtime.Autotuner]:
             continue
         except Exception as error:
             raise ForetuneError(f"{shown(name)} cannot be imported: {reason_of(error)}") from error
-        return found if module == name else [one for one in found if LaunchFamily(one).name == name]
+        if module == name:
+            return found
+        with suppress(ForetuneError):
+            return [autotuner_of(vars(imported).get(name.removeprefix(f"{module}.")))]
+        return [one for one in found if LaunchFamily(one).name == name]
     raise ForetuneError(f"there is no module or kernel {shown(name)}")
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import ForetuneError
 from ...datasets.errors import shown
-from ..launching.ahead import in_background, make_launch_function_ahead
+from ..launching.ahead import in_background, load_binary, make_launch_function_ahead
 from ..launching.kernel import Kernel
 from ..launching.stub_driver import stubbed
 from ..timing.timer import timer_of
@@ -20,6 +21,8 @@ from .session import is_capturing
 if TYPE_CHECKING:
     import triton
     from triton.runtime import Autotuner
+
+    from .refine.refinement import Refinement
 
 
 def times_one() -> bool:
@@ -74,10 +77,36 @@ def key_of_launch(tuner: Autotuner, arguments: Mapping[str, Any]) -> tuple[Any, 
     return (*key, *(str(value.dtype) for value in given.values() if hasattr(value, "dtype")))
 
 
+def launch_undecided(
+    tuner: Autotuner,
+    undecided: dict[Any, tuple[Refinement[triton.Config], float]],
+    key: Any,
+    found: tuple[Refinement[triton.Config], float],
+    arguments: Mapping[str, Any],
+    launch: Callable[[triton.Config], Any],
+) -> Any:
+    """Launch a key whose config is not decided yet in mode `refine`, and remember the decision in the tuner's cache.
+
+    Args:
+        tuner: The autotuner.
+        undecided: What chooses the config of each such key, and the predicted time of its launches.
+        key: The key of the launch.
+        found: What `undecided` has for it; another thread may have decided since.
+        arguments: The arguments of the launch by name, in the order of the call.
+        launch: Launches a config.
+    """
+    refinement, scale = found
+    result = refinement.run(launch, partial(compile_in_background, tuner, arguments), scale)
+    if refinement.final is not None:
+        tuner.cache[key] = refinement.final
+        undecided.pop(key, None)
+    return result
+
+
 def compile_in_background(
     tuner: Autotuner, arguments: Mapping[str, Any], config: triton.Config
 ) -> Sequence[Future[Any]]:
-    """Start to compile a config for launches with arguments like these, and return the jobs.
+    """Start to compile and load a config for launches with arguments like these, and return the jobs.
 
     The job has stand-ins of the tensors, so it does not keep them alive. Raises `ForetuneError` if there is none for an
     argument.
@@ -90,7 +119,7 @@ def compile_in_background(
 
     def compile_there() -> None:
         driver.active.set_current_device(device)
-        Kernel(tuner).compile((1,), given)
+        load_binary(Kernel(tuner).compile((1,), given))
 
     return [in_background(compile_there)]
 

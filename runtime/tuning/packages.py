@@ -11,7 +11,7 @@ import atexit
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -38,7 +38,7 @@ class _State:
     names: tuple[str, ...] = ()
     used: ClassVar[set[str]] = set()  # packages with an attached autotuner
     wrapped: type | None = None  # Triton's `Autotuner`, once it is wrapped
-    begun = False  # whether `_TritonFinder` and `_report` are installed
+    begun = False  # whether `_report` is registered and Triton is awaited
     follows = False  # whether child processes attach, too
 
 
@@ -89,7 +89,7 @@ def is_installed(name: str) -> bool:
 
 def _spec_of(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
     """Return what Python finds for a module's name, in the folders of `path` if it is a submodule."""
-    finders = (one for one in list(sys.meta_path) if not isinstance(one, _TritonFinder) and hasattr(one, "find_spec"))
+    finders = (one for one in list(sys.meta_path) if not isinstance(one, _Finder) and hasattr(one, "find_spec"))
     return next((spec for one in finders if (spec := one.find_spec(name, path, target)) is not None), None)
 
 
@@ -119,7 +119,7 @@ def attach_packages(names: Sequence[str], children: bool = False) -> None:
     _State.names = tuple(names)
     if not _State.begun:
         _State.begun = True
-        sys.meta_path.insert(0, _TritonFinder())
+        _call_after_import(_TRITONS, _wrap)
         atexit.register(_report)
     if children:
         _follow_children()
@@ -130,6 +130,35 @@ def attach_packages(names: Sequence[str], children: bool = False) -> None:
         named = [module for name, module in list(sys.modules.items()) if _package_of(name)]
         for tuner in autotuners_among(module for module in named if isinstance(module, ModuleType)):
             _attach(tuner)
+
+
+def attach_more_packages(names: Sequence[str]) -> None:
+    """Attach packages or modules in addition to those that are attached already; see `attach_packages`.
+
+    Args:
+        names: The packages or modules. Those that are not installed are left out.
+
+    Raises:
+        ForetuneError: FORETUNE_MODE is not valid.
+    """
+    attach_packages(tuple(dict.fromkeys((*_State.names, *filter(is_installed, names)))))
+
+
+def when_imported(name: str, then: Callable[[Any], None]) -> None:
+    """Call a function with a module: now if it is imported, and after each later import of it. Nothing is imported.
+
+    Args:
+        name: The module's full name.
+        then: The function; it replaces that of an earlier call for this module.
+    """
+    _call_after_import(name, then)
+    if (module := sys.modules.get(name)) is not None:
+        then(module)
+
+
+def _call_after_import(name: str, then: Callable[[Any], None]) -> None:
+    """Call a function with a module after each import of it from now on."""
+    sys.meta_path.insert(0, _Finder(name, then))
 
 
 def _follow_children() -> None:
@@ -159,20 +188,23 @@ def _report() -> None:
             _log.info("foretune: no autotuned kernel of %s was created in this process", name)
 
 
-class _TritonFinder(MetaPathFinder):
-    """Wraps Triton's `Autotuner` when Triton is imported."""
+class _Finder(MetaPathFinder):
+    """Calls a function with a module when the module has been executed."""
+
+    def __init__(self, name: str, then: Callable[[Any], None]) -> None:
+        self._name, self._then = name, then
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return the spec of the autotuner's module, with a loader that also wraps it; None for all other modules."""
-        spec = _spec_of(name, path, target) if name == _TRITONS else None
+        """Return the module's spec, with a loader that also calls the function; None for all other modules."""
+        spec = _spec_of(name, path, target) if name == self._name else None
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
-            def execute_and_wrap(module: ModuleType) -> None:
+            def execute_and_call(module: ModuleType) -> None:
                 execute(module)
-                _wrap(module)
+                self._then(module)
 
-            spec.loader.exec_module = execute_and_wrap  # type: ignore[method-assign]
+            spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
         return spec
 
 

@@ -22,7 +22,7 @@ from ..prune import Pruner, in_full
 from .attached_key import CoarseKeys, KeyTuning
 from .known_times import KnownTimes
 from .launches import LaunchFamily
-from .one_launch import OneConfigCache, OneLaunch, compile_in_background, key_of_launch, microseconds, times_one
+from .one_launch import OneConfigCache, OneLaunch, key_of_launch, launch_undecided, microseconds, times_one
 from .ranks.agreement import choose_together, epoch, may_tune, scope
 from .refine.calls import check_cost
 from .refine.refinement import Refinement
@@ -156,8 +156,9 @@ class Attachment:
             if self._refining:
                 arguments = {**dict(zip(self.tuner.arg_names, args, strict=False)), **kwargs}
                 key = key_of_launch(self.tuner, arguments)
-                if (refining := self._refining.get(key)) is not None:
-                    return self._refined_run(key, *refining, args, kwargs, arguments)
+                if (found := self._refining.get(key)) is not None:
+                    launch = lambda config: self._run_once(config, args, kwargs)  # noqa: E731
+                    return launch_undecided(self.tuner, self._refining, key, found, arguments, launch)
             if self._coarse.watched:
                 self._or_warn(self._coarse.check, self.tuner, args, kwargs)
             before, self._is_running = self.tuner.__dict__.get("configs_timings"), True
@@ -175,23 +176,6 @@ class Attachment:
                 raise
             finally:
                 self._tuning, self._pinned_now, self._is_running = None, None, False
-
-    def _refined_run(
-        self,
-        key: Any,
-        refinement: Refinement[triton.Config],
-        scale: float,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        arguments: dict[str, Any],
-    ) -> Any:
-        """Launch a key whose config is not decided yet, and remember the decision."""
-        compile_one = partial(compile_in_background, self.tuner, arguments)
-        result = refinement.run(lambda config: self._run_once(config, args, kwargs), compile_one, scale)
-        if refinement.final is not None:
-            self.tuner.cache[key] = refinement.final
-            self._refining.pop(key, None)
-        return result
 
     def _is_in(self, mode: Mode) -> bool:
         """Return whether this is the mode of launches. An invalid FORETUNE_MODE counts as none."""

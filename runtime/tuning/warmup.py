@@ -85,15 +85,40 @@ def warm_up(
     check_integer("the shortlist's length k", k, 1)
     if not problems:
         raise ForetuneError(f"there are no problems of {family.name} to warm up for")
-    jobs: dict[Hashable, tuple[str, Any]] = {}
+    launches = []
     family = keeping(family)
     for problem in problems:
         check_problem_of(family, problem)
         chosen = make_shortlist(family, family.at_call_time(problem), device, k=k)
-        for config in chosen.configs[:k]:  # without a prediction, a shortlist has all configs
-            job = partial(family.compile, config, problem)
-            jobs.setdefault(family.binary_key(config, problem), (f"{config} of {problem}", job))
-    return _compiled(family.name, device, len(problems), jobs, workers)
+        # Without a prediction, a shortlist has all configs.
+        launches += [(family, config, problem) for config in chosen.configs[:k]]
+    return warm_up_launches(family.name, device, len(problems), launches, workers=workers)
+
+
+def warm_up_launches(
+    name: str,
+    device: DeviceSpec,
+    n_problems: int,
+    launches: Iterable[tuple[Measurable, KernelConfig, Problem]],
+    *,
+    workers: int | None = None,
+) -> WarmedUp:
+    """Compile configs for problems, each binary once.
+
+    It compiles for the target of the active Triton driver, which should be that of `device`.
+
+    Args:
+        name: What is warmed up, for the result.
+        device: The device, for the result.
+        n_problems: The number of problems, for the result.
+        launches: The families, configs and problems.
+        workers: The number of compiling threads; one per core if left out.
+    """
+    jobs: dict[Hashable, tuple[str, Any]] = {}
+    for family, config, problem in launches:
+        job = partial(family.compile, config, problem)
+        jobs.setdefault((family.name, family.binary_key(config, problem)), (f"{config} of {problem}", job))
+    return _compiled(name, device, n_problems, jobs, workers)
 
 
 def _compiled(

@@ -67,14 +67,14 @@ class Part(NamedTuple):
 
 
 _GROUPED = (
-    Part("bf16", (), 20, 0.7), Part("bf16", ("permute_x",), 6, 0.1), Part("bf16", ("permute_y",), 6, 0.1),
-    Part("fp32", (), 4, 0.1),
+    Part("bf16", (), 20, 0.6), Part("bf16", ("permute_x",), 6, 0.1), Part("bf16", ("permute_y",), 6, 0.1),
+    Part("fp32", (), 4, 0.1), Part("fp16", (), 6, 0.1),
 )  # fmt: skip
 _SCALED = tuple(Part("fp8e4m3", flags, 20, 1 / 3, 0) for flags in ((), ("rowwise",), ("blockwise",)))
 PARTS: Mapping[str, tuple[Part, ...]] = {
     "matmul": (
-        Part("bf16", (), 20, 0.52), Part("bf16", (), 6, 0.1, 1), Part("bf16", ("a_km", "b_kn"), 6, 0.16),
-        Part("fp32", ("b_kn",), 6, 0.14), Part("int8", (), 6, 0.08, 0),
+        Part("bf16", (), 20, 0.4), Part("bf16", (), 6, 0.1, 1), Part("bf16", ("a_km", "b_kn"), 6, 0.16),
+        Part("fp32", ("b_kn",), 6, 0.14), Part("int8", (), 6, 0.08, 0), Part("fp16", (), 6, 0.12),
     ),
     "grouped_gemm_fwd": _GROUPED,
     "scaled_gemm": _SCALED,
@@ -231,7 +231,7 @@ class Log:
             file.write(json.dumps(line) + "\n")
 
     def todo(self, problem: str) -> bool:
-        """Whether to run a problem, which is noted; False if it is done, or ended this process too often."""
+        """Note that a problem is begun, and return True; or False if it is done, or ended this process too often."""
         if self.records.get(problem, {}).get("complete"):
             return False
         if self.begun[problem] >= STARTS / 2:
@@ -247,7 +247,7 @@ def text_of(error: BaseException) -> str:
 
 
 def is_fault(error: BaseException) -> bool:
-    """Whether an error is the end of this process's CUDA context."""
+    """Return whether an error has ended this process's CUDA context."""
     try:
         torch.cuda.synchronize()
     except Exception:  # noqa: BLE001 - any error means that the context is gone
@@ -286,7 +286,7 @@ class Outputs:
         return (words * self._weights).sum()
 
     def difference(self, one: KernelConfig, other: KernelConfig) -> str:
-        """How many elements differ between the outputs of two configs."""
+        """Return the number of elements that differ between the outputs of two configs, and the largest gap."""
         first = self.run(one).clone()
         second = self.run(other)
         gap = (first.double() - second.double()).abs().nan_to_num().max().item()
@@ -473,7 +473,7 @@ def ops() -> dict[str, Callable[[], Callable[[int, int], torch.Tensor]]]:
 
 
 def firsts(size: int) -> Iterator[int]:
-    """Where batches of a size begin: at both ends and between, and more places for a row alone."""
+    """Yield the first rows of batches of a size: at both ends and between, and more places for a row alone."""
     drawn = random.Random(size)
     yield from {0, MOST_ROWS - size, *(drawn.randrange(MOST_ROWS - size + 1) for _ in range(6 if size == 1 else 1))}
 

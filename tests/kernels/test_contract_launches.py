@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import overrunning
 import pytest
-from foretune.datasets import DeviceSpec, Problem
-from foretune.kernels.contract_launches import covering_launches, interpretable, small_problems
+from foretune.datasets import DeviceSpec, ForetuneWarning, Problem
+from foretune.kernels.contract_launches import covering_launches, interpretable, small_problems, warn_if_not_compared
 from overrunning import AddRelu
 
 CPU = replace(DeviceSpec.named("h200"), backend="cpu", sm_count=4)
@@ -99,6 +99,14 @@ def test_the_interpreter_gets_bf16_only_from_families_that_have_nothing_else():
     problems = [Problem.of("add_relu", rows=1, columns=1, dtype=dtype) for dtype in ("bf16", "fp32")]
     assert interpretable(problems) == problems[1:]
     assert interpretable(problems[:1]) == problems[:1]
+
+
+def test_a_family_whose_results_the_interpreter_does_not_compare_is_named(recwarn):
+    problems = [Problem.of("add_relu", rows=1, columns=1, dtype=dtype) for dtype in ("bf16", "fp32")]
+    warn_if_not_compared(declared(), problems)
+    assert not recwarn.list
+    with pytest.warns(ForetuneWarning, match="add_relu: all of its problems are in bf16, and those results are not"):
+        warn_if_not_compared(declared(), problems[:1])
 
 
 @pytest.mark.interpret

@@ -134,7 +134,9 @@ def test_what_is_no_text_of_a_table_is_refused(tmp_path: Path, content: bytes, n
 
 
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=re.escape(f"{tmp_path}: cannot be read as a CSV file: Is a directory")):
+    with pytest.raises(
+        DatasetError, match=re.escape(f"{tmp_path}/config.json: cannot be read as a model's config: No such")
+    ):
         load_models(tmp_path)
     with pytest.raises(DatasetError, match=r"none\.csv: cannot be read as a CSV file: No such file"):
         load_models(tmp_path / "none.csv")

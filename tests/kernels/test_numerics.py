@@ -43,7 +43,7 @@ def test_classes_are_the_same_each_time_and_fewer_than_configs(name):
         configs = some(family, problem, 10**6)
         classes = [family.numerics(config, problem) for config in configs]
         assert classes == [other.numerics(config, problem) for config in configs]
-        assert len(set(classes)) < len(configs) or name == "rms_norm_rope_bwd" or not configs
+        assert (len(set(classes)) < len(configs)) != name.startswith("rms_norm_rope") or not configs
 
 
 @pytest.mark.parametrize("name", DECLARED)
@@ -96,22 +96,54 @@ def test_classes_of_products():
         return family.numerics(KernelConfig.of(**base | knobs), problem)
 
     assert of(BLOCK_M=64, num_warps=8) == of(TMA=0, num_stages=2) == of(GROUP_M=1, PROGRAMS_PER_SM=1) == of()
-    assert of(BLOCK_M=32) != of()  # another instruction
-    assert of(num_warps=2) != of()
-    assert of(BLOCK_K=128) != of(BLOCK_K=64) == of(BLOCK_K=32)  # 2880 is no multiple of 128
+    # Compared on a card: both kinds of instructions, and zeros past the end of K.
+    assert of(BLOCK_M=32) == of(num_warps=2) == of(BLOCK_K=128) == of(BLOCK_K=32) == of()
     assert of(SPLIT_K=2) != of()
     assert of(SPLIT_K=2, BLOCK_K=32) != of(SPLIT_K=2) != of(SPLIT_K=4)  # halves of 1440 and of 1472
+    assert of(SPLIT_K=4) == of(SPLIT_K=4, BLOCK_M=16) == of(SPLIT_K=4, BLOCK_K=128)  # parts of 768
     whole = replace(problem, dtype="int8")
     assert family.numerics(KernelConfig.of(**base | {"BLOCK_M": 16, "SPLIT_K": 8}), whole) == ("exact",)
 
 
-def test_without_a_norm_nothing_is_summed():
+@pytest.mark.parametrize(
+    ("name", "dtype", "merged"),
+    [
+        ("matmul", "bf16", True),
+        ("matmul", "fp32", True),
+        ("matmul", "fp16", False),
+        ("grouped_gemm_fwd", "bf16", True),
+        ("grouped_gemm_dx", "fp16", False),
+        ("gated_mlp", "fp16", True),
+    ],
+)
+def test_only_dtypes_that_a_card_compared_share_a_class(name, dtype, merged):
+    family = find_family(name)
+    sizes = {"k": 2880, "n": 4096} | ({"m": 64} if "m" in family.dims else {"groups": 4, "rows": 64})
+    problem = Problem.of(name, dtype=dtype, **({"batch": 1} if name == "matmul" else {}), **sizes)
+    base = family.default(problem, H200).to_json() | {"BLOCK_M": 64, "num_warps": 4, "BLOCK_K": 64}
+
+    def of(**knobs):
+        return family.numerics(KernelConfig.of(**base | knobs), problem)
+
+    depth_changes = family.name != "grouped_gemm_dx"  # whose depth is N, a multiple of both
+    assert (of(BLOCK_M=16) == of()) == merged
+    assert (of(BLOCK_K=128) == of()) == (merged or not depth_changes)
+
+
+def test_fp8_is_never_the_same_on_both_kinds_of_instructions():
+    family = find_family("scaled_gemm")
+    problem = Problem.of(family.name, m=64, n=4096, k=4096, dtype="fp8e4m3")
+    base = family.default(problem, H200).to_json() | {"SWAP_AB": 0, "num_warps": 4}
+    few, many = (family.numerics(KernelConfig.of(**base | {"BLOCK_M": rows}), problem) for rows in (16, 64))
+    assert few != many
+
+
+def test_a_norm_keeps_one_config_of_one_token_per_tile():
     family = find_family("rms_norm_rope_fwd")
-    dims = {"tokens": 64, "q_heads": 32, "kv_heads": 8, "head_dim": 128}
-    plain = Problem.of(family.name, flags=("unnormed",), **dims)
-    normed = Problem.of(family.name, **dims)
-    assert {family.numerics(config, plain) for config in family.space()} == {()}
-    assert len({family.numerics(config, normed) for config in family.space()}) > 1
+    problem = Problem.of(family.name, tokens=64, q_heads=32, kv_heads=8, head_dim=128)
+    kept = keeping(family, invariant="tokens")
+    able = [config for config in family.space() if kept.supports(config, problem, H200) is None]
+    assert [config["ROWS"] for config in able] == [1]
 
 
 def test_families_of_torchs_templates_keep_each_config_alone():
@@ -247,9 +279,10 @@ def test_the_commands_take_both_options():
         at = Problem.of("matmul", batch=1, m=8, n=4096, k=4096)
         return {family.numerics(KernelConfig.from_json(config), at) for config in configs}
 
-    assert classes(f"predict {problem} --m 8 --configs 6 --same-bits") == {("warp", 4096)}
-    assert classes(f"predict {problem} --m 8 --configs 6 --invariant m") == {("warp_group", 4096)}
-    assert classes(f"cover {problem} --dynamic m --range 1:4096 --invariant m") == {("warp_group", 4096)}
+    assert len(classes(f"predict {problem} --m 8 --configs 12")) > 1
+    for line in ("predict --m 8 --configs 12 --same-bits", "predict --m 8 --configs 12 --invariant m"):
+        assert classes(line.replace("predict", f"predict {problem}")) == {("tensor_core",)}
+    assert classes(f"cover {problem} --dynamic m --range 1:4096 --invariant m") == {("tensor_core",)}
     refused = call(f"predict {problem} --m 8 --invariant n")
     assert refused.exit_code == 1
     assert "m, but is 'n'" in words(refused.stderr)

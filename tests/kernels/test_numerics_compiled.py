@@ -1,5 +1,5 @@
 """The claims that numerics classes rest on, in binaries for an H200 that need not be here: which instruction
-multiplies, and how threads share the sum of a norm."""
+multiplies, and that stages change how threads share the sum of a norm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 from foretune.datasets import DeviceSpec, KernelConfig, Problem
 from foretune.kernels import find_family
 from foretune.kernels.numerics import instruction_of
-from foretune.kernels.rms_norm_rope.space import summed_by
 from foretune.runtime import use_stub_driver
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
@@ -91,32 +90,9 @@ def test_the_instruction_is_the_one_of_the_class(name, dtype, flags, dims, knobs
         assert "fma.rn.f32" in ptx
     else:
         assert found == {kind}
-        assert of_class[0] == kind
+        assert of_class[0] in (kind, "tensor_core")  # which is both, where a card gave equal bits
     # No operand is rounded to tf32 on its way: then the layout of an operand would change bits.
     assert "cvt.rna.tf32" not in ptx
-
-
-#: Shapes of a head, and configs whose threads share it in each way.
-NORMS = [
-    (128, "bf16", (), {"ROWS": 2, "HEADS": 1, "num_warps": 1}),
-    (128, "bf16", (), {"ROWS": 8, "HEADS": 8, "num_warps": 4}),
-    (128, "bf16", ("interleaved",), {"ROWS": 1, "HEADS": 1, "num_warps": 1}),
-    (128, "bf16", ("interleaved",), {"ROWS": 4, "HEADS": 16, "num_warps": 4}),
-    (64, "bf16", (), {"ROWS": 4, "HEADS": 1, "num_warps": 4}),
-    (256, "fp32", (), {"ROWS": 1, "HEADS": 8, "num_warps": 2}),
-    (512, "bf16", (), {"ROWS": 1, "HEADS": 1, "num_warps": 2}),
-    (80, "fp16", (), {"ROWS": 2, "HEADS": 4, "num_warps": 4}),
-]
-
-
-@pytest.mark.parametrize(("head_dim", "dtype", "flags", "knobs"), NORMS)
-def test_threads_share_the_sum_of_a_head_as_the_class_says(head_dim, dtype, flags, knobs):
-    family = find_family("rms_norm_rope_fwd")
-    dims = {"tokens": 64, "q_heads": 32, "kv_heads": 8, "head_dim": head_dim}
-    problem, config = Problem.of(family.name, dtype=dtype, flags=flags, **dims), KernelConfig.of(**knobs, num_stages=3)
-    with use_stub_driver(H200):
-        ir = family.compile(config, problem).asm["ttgir"]
-    assert layouts(ir) == {summed_by(config, problem)}
 
 
 def test_stages_of_the_backward_pass_change_how_threads_share_it():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from concurrent.futures import Future
 from threading import Event, get_ident
+from typing import ClassVar
 
 import pytest
 from foretune.runtime.launching import ahead
@@ -65,3 +67,44 @@ def test_a_forked_process_waits_for_no_job_of_its_parent_and_runs_its_own():
     go_on.set()
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+class Binary:
+    """As Triton's `CompiledKernel`, which looks loaded as soon as it has `_run`."""
+
+    module = function = _run = None
+    unloaded: ClassVar[list[str]] = []
+
+    def _init_handles(self):
+        self._run = "launcher"
+        self.while_loading()
+        self.module, self.function = "module", "function"
+
+    def while_loading(self):
+        pass
+
+    def __del__(self):
+        if self.module is not None:
+            self.unloaded.append(self.module)
+
+
+def test_a_binary_gets_all_its_handles_at_once():
+    """Another call may launch it while it is loaded, and must not find a launcher without a function."""
+    binary, seen = Binary(), []
+    binary.while_loading = lambda: seen.append((binary._run, binary.function))
+    Binary.unloaded.clear()
+    ahead.load_binary(binary)
+    ahead.load_binary(binary)
+    ahead.load_binary(None)
+    assert seen == [(None, None)]  # loaded once
+    assert (binary._run, binary.module, binary.function) == ("launcher", "module", "function")
+    gc.collect()
+    assert Binary.unloaded == []
+
+
+def test_a_binary_that_cannot_be_loaded_is_left_as_it_is():
+    binary = Binary()
+    binary.while_loading = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        ahead.load_binary(binary)
+    assert (binary._run, binary.module) == (None, None)

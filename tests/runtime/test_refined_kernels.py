@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+import threading
 
 import foretune
 import pytest
 import triton
 from foretune.datasets import ForetuneError
 from foretune.runtime import use_stub_driver
+from foretune.runtime.launching import ahead
 from foretune.runtime.tuning import known_times, one_launch, triton_adapter
 from foretune.runtime.tuning.refine import calls, refinement
 from foretune.runtime.tuning.refine.race import CALLS
+from waiting import at_once
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
 torch = pytest.importorskip("torch")
@@ -37,15 +39,6 @@ class Watch:
         while self.running:
             self.timed.append(self.running[0])
             yield self.running.pop(0)
-
-
-def at_once(job):
-    future = Future()
-    try:
-        future.set_result(job())
-    except Exception as error:  # noqa: BLE001
-        future.set_exception(error)
-    return future
 
 
 #: Microseconds by the number of warps: the family's bundle predicts 8 warps to be the fastest.
@@ -164,6 +157,67 @@ def test_a_kernel_without_a_family_starts_with_its_first_config(filler, watch):
     assert (len(warps), warps[0], warps[-1]) == (CALLS + 20, 1, 4)
 
 
+def loaded_by(watch, monkeypatch, fails=False):
+    """Which thread loads each binary first; if `fails`, other threads than this one cannot."""
+    threads, load, here = {}, watch.driver.utils.load_binary, threading.current_thread()
+
+    def load_binary(name, binary, *rest):
+        threads.setdefault(binary, threading.current_thread())
+        if fails and threading.current_thread() is not here:
+            raise RuntimeError("no memory")
+        return load(name, binary, *rest)
+
+    monkeypatch.setattr(watch.driver.utils, "load_binary", load_binary)
+    return threads
+
+
+def settle():
+    """Wait for the jobs that compile and load."""
+    for one in refinement._all.values():
+        for jobs in list(one._compiling.values()):
+            for job in jobs:
+                job.exception(timeout=120)
+
+
+def calls_that_settle(filler, kind, calls):
+    """Calls of an attached kernel, or of an op, each of which finds the candidates so far loaded."""
+    if kind == "op":
+        a, b = torch.zeros(256, 128, dtype=torch.bfloat16), torch.zeros(128, 256, dtype=torch.bfloat16)
+    else:
+        kernel = triton.autotune(filler.configs(), ["M", "N"])(triton.jit(filler.fill_kernel))
+        foretune.attach(kernel, mode="refine")
+    for _ in range(calls):
+        foretune.matmul(a, b, mode="refine") if kind == "op" else filler.launch(kernel)
+        settle()
+
+
+@pytest.mark.parametrize("kind", ["op", "attached"])
+def test_only_the_first_binary_is_loaded_in_a_call(filler, watch, monkeypatch, kind):
+    monkeypatch.setattr(one_launch, "in_background", ahead.in_background)
+    if kind == "op":
+        watch.time_us = lambda metadata: 100.0
+    threads = loaded_by(watch, monkeypatch)
+    calls_that_settle(filler, kind, 60)
+    kinds = {(launch.metadata.num_warps, launch.metadata.shared) for launch in watch.driver.launches}
+    assert len(kinds) > 1
+    # Candidates begin to compile before the first launch, so one of them may be loaded before it.
+    others = [thread for thread in threads.values() if thread is not threading.current_thread()]
+    assert len(others) == len(threads) - 1 >= len(kinds) - 1
+    assert all(thread.name.startswith("foretune-ahead") for thread in others)
+
+
+@pytest.mark.parametrize("kind", ["op", "attached"])
+def test_a_config_whose_binary_cannot_be_loaded_takes_no_part(filler, watch, monkeypatch, kind):
+    monkeypatch.setattr(one_launch, "in_background", ahead.in_background)
+    watch.time_us = lambda metadata: 100.0
+    threads = loaded_by(watch, monkeypatch, fails=True)
+    calls_that_settle(filler, kind, 60)
+    assert len(threads) > 1
+    assert len({launch.metadata.hash for launch in watch.driver.launches}) == 1
+    (one,) = refinement._all.values()
+    assert one.final == one.candidates[0]
+
+
 def test_a_launch_of_another_key_is_refined_apart(filler, watch):
     kernel = triton.autotune(filler.configs(), ["M", "N"])(triton.jit(filler.fill_kernel))
     foretune.attach(kernel, mode="refine")
@@ -189,10 +243,7 @@ def test_an_op_finds_the_fastest_with_its_own_calls(watch, monkeypatch):
     watch.time_us = time_us
     for _ in range(60):
         foretune.matmul(a, b, mode="refine")
-        for one in refinement._all.values():
-            for jobs in list(one._compiling.values()):
-                for job in jobs:
-                    job.exception(timeout=120)
+        settle()
     assert kinds[0] == (first.num_warps, first.num_stages, first.shared)
     assert len(set(kinds)) > 1
     (one,) = refinement._all.values()

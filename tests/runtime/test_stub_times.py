@@ -75,7 +75,7 @@ def test_a_function_that_is_tuned_under_a_stub_driver_is_tuned_again(is_whole, f
 
 def test_an_op_logs_nothing_that_a_stub_driver_timed(folder, monkeypatch):
     family, case = FakeFamily(), fake_cases()[0]
-    ranked = type("Ranked", (), {"predicted": True, "configs": family.space()[:2]})
+    ranked = type("Ranked", (), {"predicted": True, "configs": family.space()[:2], "predicted_slowdown": (1.0, 1.0)})
     chooser = type("Chooser", (), {"choose": lambda self, near, k: ranked})
     monkeypatch.setattr(choice, "chooser_of", lambda *given: chooser())
     monkeypatch.setattr(choice, "_can_wait", lambda: True)

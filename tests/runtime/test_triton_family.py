@@ -276,6 +276,7 @@ def test_an_autotuner_brings_its_configs():
         ({"in_place": ("z_ptr",)}, "no parameter z_ptr;"),
         ({"in_place": "y_ptr"}, "in_place must be a list"),
         ({"ranges": {"n": set()}}, r"ranges of n must be a range, as \(1, 4096\), or a set of sizes, as \{64, 128\}"),
+        ({"ranges": {"n": [64, 128]}}, r"a set of sizes, as \{64, 128\}, but is \[64, 128\]"),
         ({"ranges": {"n": (1, 2, 3)}}, "ranges of n must be a range"),
         ({"ranges": {"n": {0, 64}}}, "ranges of n must be an integer between 1 and"),
         ({"ranges": {"n": {64.0}}}, "ranges of n must be an integer"),

@@ -17,6 +17,7 @@ from foretune.kernels import find_family
 from foretune.runtime import ForetuneWarning, TritonFamily, use_stub_driver
 from foretune.runtime.tuning.cache.known import known_kernels
 from foretune.runtime.tuning.launch_arguments import are_kept_arguments, stand_ins
+from foretune.runtime.tuning.launches import autotuners_named
 from foretune.runtime.tuning.warmup import WarmedUp, problems_from_csv, warm_up, warm_up_tuned
 
 torch = pytest.importorskip("torch")
@@ -328,6 +329,18 @@ def test_shapes_that_are_none_of_a_kernels_are_refused(tuned, toy, tmp_path, nam
     _tune(tuned, toy, 64)
     with pytest.raises(ForetuneError, match=said):
         warm_up_tuned(name, toy.H200, shapes=_shapes(tmp_path, text))
+
+
+def test_kernels_of_the_working_directory_are_found(tmp_path, monkeypatch):
+    """As in a console script, whose `sys.path` does not have it."""
+    (tmp_path / "of_this_folder.py").write_text(
+        "import triton\n\n\n@triton.autotune([triton.Config({})], [])\n@triton.jit\ndef kernel(x):\n    pass\n\n\n"
+        "tuned = kernel\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one != ""])
+    assert autotuners_named("of_this_folder.kernel") == autotuners_named("of_this_folder.tuned")
+    assert len(autotuners_named("of_this_folder")) == 1
 
 
 def test_what_cannot_be_compiled_ahead_of_a_package_is_named(tuned, toy, tmp_path):

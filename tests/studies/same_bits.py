@@ -8,9 +8,9 @@ second. Two tables:
   under `invariant`, and of one fixed config for all problems of the same dtype and flags: the one that is best on them.
 - By size, 64 sizes of the rows of one layer from decode to prefill: the same, and the class that loses least of those
   that can run every size, next to the class that `invariant` keeps. `h200_cover` has measured layers of 64 to 4,096
-  rows; for others, the times of 1 to 16,384 rows are predicted by the shipped bundle. `merged`: as
-  `invariant`, if both kinds of instructions computed the same bits. `one config`: the best for all sizes. `default`:
-  the default config for many rows at all sizes. `gain`: the times of these two over those under `invariant`.
+  rows; for others, the times of 1 to 16,384 rows are predicted by the shipped bundle. `one config`: the best for all
+  sizes. `default`: the default config for many rows at all sizes. `gain`: the times of these two over those under
+  `invariant`.
 """
 
 from __future__ import annotations
@@ -130,13 +130,10 @@ def of_sizes(family: Family, losses: SizeLosses, problem: Problem, device: Devic
     model = family.same_bits_config(at(problem, dim, 1 << 20), device)
     own = family.numerics(model, problem)
     same = np.stack([kept(family, one, device, losses.configs, same_bits=True) for one in problems])
-    # What it would lose if both kinds of instructions computed the same bits, which no card has shown yet.
-    merged = np.array([_without_kind(one) == _without_kind(own) for one in classes])
     many = losses.configs.index(model) if model in losses.configs else None
     loss_of = {
         "same_bits": second[rows, np.where(same, first, np.inf).argmin(axis=1)].mean(),
         "invariant": mean_of_class[own],
-        "merged": second[rows, np.where(merged, first, np.inf).argmin(axis=1)].mean(),
         "best class": mean_of_class[best],
         "one config": second.mean(axis=0)[first.mean(axis=0).argmin()],
         "default": math.nan if many is None else second[:, many].mean(),
@@ -151,11 +148,6 @@ def of_sizes(family: Family, losses: SizeLosses, problem: Problem, device: Devic
     )
     say(family.name, layer, sizes, *found, *gains, which, source)
     return loss_of
-
-
-def _without_kind(one: Any) -> Any:
-    """Return a class without the kind of instruction."""
-    return tuple(part for part in one if not isinstance(part, str)) if isinstance(one, tuple) else one
 
 
 def at(problem: Problem, dim: str, size: int) -> Problem:
@@ -211,7 +203,7 @@ def main() -> None:
     say(*["---"] * len(head))
     for name in given.data or DATA:
         of_dataset(name, given.families)
-    head = ("same_bits, %", "invariant, %", "merged, %", "best class, %", "one config, %", "default, %", "gain", "gain")
+    head = ("same_bits, %", "invariant, %", "best class, %", "one config, %", "default, %", "gain", "gain")
     head = ("family", "layer", "sizes", *head, "class kept", "times")
     sys.stdout.write("\n")
     say(*head)

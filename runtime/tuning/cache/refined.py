@@ -1,4 +1,4 @@
-"""The results of a refinement: times of an op's own calls, as they are stored and shown."""
+"""The results of a refinement, times of an op's own calls, in the form that is stored and shown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COLUMNS = ("kernel", "problem", "state", "config", "calls", "mean_us", "interva
 
 
 class RefinedTime(NamedTuple):
-    """What an op's calls with one config took.
+    """The time of an op's calls with one config.
 
     Attributes:
         calls: The number of timed calls.

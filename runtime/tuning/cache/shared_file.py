@@ -104,7 +104,10 @@ class SharedFile:
                 self._apply(change)
 
     def _apply(self, change: Callable[[Document], object]) -> None:
-        """Apply `change` to a copy, so that concurrent readers and a `change` that raises leave a complete document."""
+        """Apply `change` to a copy of the document, and replace the document by it.
+
+        So readers in other threads see the old document or the new one, and a `change` that raises alters nothing.
+        """
         document: Document = json.loads(self._text)
         change(document)
         text = _as_json(document)

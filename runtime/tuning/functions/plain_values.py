@@ -78,7 +78,13 @@ class Reader:
         self._open: set[int] = set()  # ids of functions that are being read: they may be recursive
 
     def read(self, value: Any) -> Any:
-        """Return a value as JSON. Raises as `plain` does."""
+        """Return a value as a JSON value: a str, number, bool, None, list or dict.
+
+        Values of unknown types are passed to `unknown`.
+
+        Raises:
+            ForetuneError: The value nests deeper than 20 levels.
+        """
         if self._depth > _DEEPEST:
             raise ForetuneError(f"a value must not nest deeper than {_DEEPEST} but one does: does it contain itself?")
         if value is None or isinstance(value, bool):
@@ -212,7 +218,10 @@ def _reduced(value: Any) -> Any:
 
 
 def _has_base(value: Any, *names: str) -> bool:
-    """Return whether a value's type has a base of such a name, without importing the base's package."""
+    """Return whether a value's type, or a base of it, has one of these names, such as "DataFrame", without its module.
+
+    The package of the base is not imported for this.
+    """
     return any(base.__name__ in names for base in type(value).__mro__)
 
 

@@ -258,7 +258,10 @@ def _intercepting_attached(run: Run) -> Run:
 
 
 def _intercepting(run: Run) -> Run:
-    """Return a `run` of autotuners that lets the context of the thread, if any, choose the config."""
+    """Return a replacement of `Autotuner.run`, with which a running contextual tuning chooses the config.
+
+    In a thread without one, it calls the given `run`.
+    """
 
     def intercept(kernel: Any, /, *args: Any, **kwargs: Any) -> Any:
         context: Any = context_now()

@@ -33,7 +33,10 @@ _LONGEST_PATIENCE_S = 86_400.0
 
 
 class Agreement:
-    """The result of `agree`: in force from its creation, and in a `with` statement until the end of the block."""
+    """The result of `agree`: while it is in force, all ranks of a group tune together and run the same configs.
+
+    `agree` puts it in force. The end of a `with` block ends it; without `with` it stays in force.
+    """
 
     def __init__(self, group: ProcessGroup | None, timeout_s: float) -> None:
         self.group, self.timeout_s = group, timeout_s
@@ -234,7 +237,16 @@ def number_of(group: ProcessGroup | None) -> int:
 
 
 def rendezvous_of(group: ProcessGroup, purpose: str, patience_s: float, is_patient: bool = False) -> Rendezvous:
-    """Return the rendezvous of a group's ranks for one purpose, in the group's own store."""
+    """Return an object with which a group's ranks exchange values for one purpose, through the group's own store.
+
+    Each rank makes its own; creating it waits for nobody.
+
+    Args:
+        group: The process group.
+        purpose: A name; objects of other purposes do not see these values.
+        patience_s: The seconds that a rank waits for an answer before all ranks get an error instead.
+        is_patient: Keep this limit; otherwise it is halved each time that it runs out.
+    """
     distributed = distributed_in_use()
     return Rendezvous(
         distributed.PrefixStore(f"foretune/{group.group_name}/{purpose}", group.get_group_store()),

@@ -174,7 +174,16 @@ class Rendezvous:
         return self._settle(question, combine(everyones))
 
     def _wait(self, question: str, about: str, aside: str) -> bytes:
-        """Wait for the answer; when the patience ends, settle on the reason why there is none."""
+        """Wait until an answer is in the store, and return the stored bytes.
+
+        After `patience_s`, store an error for all ranks, unless another rank has stored an answer by then, and return
+        what is stored.
+
+        Args:
+            question: The key of the question.
+            about: A short description of the question, for the error.
+            aside: The end of the error's text.
+        """
         patience_s, pause_s = self.patience_s, FIRST_PAUSE_S
         until = self.now() + patience_s
         self.store.set(f"waits of {self.rank}", question)

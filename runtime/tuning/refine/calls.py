@@ -1,4 +1,4 @@
-"""What a refinement needs to know of calls: their times, what exploring may cost, and whether it may explore now."""
+"""Times of calls, the limit of the cost of exploring, and the reasons not to explore now."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ CALLS = 200
 _SHORTEST, _LONGEST = 8, 24
 #: The standard deviation of the log of a config's time around the prediction, and the part of a predicted log slowdown
 #: that is real (regression to the mean). Shipped data, with held-out models: 0.051 and 0.70, as `refine_replay.py`
-#: prints.
-_PRIOR, _SHRUNK = 0.045, 0.7
+#: prints. `_UNPREDICTED` is the deviation if all slowdowns are the same, because nothing predicted them.
+_PRIOR, _SHRUNK, _UNPREDICTED = 0.045, 0.7, 0.3
 #: The first guess of a call's noise (standard deviation of the log time), and how fast the estimate follows the data.
 _NOISE, _NOISE_RATE = 0.02, 0.05
 #: The variance by which the common level of all configs (clock, data) moves from call to call, in units of the
@@ -28,8 +28,8 @@ _NOISE, _NOISE_RATE = 0.02, 0.05
 _DRIFT = 0.05
 #: A surprise of more standard deviations is cut to this many, so that an interrupted call counts little.
 _OUTLIER = 3.0
-#: The first time of a config is ignored if its log is above the prediction by more.
-_FIRST = 0.3
+#: The first time of a config is ignored if its log is above the prediction by more, and by this many prior deviations.
+_FIRST, _UNLIKELY = 0.3, 3.0
 #: A config is dropped if it is slower than the current choice by this many standard deviations, and replaces the first
 #: choice if it is faster than that by `_CERTAIN` of them and by the margin (a share of the time).
 _DROP, _CERTAIN, MARGIN = 3.0, 1.5, 0.002
@@ -44,18 +44,20 @@ _CAUTION, _SAFE = 0.5, 0.7
 class Race:
     """A race of configs over real calls, each of which times one config.
 
-    Every second call runs the current choice. The others run the remaining candidates in turn, the least often timed
-    first, as in a race with blocking (Maron and Moore 1994, "Hoeffding races"; Birattari et al. 2002, "F-Race"). A
-    candidate is dropped once it is significantly slower than the current choice (successive elimination; Even-Dar et
-    al. 2006). The bounds are Bayesian: the log time of a call is a level that all configs share and that drifts, plus
-    the config's log slowdown, plus noise. A Kalman filter estimates all of them, with the predicted slowdowns as the
-    prior. So the clock and other data move the level rather than a config's slowdown. Calls are planned and times are
-    added many at a time, which costs the host little in each call.
+    One of each two calls runs the current choice, in an order that does not repeat (the Thue-Morse sequence), because
+    data may come in turns. The others run the remaining candidates in turn, the least often timed first, as in a race
+    with blocking (Maron and Moore 1994, "Hoeffding races"; Birattari et al. 2002, "F-Race"). A candidate is dropped
+    once it is significantly slower than the current choice (successive elimination; Even-Dar et al. 2006). The bounds
+    are Bayesian: the log time of a call is a level that all configs share and that drifts, plus the config's log
+    slowdown, plus noise. A Kalman filter estimates all of them, with the predicted slowdowns as the prior. So the clock
+    and other data move the level rather than a config's slowdown. Calls are planned and times are added many at a time,
+    which costs the host little in each call.
 
     `tests/studies/refine_replay.py` compares this with sequential halving, UCB and Thompson sampling.
 
     Args:
-        slowdowns: The predicted slowdown of each config, relative to the first, (n_configs,).
+        slowdowns: The predicted slowdown of each config, relative to the first, (n_configs,). All the same if nothing
+            is predicted: then any config may be much slower, and the limit of the cost allows fewer first calls.
         max_cost: The most time that exploring may cost, as a share of the time of all calls so far.
         max_s: The most seconds that exploring may cost; replaces `max_cost` if given.
 
@@ -73,8 +75,10 @@ class Race:
         self._max_cost, self._max_s = max_cost, max_s
         # The state of the filter: the level, then the log slowdown of each config.
         logs = _SHRUNK * np.log(np.asarray(slowdowns, float) / slowdowns[0])
+        prior = _PRIOR if logs.any() else _UNPREDICTED
+        self._first = max(_FIRST, _UNLIKELY * prior)
         self._mean: NDArray[np.float64] = np.concatenate([[0.0], logs])
-        self._cov: NDArray[np.float64] = np.diag([0.0] + [_PRIOR**2] * count)
+        self._cov: NDArray[np.float64] = np.diag([0.0] + [prior**2] * count)
         self._noise = _NOISE**2  # variance
         self._fastest = np.full(count, np.inf)  # the least log slowdown of a call, (n_configs,)
         self.calls = np.zeros(count, int)  # calls that ran a config, (n_configs,)
@@ -88,7 +92,7 @@ class Race:
 
     @property
     def is_over(self) -> bool:
-        """Whether no more calls need to be timed."""
+        """True once no further call needs to be timed."""
         return int(self.alive.sum()) == 1 or self._since_joined >= CALLS
 
     def join(self, config: int) -> None:
@@ -129,7 +133,7 @@ class Race:
         left = max(CALLS - self._since_joined, 1)
         for call in range(min(max(_SHORTEST, number // 4), _LONGEST, most, left)):
             picked = best
-            if call % 2 and queue:
+            if (number + call).bit_count() % 2 and queue:
                 allowed = limit if self._max_s is not None else limit * (number + call + 1)
                 if spent + costs[queue[0]] <= _SAFE * allowed:  # otherwise save for it
                     picked = queue[0]
@@ -164,7 +168,7 @@ class Race:
             self._mean[0], self._cov[0, 0] = np.median(known if len(known) else surprise), self._noise
         surprise -= self._mean[0]
         # The first launch of a config loads its binary. If the device had to wait for that, the time means nothing.
-        was_loaded = (surprise < _FIRST) | (self.seen[at - 1] > 0)
+        was_loaded = (surprise < self._first) | (self.seen[at - 1] > 0)
         self.seen += np.bincount(configs, minlength=len(self.seen))
         if not was_loaded.all():
             at, surprise = at[was_loaded], surprise[was_loaded]

@@ -288,7 +288,7 @@ class Refinement(Generic[C]):
             in_background(self._saving(self.final))
 
     def _saving(self, decided: C | None) -> Callable[[], None]:
-        """Return a job that stores the results as they are now."""
+        """Return a job that stores the present results."""
         store, times = self._store, self.times()
         assert store is not None
 

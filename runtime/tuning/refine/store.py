@@ -13,7 +13,7 @@ C = TypeVar("C", bound=Hashable)
 
 
 class Store(Generic[C]):
-    """Where the results of one problem are kept: the choice cache, and the log of FORETUNE_LOG.
+    """The results of one problem in the choice cache and in the log of FORETUNE_LOG.
 
     Args:
         kernel: The kernel's name in the choice cache.

@@ -330,7 +330,7 @@ def test_a_pruned_kernel_is_pinned_to_one_of_its_own_configs(
         pruned_module.product[(1,)](torch.zeros(64), 1024)
     said = call("pin json --device h200 --shapes", tmp_path / "shapes.csv", "--out", lock)
     assert said.exit_code == 1
-    assert "json names 0 kernels with foretune.prune" in words(said.stderr)
+    assert "json must name a kernel with foretune.prune; known here: none" in words(said.stderr)
 
 
 def swap(config: KernelConfig) -> KernelConfig:

@@ -16,6 +16,7 @@ from foretune.runtime.tuning.refine import calls, refinement
 from foretune.runtime.tuning.refine.race import CALLS
 from foretune.runtime.tuning.refine.refinement import Refinement
 from foretune.runtime.tuning.refine.store import Store
+from waiting import at_once
 
 H200 = DeviceSpec.named("h200")
 CONFIGS = [KernelConfig.of(BLOCK=size) for size in (16, 32, 64, 128)]
@@ -75,14 +76,6 @@ def world():
 @pytest.fixture(autouse=True)
 def jobs_at_once(monkeypatch):
     """Run what would run in a thread at once."""
-
-    def at_once(job):
-        future = Future()
-        try:
-            future.set_result(job())
-        except Exception as error:  # noqa: BLE001
-            future.set_exception(error)
-        return future
 
     monkeypatch.setattr(refinement, "in_background", at_once)
 
