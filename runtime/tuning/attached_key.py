@@ -95,7 +95,10 @@ class KeyTuning:
 
 
 class CoarseKeys:
-    """Warns if launches of one key differ in sizes that the key omits, since one config runs for all of them.
+    """Reports a key that is too coarse: launches differ in sizes that it omits, and one config runs for all of them.
+
+    The sizes are dimensions of the problem, such as the number of elements of the launch's tensors. One warning names
+    the kernel, its key, and the sizes.
 
     The first launches of each key are looked at, so that later ones cost nothing.
     """
@@ -124,11 +127,13 @@ class CoarseKeys:
         if entry[2] <= 0:
             del self.watched[key]
         sizes = dict(shortlister.problem(arguments).dims)
-        if differ := [name for name, size in tuned.dims if sizes.get(name, size) != size]:
+        differ = [f"{name} ({size} and {sizes[name]})" for name, size in tuned.dims if sizes.get(name, size) != size]
+        if differ:
             self.watched.clear()
             self._left = 0
-            what = f"{self._name}: launches of one key differ in {', '.join(differ)}, which its key omits"
-            warn_once(what, f": the config that is fastest for {tuned} runs for all")
+            values = ", ".join(f"{name}={value}" for name, value in zip(tuner.keys, key, strict=False))
+            what = f"{self._name}: its key ({', '.join(tuner.keys)}) is too coarse: launches with {values} differ in "
+            warn_once(what + ", ".join(differ), f": the config that is fastest for {tuned} runs for all of them")
 
 
 def _missing() -> None:

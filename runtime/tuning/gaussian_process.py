@@ -21,7 +21,7 @@ Array: TypeAlias = NDArray[np.float64]
 _ADDITIVE, _PRODUCT, _OWN = 0.4, 0.55, 0.05
 #: The covariance between distant problems, relative to equal ones, and the distance in standard deviations of the
 #: sizes (per dimension) over which it falls to that.
-_FAR, _REACH = 0.1, 0.7
+_FAR, _REACH = 0.1, 0.5
 #: The least standard deviation of a dimension, in octaves.
 _LEAST_STD = 1.0
 #: The variances of a problem's level and of the noise, relative to that of the configs' differences.

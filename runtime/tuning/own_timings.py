@@ -18,7 +18,7 @@ from .gaussian_process import MOST_SLOWDOWN, Array, Predicted, distances, far_ap
 
 #: A search goes on while the next config's expected gain, over this many seconds of a problem's launches, exceeds what
 #: compiling and timing the config takes.
-_LAUNCHES_S = 20.0
+_LAUNCHES_S = 40.0
 #: Seconds to compile and time a config, if they are not known: 4 side by side, as fla's and Liger's kernels compile.
 USUAL_COST_S = 0.15
 #: The number of configs that are compiled and timed together, and of those that start the search on a kernel without
@@ -124,7 +124,7 @@ class OwnTimings:
             problem: A problem of this kernel.
             configs: The configs to choose from.
             k: The largest number of configs to time on this problem. "auto" ends the search when the expected gain of
-                the next config, over 20 seconds of launches, is less than `cost_s`.
+                the next config, over 40 seconds of launches, is less than `cost_s`.
             cost_s: The seconds that compiling and timing a config takes.
             at_once: The largest number of configs that are timed before this is asked again.
 
@@ -150,7 +150,9 @@ class OwnTimings:
             apart = far_apart(knob_values([configs[at] for at in untimed]), min(most, start))
             new = [untimed[at] for at in sorted(apart)]
         elif untimed and most and not is_finished:
-            worth = cost_s / _LAUNCHES_S if k == "auto" else 0.0
+            # The model does not know from a kernel's first configs alone how far it errs: it chooses once in any case.
+            is_start = len(points) == 1 and len(tried) <= start
+            worth = 0.0 if is_start or k != "auto" else cost_s / _LAUNCHES_S
             model = Predicted(points, self._coordinates((*configs,)), rows, log_times)
             new = model.next(untimed, math.log(timed[0][0]) if timed else None, worth, min(most, at_once))
         reason = f"{len(tried)} timed, {len(new)} to time; learned from {len(points) - 1} other problems"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import sys
 import threading
 import types
@@ -22,6 +23,9 @@ pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
 
 #: Sizes to learn from, and one that is like them: 1792 / 16 is near a block of 128.
 FIRST, NEXT = (1024, 2048, 1536, 3072, 4096, 2560, 1280, 3584), 1792
+#: How many of the eight configs the search times for each of the first. (A stub's configs all cost the same to compile,
+#: so the counts do not depend on the clock.)
+COUNTS = (7, 6, 2, 5, 4, 2, 2, 2)
 
 
 @pytest.fixture(autouse=True)
@@ -67,10 +71,7 @@ def test_each_key_is_searched_and_later_ones_take_fewer_configs(elsewhere, kerne
         counts.append(len(bench.timed))
         best = min(elsewhere.usual_cost(config, n) for config in kernel.configs)
         assert elsewhere.usual_cost(kernel.best_config, n) == best
-    assert 3 <= counts[0] < 8
-    assert sum(counts[1:8]) < sum(counts[:1]) * 7
-    assert 2 <= counts[8] <= 3
-    assert counts[9] == 0  # the key is known
+    assert counts == [*COUNTS, 2, 0]  # the last key is known
 
 
 def test_a_search_starts_with_the_first_config_and_those_far_from_it(elsewhere, kernel, bench):
@@ -99,10 +100,12 @@ def test_a_length_that_is_asked_for_is_the_length(elsewhere, kernel, bench):
     assert len(bench.timed) == 9 * 3
 
 
-@pytest.mark.parametrize("given", [{"n": 40 * NEXT}, {"n": NEXT, "SCALE": 7}, {"n": NEXT, "SCALE": True}])
-def test_what_is_unlike_all_that_is_known_takes_more_configs(elsewhere, learned, bench, given):
+@pytest.mark.parametrize(
+    ("given", "count"), [({"n": 40 * NEXT}, 4), ({"n": NEXT, "SCALE": 7}, 5), ({"n": NEXT, "SCALE": True}, 7)]
+)
+def test_what_is_unlike_all_that_is_known_takes_more_configs(elsewhere, learned, bench, given, count):
     elsewhere.launch(learned, **given)
-    assert len(bench.timed) > 3  # as many as a key like those known may take
+    assert len(bench.timed) == count  # a key like those known takes two
     best = min(elsewhere.usual_cost(config, given["n"]) for config in learned.configs)
     assert elsewhere.usual_cost(learned.best_config, given["n"]) == best
 
@@ -124,7 +127,7 @@ def test_what_somebody_put_on_the_autotuner_is_given_back(elsewhere, kernel, ben
     theirs = kernel.__dict__["run"] = partial(kernel.run)
     foretune.attach(kernel)
     elsewhere.launch(kernel, 1024)
-    assert len(bench.timed) < 8
+    assert len(bench.timed) == COUNTS[0]
     foretune.detach(kernel)
     assert kernel.__dict__["run"] is theirs
 
@@ -158,7 +161,7 @@ def test_it_may_be_under_heuristics_and_over_them(elsewhere, bench, kernel):
     foretune.attach(above)
     for n in (*FIRST, NEXT):
         above[(1,)](elsewhere.torch.zeros(n), n, rows=3)
-    assert len(bench.timed) < 9 * 4
+    assert len(bench.timed) == sum(COUNTS) + 2
 
 
 def test_their_own_prune_goes_first_and_their_perf_model_last(elsewhere, bench):
@@ -216,7 +219,7 @@ def test_a_config_that_fails_is_learned_as_that(elsewhere, disk):
     failed = {config["BLOCK"] for times in kept["times"].values() for config, time in times.items() if time is None}
     assert failed == {64}
     bench.timed.clear()
-    elsewhere.launch(kernel, NEXT)
+    elsewhere.launch(kernel, 1040)  # near a key on which it failed
     assert 64 not in _blocks(bench)
 
 
@@ -246,7 +249,7 @@ def test_another_process_times_nothing_twice(elsewhere, learned, disk):
     assert kernel.best_config.kwargs["BLOCK"] == 128
     assert bench.timed == []  # its search has ended
     elsewhere.launch(kernel, NEXT)
-    assert 2 <= len(bench.timed) <= 3  # the eight keys count as learned
+    assert len(bench.timed) == 2  # the eight keys count as learned
     (kept,) = disk.values()
     assert {config["BLOCK"] for config in kept["chosen"].values()} == {64, 128, 256}
 
@@ -261,7 +264,7 @@ def test_what_triton_s_own_cache_knew_is_learned(elsewhere, tmp_path, monkeypatc
     _launch_all(elsewhere, kernel, *FIRST)
     assert bench.timed == []
     elsewhere.launch(kernel, NEXT)
-    assert 2 <= len(bench.timed) <= 3
+    assert len(bench.timed) == 2
 
 
 @pytest.mark.parametrize("broken", ["advise", "learn"])
@@ -283,7 +286,7 @@ def test_a_cache_that_breaks_is_one_warning(elsewhere, kernel, bench, monkeypatc
     with pytest.warns(ForetuneWarning, match="ImportError") as caught:
         _launch_all(elsewhere, kernel, *FIRST, NEXT)
     assert len(caught) == 1
-    assert len(bench.timed) < 9 * 4
+    assert len(bench.timed) == sum(COUNTS) + 2
 
 
 def test_the_mode_counts(elsewhere, learned, bench, monkeypatch, disk):
@@ -343,7 +346,7 @@ def test_32_threads_tune_once(elsewhere, kernel, bench):
     for thread in threads:
         thread.join()
     assert errors == []
-    assert len(_blocks(bench)) == len({*_blocks(bench)}) < 8
+    assert len(_blocks(bench)) == len({*_blocks(bench)}) == COUNTS[0]
     assert {id(config) for config in chosen} == {id(kernel.configs[2])}
 
 
@@ -472,7 +475,7 @@ def test_overlapping_blocks_in_two_threads_are_counted(elsewhere, kernel, bench)
         thread.start()
         assert is_open.wait(30)
     elsewhere.launch(kernel, 1024)
-    assert len(bench.timed) < 8
+    assert len(bench.timed) == COUNTS[0]
     may_end.set()
     thread.join(30)
     assert found == [[kernel], True]
@@ -585,7 +588,7 @@ def test_in_a_captured_graph_a_new_key_is_neither_timed_nor_kept(elsewhere, lear
     assert (bench.timed, resets, len(learned.cache), repr(disk)) == ([], [], len(FIRST), kept)
     monkeypatch.undo()
     elsewhere.launch(learned, NEXT)
-    assert 2 <= len(bench.timed) <= 3
+    assert len(bench.timed) == 2
     assert (type(learned.cache), len(learned.cache)) == (dict, len(FIRST) + 1)
 
 
@@ -681,7 +684,8 @@ def test_launches_of_one_key_that_differ_in_sizes_it_omits_are_one_warning(elsew
         warnings.simplefilter("error", ForetuneWarning)
         launch(1024)
         launch(1030)  # as many to the nearest power of two
-    with pytest.warns(ForetuneWarning, match="launches of one key differ in elements, which its key omits"):
+    said = "fill_kernel: its key (n) is too coarse: launches with n=1024 differ in elements (1024 and 4096): the config"
+    with pytest.warns(ForetuneWarning, match=re.escape(said)):
         launch(4096)
     with warnings.catch_warnings():
         warnings.simplefilter("error", ForetuneWarning)

@@ -1,10 +1,11 @@
-"""The first eight keys of other people's kernels, attached: `python key_search_on_gpu.py OUT [--deadline 270]`.
+"""The first eight keys of other people's kernels, attached: `key_search_on_gpu.py OUT [--gpus 4] [--deadline 200]`.
 
-A process for each workload of `autotuners_on_gpu.py`, one after the other, calls its shapes with `foretune.attached` in
-force, on empty caches. For each of a kernel's first eight keys, the search is timed. Then all configs are compiled side
-by side and timed for the regret of the choice: the fastest three and the choice again, interleaved. The seconds of the
-authors' search are those of tunings_h200.jsonl.gz. OUT keeps what is done: run it again to continue. Prints a table,
-and needs fla-core, liger-kernel and einops.
+A process for each part of `PARTS` calls the shapes of a workload of `autotuners_on_gpu.py` with `foretune.attached` in
+force, on empty caches. For each of the first eight keys of the part's kernels, the search is timed. Then all configs
+are compiled side by side and timed for the regret of the choice: the fastest three and the choice again, interleaved.
+As many processes run at the same time as there are GPUs; each has its own GPU and its own share of the CPU cores. The
+seconds of the authors' search are those of tunings_h200.jsonl.gz. OUT keeps what is done: run it again to continue.
+Prints a table last, and needs fla-core, liger-kernel and einops.
 """
 
 from __future__ import annotations
@@ -17,15 +18,19 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from statistics import median
 
 from attached_on_gpu import PACKAGES, knobs_of, known_tunings
 from autotuners_on_gpu import call, plain, shapes
 
 FIRST = 8
+#: The workload of each process, which of the parts of its kernels it judges, and the number of these parts.
+PARTS = (("chunk_gla", 0, 1), ("fused_moe", 0, 2), ("fused_moe", 1, 2), ("layer_norm", 0, 1), ("matmul", 0, 1))
 TUNINGS = Path(__file__).with_name("tunings_h200.jsonl.gz")
 #: What the first eight keys took of the authors' search while they were tuned fully (issue 46).
 BEFORE = 0.25
@@ -50,8 +55,8 @@ def regret_of(tuner, args, kwargs, allowed, chosen) -> tuple[float, int]:
     return medians[chosen] / min(medians.values()) - 1, len(times)
 
 
-def watch(out: Path, workload: str, deadline: float) -> None:
-    """Has a line written to `out` for each new key among a kernel's first eight."""
+def watch(out: Path, workload: str, part: int, parts: int, deadline: float) -> None:
+    """Has a line written to `out` for each new key among the first eight of each kernel of the part."""
     from foretune.runtime.tuning import triton_adapter
     from foretune.runtime.tuning.session import TuningSession
     from triton.runtime.autotuner import Autotuner
@@ -79,7 +84,9 @@ def watch(out: Path, workload: str, deadline: float) -> None:
         for key in self.cache.keys() - before:
             name, text = self.base_fn.__name__, json.dumps([plain(value) for value in key])
             place, seen[name] = seen[name], seen[name] + 1
-            if place >= FIRST or (name, text) in done or time.time() > deadline or len(state["allowed"]) < 2:
+            if list(seen).index(name) % parts != part or len(state["allowed"]) < 2:
+                continue
+            if place >= FIRST or (name, text) in done or time.time() > deadline:
                 continue
             chosen = self.cache[key]
             line = {"workload": workload, "kernel": name, "key": text, "place": place, "seconds": seconds}
@@ -92,13 +99,13 @@ def watch(out: Path, workload: str, deadline: float) -> None:
     Autotuner.run, TuningSession.keep, triton_adapter.KeyTuning = watched_run, kept, made
 
 
-def work(out: Path, workload: str, deadline: float) -> None:
+def work(out: Path, workload: str, part: int, parts: int, deadline: float) -> None:
     from importlib import import_module
 
     import foretune
     import torch
 
-    watch(out, workload, deadline)
+    watch(out, workload, part, parts, deadline)
     with foretune.attached(import_module(PACKAGES[workload])):
         for index, shape in enumerate(shapes(workload)[: FIRST + 4]):  # some shapes share keys
             if time.time() > deadline:
@@ -148,24 +155,42 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else math.nan
 
 
+def run_part(out: Path, free: SimpleQueue[tuple[str, set[int]]], until: float, part: tuple[str, int, int]) -> None:
+    """Run the process of a part on the next free GPU and its cores."""
+    gpu, cores_here = free.get()
+    try:
+        file = out / f"{part[0]}-{part[1]}.jsonl"
+        environment = os.environ | {"FLA_CACHE_RESULTS": "0", "CUDA_VISIBLE_DEVICES": gpu}
+        environment["FORETUNE_CACHE_DIR"] = str(file.with_suffix(".cache"))
+        environment["TRITON_CACHE_DIR"] = str(file.with_suffix(".triton"))
+        command = [sys.executable, __file__, file, "--deadline", until, "--work", *part]
+        os.sched_setaffinity(0, cores_here)  # of this thread, whose processes inherit it
+        subprocess.run([str(word) for word in command], env=environment, check=False)
+    finally:
+        free.put((gpu, cores_here))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--deadline", type=float, default=270.0, help="seconds after which no shape is begun")
-    parser.add_argument("--work", help="(internal) a workload")
+    parser.add_argument("--deadline", type=float, default=200.0, help="seconds after which no shape is begun")
+    parser.add_argument("--gpus", type=int, default=1, help="the number of GPUs to use")
+    parser.add_argument("--work", nargs=3, help="(internal) a part")
     options = parser.parse_args()
     if options.work:
-        work(options.out, options.work, options.deadline)
+        workload, part, parts = options.work
+        work(options.out, workload, int(part), int(parts), options.deadline)
         return
     until = time.time() + options.deadline
     options.out.mkdir(parents=True, exist_ok=True)
-    for workload in PACKAGES:
-        environment = os.environ | {"FORETUNE_CACHE_DIR": str(options.out / "cache"), "FLA_CACHE_RESULTS": "0"}
-        environment["TRITON_CACHE_DIR"] = str(options.out / "triton")
-        command = [sys.executable, __file__, options.out / f"{workload}.jsonl", "--deadline", until, "--work", workload]
-        subprocess.run([str(word) for word in command], env=environment, check=False)
-    parts = sorted(options.out.glob("*.jsonl"))
-    print(report([json.loads(line) for part in parts for line in part.read_text().splitlines()]))
+    allowed, free = sorted(os.sched_getaffinity(0)), SimpleQueue()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(options.gpus)))).split(",")
+    for at, gpu in enumerate(visible[: options.gpus]):
+        free.put((gpu, {*allowed[at :: options.gpus]} or {*allowed}))
+    with ThreadPoolExecutor(len(PARTS)) as pool:
+        list(pool.map(partial(run_part, options.out, free, until), PARTS))
+    files = sorted(options.out.glob("*.jsonl"))
+    print(report([json.loads(line) for file in files for line in file.read_text().splitlines()]))
 
 
 if __name__ == "__main__":
