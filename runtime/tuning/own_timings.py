@@ -18,7 +18,7 @@ from .gaussian_process import MOST_SLOWDOWN, Array, Predicted, distances, far_ap
 
 #: A search goes on while the next config's expected gain, over this many seconds of a problem's launches, exceeds what
 #: compiling and timing the config takes.
-_LAUNCHES_S = 40.0
+_LAUNCHES_S = 60.0
 #: Seconds to compile and time a config, if they are not known: 4 side by side, as fla's and Liger's kernels compile.
 USUAL_COST_S = 0.15
 #: The number of configs that are compiled and timed together, and of those that start the search on a kernel without
@@ -124,7 +124,7 @@ class OwnTimings:
             problem: A problem of this kernel.
             configs: The configs to choose from.
             k: The largest number of configs to time on this problem. "auto" ends the search when the expected gain of
-                the next config, over 40 seconds of launches, is less than `cost_s`.
+                the next config, over 60 seconds of launches, is less than `cost_s`.
             cost_s: The seconds that compiling and timing a config takes.
             at_once: The largest number of configs that are timed before this is asked again.
 

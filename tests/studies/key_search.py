@@ -1,15 +1,17 @@
-"""Which search within a key times few configs and loses little: `python tests/studies/key_search.py`.
+"""Which search within a key times few configs and loses little: `python tests/studies/key_search.py` (five minutes).
 
 Replays full searches over many orders of a kernel's keys: those of fla-core and liger-kernel (`tunings_h200.jsonl.gz`),
-and lists of 12 and 48 configs drawn from the measurements of Foretune's own families (`h100_kernels`). Each method may
-time the same share of a list: of a kernel's first key 1/4 (1/2 of lists shorter than 16), of keys 2 to 8 1/8, later
-1/12, but at least two configs. It knows what it timed on earlier keys of the kernel in that order. `OwnTimings` is the
-product: the Gaussian process, but it stops by itself. Needs scikit-learn and lightgbm. Last, the seconds of the first
-eight keys, with eight compiles side by side, relative to the authors' search, which compiles one config at a time.
+and lists of 12 and 48 configs drawn from the measurements of Foretune's own families (`h100_kernels`). `OwnTimings` is
+the product: a Gaussian process that stops by itself. On the packages it is compared with methods that may time a given
+share of each list: of a kernel's first key 1/4 (1/2 of lists shorter than 16), of keys 2 to 8 1/8, later 1/12, but at
+least two configs. All know what they timed on earlier keys of the kernel in that order. Needs scikit-learn and lightgbm,
+or `--methods` without these. `--launches-s` and `--reach` replay other constants.
 
 Columns: the share of the list that was timed, regret of the best timed config (mean over kernels of geometric means,
 95th percentile and worst of all keys, %), timed configs that failed (%), and the mean and 99th percentile of
-milliseconds that choosing a batch takes.
+milliseconds that choosing a batch takes. Then the seconds of the first eight keys, with eight compiles side by side,
+relative to the authors' search, which compiles one config at a time; and the product's share, regret and worst regret by
+kernel.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from typing import Any, cast
 
 import numpy as np
 from foretune.datasets import KernelConfig, Problem, load
+from foretune.runtime.tuning import gaussian_process as model_of_times
+from foretune.runtime.tuning import own_timings
 from foretune.runtime.tuning.gaussian_process import MOST_SLOWDOWN, Predicted, distances, far_apart
 from foretune.runtime.tuning.launches import ELEMENTS, LaunchFamily
 from foretune.runtime.tuning.own_timings import USUAL_COST_S, OwnTimings, coordinates, knob_values
@@ -35,8 +39,11 @@ from foretune.runtime.tuning.own_timings import USUAL_COST_S, OwnTimings, coordi
 _SEARCHES = Path(__file__).parents[1] / "third_party" / "tunings_h200.jsonl.gz"
 _FAMILIES = ("matmul", "gated_mlp", "scaled_gemm", "scaled_grouped_gemm_fwd", "rms_norm_rope_fwd", "rms_norm_rope_bwd")
 _AT_ONCE = 4
-#: Configs that compile side by side at most, and the seconds that Foretune's timer takes.
-_COMPILERS, _TIMING_S = 8, 0.015
+#: Configs that compile side by side at most, how much longer each takes then, and the seconds that timing one takes. With
+#: these, a replay of the order of `key_search_on_gpu.py` on an H200 times the same configs, and takes 85 s instead of 77.
+_COMPILERS, _CONTENTION, _TIMING_S = 8, 1.3, 0.03
+#: The number of orders for methods other than the product.
+_COMPARED = 2
 
 
 @dataclass
@@ -66,25 +73,29 @@ class _Recorded(LaunchFamily):
         self._decisive = frozenset(line["keys"]) | constants
 
 
-def packages(path: Path) -> dict[str, Kernel]:
-    """The recorded searches of fla-core and liger-kernel with at least six configs, by kernel."""
+def packages(path: Path) -> dict[str, dict[str, Kernel]]:
+    """The recorded searches with at least six configs, by package and kernel."""
     sys.path.insert(0, str(path.parent))
     from autotuners_on_gpu import tunings_in
 
     found: dict[str, dict[str, tuple[Problem, dict[KernelConfig, tuple[float, float, float]]]]] = defaultdict(dict)
+    theirs = set()
     for line in tunings_in(path):
+        if line["workload"] == "fused_moe":
+            theirs.add(line["kernel"])
         times = {KernelConfig.of(**one): (math.inf if ms is None else ms, *s) for one, ms, *s, _ in line["times"]}
         given = {n: SimpleNamespace(**v) if isinstance(v, dict) else v for n, v in line["arguments"].items()}
         problem = _Recorded(line).problem_from_call(given)
         found[line["kernel"]].setdefault(json.dumps(line["key"]), (problem, times))
-    kernels = {}
+    kernels: dict[str, dict[str, Kernel]] = {"fla-core": {}, "liger-kernel": {}}
     for name, tuned in found.items():
         configs = tuple(next(iter(tuned.values()))[1])
+        package = "liger-kernel" if name in theirs else "fla-core"
         alike = [one for one in tuned.values() if one[1].keys() == set(configs)]
         if len(configs) >= 6:
             table = np.array([[times[config] for config in configs] for _, times in alike])
             problems = [problem for problem, _ in alike]
-            kernels[name] = Kernel(configs, problems, np.log(table[..., 0]), table[..., 1], table[..., 2])
+            kernels[package][name] = Kernel(configs, problems, np.log(table[..., 0]), table[..., 1], table[..., 2])
     return kernels
 
 
@@ -157,7 +168,7 @@ def _by_features(fit_and_score: Callable[[np.ndarray, np.ndarray, np.ndarray], n
 def _forest(known, times, asked):
     from sklearn.ensemble import RandomForestRegressor
 
-    forest = RandomForestRegressor(40, min_samples_leaf=1, max_features=0.5, random_state=0).fit(known, times)
+    forest = RandomForestRegressor(20, min_samples_leaf=1, max_features=0.5, random_state=0).fit(known, times)
     by_tree = np.array([tree.predict(asked) for tree in forest.estimators_])
     return by_tree.mean(axis=0) - by_tree.std(axis=0)
 
@@ -243,7 +254,7 @@ def stopping(
             if not new:
                 break
             compiling = kernel.compile_s[key, list(new)]
-            spent_s += max(compiling.max(), compiling.sum() / _COMPILERS) + len(new) * _TIMING_S
+            spent_s += _CONTENTION * max(compiling.max(), compiling.sum() / _COMPILERS) + len(new) * _TIMING_S
             times = {kernel.configs[at]: math.exp(kernel.times[key, at]) for at in new}
             own.learn(kernel.problems[key], {one: t if math.isfinite(t) else None for one, t in times.items()})
             here += new
@@ -269,7 +280,8 @@ def table(kernels: dict[str, Kernel], orders: int, methods: dict[str, Method]) -
     ways: dict[str, Callable] = {"OwnTimings (stops by itself)": stopping}
     for name, method in methods.items():
         ways[name] = lambda kernel, order, steps, method=method: searched(kernel, order, method, steps)
-    ways["successive halving"] = halved
+    if methods:
+        ways["successive halving"] = halved
     head = f"{'keys':6} {'configs':8} {'method':30} {'share':>6} {'timed':>6} {'mean %':>7} {'p95 %':>6} {'worst %':>8}"
     lines = [f"{head} {'failed %':>9} {'ms':>6} {'p99':>6}"]
     found: dict[tuple[str, str, str], list[str]] = {}
@@ -278,7 +290,8 @@ def table(kernels: dict[str, Kernel], orders: int, methods: dict[str, Method]) -
         timed, failed, steps = defaultdict(list), defaultdict(list), []
         for name, kernel in kernels.items():
             source, size = np.random.default_rng(0), len(kernel.configs)
-            several = [source.permutation(len(kernel.problems)) for _ in range(orders)]
+            n_orders = orders if search is stopping else min(orders, _COMPARED)
+            several = [source.permutation(len(kernel.problems)) for _ in range(n_orders)]
             for order in (*several, *([key] for key in range(len(kernel.problems)))):  # and each key as the first
                 for place, (key, chosen) in enumerate(zip(order, search(kernel, order, steps), strict=True)):
                     part = ("1" if place == 0 else "2-8" if place < 8 else "9-", _length(size))
@@ -298,6 +311,25 @@ def table(kernels: dict[str, Kernel], orders: int, methods: dict[str, Method]) -
     return "\n".join([*lines, *(found[one] for one in sorted(found, key=lambda one: one[:2]))])
 
 
+def by_kernel(kernels: dict[str, Kernel], orders: int) -> str:
+    """The product's share, regret and worst regret of each kernel, of its first key, keys 2 to 8, and later ones."""
+    lines = [f"{'kernel':40} {'configs':>7} {'keys':>4}  " + " ".join(f"{part:^18}" for part in ("1", "2-8", "9-"))]
+    for name, kernel in kernels.items():
+        source, parts = np.random.default_rng(0), defaultdict(list)
+        for _ in range(orders):
+            order = source.permutation(len(kernel.problems))
+            for place, (key, chosen) in enumerate(zip(order, stopping(kernel, order, []), strict=True)):
+                regret = min(kernel.times[key, chosen].min() - kernel.times[key].min(), 2.0)
+                parts["1" if place == 0 else "2-8" if place < 8 else "9-"].append((len(chosen), regret))
+        size, texts = len(kernel.configs), []
+        for part in ("1", "2-8", "9-"):
+            found = np.array(parts[part] or [(math.nan, math.nan)])
+            count, loss, worst = found[:, 0].mean(), *(math.expm1(one(found[:, 1])) for one in (np.mean, np.max))
+            texts.append(f"{count / size:5.2f} {100 * loss:5.1f} {100 * worst:6.0f}")
+        lines.append(f"{name:40} {size:7} {len(kernel.problems):4}  " + " ".join(texts))
+    return "\n".join(lines)
+
+
 def _length(size: int) -> str:
     return "6-9" if size < 10 else "10-15" if size < 16 else "16-"
 
@@ -307,14 +339,18 @@ def main() -> None:
     parser.add_argument("--searches", type=Path, default=_SEARCHES, help="what autotuners_on_gpu.py wrote")
     parser.add_argument("--orders", type=int, default=8, help="the number of orders of each kernel's keys")
     parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=METHODS, help="the others to compare")
+    parser.add_argument("--launches-s", type=float, default=own_timings._LAUNCHES_S, help="see `OwnTimings`")
+    parser.add_argument("--reach", type=float, default=model_of_times._REACH, help="see gaussian_process.py")
     options = parser.parse_args()
-    methods = {name: METHODS[name] for name in options.methods}
-    for name, kernels in (("fla-core and liger-kernel", packages(options.searches)), ("own", own_families())):
+    own_timings._LAUNCHES_S, model_of_times._REACH = options.launches_s, options.reach
+    for name, kernels in (packages(options.searches) | {"own": own_families()}).items():
+        methods = {} if name == "own" else {one: METHODS[one] for one in options.methods}
         n_keys = sum(len(kernel.problems) for kernel in kernels.values())
-        print(f"{name}: {len(kernels)} kernels, {n_keys} keys, {options.orders} orders")
+        print(f"{name}: {len(kernels)} kernels, {n_keys} keys, {options.orders} orders ({_COMPARED} of the others)")
         print(table(kernels, options.orders, methods))
         share = share_of_seconds(kernels, options.orders)
-        print(f"seconds of the first eight keys: {share:.3f} of the authors' search\n", flush=True)
+        print(f"seconds of the first eight keys: {share:.3f} of the authors' search")
+        print(f"{by_kernel(kernels, options.orders)}\n", flush=True)
 
 
 if __name__ == "__main__":
