@@ -1,17 +1,17 @@
-"""Which search within a key times few configs and loses little: `python tests/studies/key_search.py` (five minutes).
+"""Which search within a key times few configs and loses little: `python tests/studies/key_search.py` (ten minutes).
 
 Replays full searches over many orders of a kernel's keys: those of fla-core and liger-kernel (`tunings_h200.jsonl.gz`),
 and lists of 12 and 48 configs drawn from the measurements of Foretune's own families (`h100_kernels`). `OwnTimings` is
 the product: a Gaussian process that stops by itself. On the packages it is compared with methods that may time a given
 share of each list: of a kernel's first key 1/4 (1/2 of lists shorter than 16), of keys 2 to 8 1/8, later 1/12, but at
-least two configs. All know what they timed on earlier keys of the kernel in that order. Needs scikit-learn and lightgbm,
-or `--methods` without these. `--launches-s` and `--reach` replay other constants.
+least two configs. All know what they timed on earlier keys of the kernel in that order. Needs scikit-learn and
+lightgbm; `--methods` without names compares nothing. `--launches-s` and `--reach` replay other constants.
 
 Columns: the share of the list that was timed, regret of the best timed config (mean over kernels of geometric means,
 95th percentile and worst of all keys, %), timed configs that failed (%), and the mean and 99th percentile of
 milliseconds that choosing a batch takes. Then the seconds of the first eight keys, with eight compiles side by side,
-relative to the authors' search, which compiles one config at a time; and the product's share, regret and worst regret by
-kernel.
+relative to the authors' search, which compiles one config at a time; and the product's share, regret and worst regret
+by kernel.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from foretune.runtime.tuning.own_timings import USUAL_COST_S, OwnTimings, coordi
 _SEARCHES = Path(__file__).parents[1] / "third_party" / "tunings_h200.jsonl.gz"
 _FAMILIES = ("matmul", "gated_mlp", "scaled_gemm", "scaled_grouped_gemm_fwd", "rms_norm_rope_fwd", "rms_norm_rope_bwd")
 _AT_ONCE = 4
-#: Configs that compile side by side at most, how much longer each takes then, and the seconds that timing one takes. With
-#: these, a replay of the order of `key_search_on_gpu.py` on an H200 times the same configs, and takes 85 s instead of 77.
+#: Configs that compile side by side at most, how much longer each takes then, and the seconds that timing one takes.
+#: With these, a replay of the order of `key_search_on_gpu.py` on an H200 took 85 s, where the card took 77 s.
 _COMPILERS, _CONTENTION, _TIMING_S = 8, 1.3, 0.03
 #: The number of orders for methods other than the product.
 _COMPARED = 2
