@@ -1,4 +1,4 @@
-"""Which search within a key times few configs and loses little: `python tests/studies/key_search.py` (ten minutes).
+"""Which search within a key times few configs and loses little: `python tests/studies/key_search.py` (a minute of CPU).
 
 Replays full searches over many orders of a kernel's keys: those of fla-core and liger-kernel (`tunings_h200.jsonl.gz`),
 and lists of 12 and 48 configs drawn from the measurements of Foretune's own families (`h100_kernels`). `OwnTimings` is
