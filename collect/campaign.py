@@ -66,8 +66,8 @@ def collect_on_gpus(
         options: See `RunOptions`.
 
     Raises:
-        ForetuneError: As `started_run` does; there are fewer GPUs or SMs; or all GPUs are lost. What was measured is
-            kept, and the same call continues.
+        ForetuneError: As `started_run` does; the machine has fewer GPUs or SMs; or all GPUs are lost. The measurements
+            so far are kept, and the same call continues the run.
 
     >>> collect_on_gpus([family], family.cases(), "measured", budget_s=600)  # doctest: +SKIP
     Summary(plan='exhaustive', cases=74, ...)
@@ -288,7 +288,7 @@ class Campaign:
         return None
 
     def _left(self, device: DeviceSpec) -> CaseTasks | None:
-        """Take over a case that was prepared for another GPU of the same name; None if there is none.
+        """Take over and return a case that was prepared for another GPU of the same name; None if there is none.
 
         It is called when no other case is left.
         """
@@ -312,7 +312,7 @@ class Campaign:
             supervisor.give(work)
 
     def done(self, supervisor: Supervisor, work: CaseTasks) -> None:
-        """Record that the case of `work` is complete or given up, and give idle GPUs work that it held back."""
+        """Record that the case of `work` is complete or given up, and give idle GPUs cases that had to wait for it."""
         if work.refused is None:
             self._state.done(work.case, work.device)
             self._wake_idle()  # the last case of a batch may be over
@@ -320,13 +320,16 @@ class Campaign:
             self._give_up(work, work.refused)
 
     def read(self, supervisor: Supervisor, case: Case, probe_us: float) -> None:
-        """Store a reading of the drift probe (a launch that shows whether the GPU gets slower during a run)."""
+        """Store a time of the drift probe, in microseconds, that was taken during `case`.
+
+        The drift probe is a launch that is repeated to see whether the GPU gets slower.
+        """
         assert supervisor.device is not None
         gpu = str(self._supervisors.index(supervisor))
         self._state.row_writer.read(case, supervisor.device, gpu, probe_us)
 
     def retired(self, supervisor: Supervisor, work: CaseTasks | None) -> None:
-        """Record that the supervisor's GPU is no longer used, and that its unfinished case, if any, was given up."""
+        """Record that the supervisor's GPU is no longer used, and give up the unfinished case of `work`, if any."""
         self._state.skipped.append(f"GPU {self._supervisors.index(supervisor)}: {supervisor.trouble}")
         if work is not None:
             self._give_up(work, supervisor.trouble)
@@ -343,7 +346,7 @@ class Campaign:
                 self.idle(supervisor)
 
     def _compiled(self, binary: Binary, compiled: Compiled) -> None:
-        """Pass the result of a compilation on to the cases that wait for it."""
+        """Pass the result of compiling a binary on to the cases that wait for it."""
         for work in [*self._next.values(), *(supervisor.work for supervisor in self._supervisors)]:
             if work is not None:
                 work.compiled(binary, compiled)
@@ -359,7 +362,7 @@ class Campaign:
                     self._pool.request(binary, AHEAD + rank)
 
     def _effort(self) -> Effort:
-        """Return the time that the current phase has taken so far, in GPU and compiling processes."""
+        """Return the GPU and compile time that the current phase has taken so far."""
         began = [supervisor.began for supervisor in self._supervisors if supervisor.began is not None]
         return Effort(
             gpus=len(self._supervisors),

@@ -43,7 +43,7 @@ class CaseState:
     unconfirmable: set[KernelConfig] = field(default_factory=set)
 
     def add(self, config: KernelConfig, timing_pass: int, time_us: float | None) -> None:
-        """Add a measurement; `time_us` is None if the config failed."""
+        """Add a config's measurement in the pass of this number: microseconds, or None if the config failed."""
         if timing_pass == SCAN:
             # Rounded as the store rounds it, or a resumed run would see other configs leading.
             self.scanned_us[config] = time_us = None if time_us is None else float(np.float32(time_us))
@@ -74,7 +74,7 @@ class Earlier:
     """The results of earlier runs in a dataset.
 
     Attributes:
-        states: By device name and problem.
+        states: The state of each measured case, by device name and problem.
         uncompilable: What the installed Triton could not compile: device name, problem, config and error.
     """
 
@@ -110,7 +110,9 @@ def earlier(out: Path | str, families: Mapping[str, Measurable], recording: Reco
 
 
 def _check_replay(dataset: Dataset, recording: Recording | None) -> None:
-    """Check that a run adds replayed times only to a replay of the same dataset, and measured times to no replay.
+    """Check that measured and replayed times are not mixed in a dataset, nor replays of different datasets.
+
+    `recording` is what the run replays; None if it measures.
 
     Raises:
         ForetuneError: It would mix them.

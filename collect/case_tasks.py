@@ -60,7 +60,7 @@ class CaseTasks:
         space: The configs to scan, in this order.
         state: The measurements of the case so far; new ones are added.
         pool: Compiles the configs.
-        on_rows: Called with new rows; with those of the confirming passes all at once.
+        on_rows: Called with new measurements; with those of the confirming passes all at once.
         probe: The drift probe.
         fatal: The configs that ended their process on this device; new ones are added.
         confirm: Whether to confirm the leading configs after the scan.
@@ -164,7 +164,7 @@ class CaseTasks:
             self._advance()
 
     def answered(self, trial: Trial) -> None:
-        """Process the answer to the oldest task that was taken and not answered yet."""
+        """Process `trial`, the answer to the oldest task that was taken and not answered yet."""
         task = self._out.popleft()
         if isinstance(task, Prepare):
             if trial.status is not None:
@@ -206,7 +206,7 @@ class CaseTasks:
         self._advance()
 
     def _valid(self, space: Iterable[KernelConfig]) -> list[KernelConfig]:
-        """Return the configs that can run the problem, without scanned ones; record the others as invalid."""
+        """Return the configs of `space` that can run the problem and are not scanned yet; record invalid ones."""
         valid, rows = [], []
         for config in space:
             if config in self._state.scanned_us:
@@ -260,7 +260,7 @@ class CaseTasks:
             self._settle(Scan(config), trial)
 
     def _settle(self, task: Scan | Confirm, trial: Trial) -> None:
-        """Record the result of a task: as rows, or for a successful round of confirming as samples."""
+        """Record the result of a task: as a row, or for a round of confirming that succeeded, as samples."""
         config = task.config
         if isinstance(task, Scan):
             self._record([self._row(config, SCAN, trial, self._compile_ms.pop(config, None))])
@@ -335,9 +335,8 @@ class CaseTasks:
 def rounds_of(best_us: float) -> int:
     """Return how many rounds each confirming pass of a case has.
 
-    A sample is wrong by a few tenths of a microsecond, however long the kernel takes, and samples of the same round
-    share a part of this error. Therefore, there are more rounds below 10 us; more samples in each of four rounds helped
-    far less (H200, 2026-11; datasets/h200_rms_norm_rope/CARD.md has the effect).
+    There are more of them below 10 us: samples of one round share a part of their error, which is a few tenths of a
+    microsecond, however long the kernel takes (datasets/h200_rms_norm_rope/CARD.md has the effect).
 
     Args:
         best_us: The time of the case's best config in microseconds.

@@ -36,7 +36,7 @@ def cases_like(dataset: Dataset, family: str, *, seed: int = 0) -> tuple[Case, .
 
 
 def draw_cases(family: Measurable, **options: Any) -> tuple[Case, ...]:
-    """Return the cases that a family draws.
+    """Return the cases (problems to measure) that `family.cases` returns for the options, checked.
 
     Args:
         family: The family.
@@ -56,7 +56,7 @@ def first_cases(
     max_tflop: float | None = None,
     dtypes: Collection[str] = (),
 ) -> tuple[Case, ...]:
-    """Return the first cases that meet some conditions, each problem only once.
+    """Return the first cases that satisfy the given limits, each problem only once.
 
     Args:
         family: The family of the cases.

@@ -66,7 +66,7 @@ class DaskWorkers:
         return bool(self.devices) and not self._introductions
 
     def lost(self, address: str, trouble: str) -> None:
-        """Record that the worker at this address cannot use its GPU, so that it is given no further orders."""
+        """Record that a worker's GPU cannot be used, because of `trouble`, so that it gets no further orders."""
         self.devices.pop(address, None)
         self.troubles[address] = trouble
 
@@ -230,7 +230,7 @@ class ClusterCampaign:
         return reported[address]
 
     def measure(self, state: RunState) -> Summary:
-        """Run until all cases are complete, and return what was done.
+        """Run until all cases of `state` are complete, and return a summary of what was done.
 
         Raises:
             ForetuneError: As `collect_on_cluster` does, or the dataset cannot be written.
@@ -280,7 +280,7 @@ class ClusterCampaign:
                 self._began = min(self._began, time.monotonic())
 
     def _next(self, address: str, device: DeviceSpec, *, alone: bool) -> _Job | None:
-        """Return the next order for a worker; None if there is none, or none yet.
+        """Return the next order for the worker at an address; None if there is none, or none yet.
 
         An order that may kill the worker is returned only if the worker has no other order (`alone`).
         """
@@ -326,7 +326,7 @@ class ClusterCampaign:
             self._died(self._jobs.pop(future))
 
     def _ended(self, job: _Job, future: Any) -> None:
-        """Handle the result of an order whose future is done: a report, a lost GPU, a dead worker, or an error."""
+        """Handle the end of a job: `future` is done, with a report, a lost GPU, a dead worker, or an error."""
         from distributed import KilledWorker
 
         if future.status == "finished":
@@ -342,14 +342,14 @@ class ClusterCampaign:
             raise ForetuneError(f"the dask worker {job.address} cannot measure: {error!r}")
 
     def _died(self, job: _Job) -> None:
-        """Queue the order of a lost worker for another one; after `TRIES` lost workers, divide it."""
+        """Queue the order of a job whose worker was lost again; after `TRIES` lost workers, divide it."""
         if job.deaths + 1 < TRIES:
             self._waiting.append(replace(job, deaths=job.deaths + 1))
         else:
             self._cut(job, f"{TRIES} dask workers or their GPUs were lost during it")
 
     def _reported(self, job: _Job, report: Report) -> None:
-        """Store the results of an order, and record whether its case is complete or given up."""
+        """Store the results in a job's report, and record whether its case is complete or given up."""
         state, family = self._state, self._state.family(job.case)
         if report.source_hash != family.source_hash():
             raise ForetuneError(
@@ -367,7 +367,7 @@ class ClusterCampaign:
             self._done(job)
 
     def _record(self, job: _Job, rows: Sequence[Measurement]) -> None:
-        """Add rows to the case's state and to the dataset."""
+        """Add rows of a job to the state of its case and to the dataset."""
         known = self._state.case_state(job.case, job.device)
         for row in rows:
             known.add(row.config, row.timing_pass, row.time_us)
@@ -375,7 +375,7 @@ class ClusterCampaign:
             self._state.row_writer.add(job.case, job.device, rows)
 
     def _done(self, job: _Job) -> None:
-        """Record that an order is complete, and with it its case.
+        """Record that a job's order is complete, and with it its case.
 
         After the last piece of a divided case, queue an order that confirms the leading configs instead.
         """
@@ -404,7 +404,7 @@ class ClusterCampaign:
         self._state.given_up(job.case, job.device, reason, deadly=deadly)
 
     def _cut(self, job: _Job, reason: str) -> None:
-        """Divide an order that kills workers into pieces; if it has a single config, record that config as failed."""
+        """Divide a job whose order kills workers; if it has one config, record that as failed for `reason`."""
         configs = self._left(job)
         cut = job.cut or _Cut(left=1)
         job = replace(job, cut=cut)
@@ -429,7 +429,7 @@ class ClusterCampaign:
             self._waiting += (_Job(job.device, order, cut) for order in orders)
 
     def _left(self, job: _Job) -> tuple[KernelConfig, ...]:
-        """Return the configs of an order that are not scanned yet and can run the problem."""
+        """Return the configs of a job's order that are not scanned yet and can run the problem."""
         family, known = self._state.family(job.case), self._state.case_state(job.case, job.device)
         return tuple(
             config

@@ -36,7 +36,7 @@ class Binary:
     Attributes:
         family: The family's name.
         key: See `Measurable.binary_key`.
-        arch: The backend and arch.
+        arch: The backend and the architecture, such as "cuda:sm_90".
         config: A config that has this binary.
         problem: A problem that has it.
         device: A device of that arch.
@@ -216,7 +216,7 @@ class _Compiler:
         self._child.send(binary)
 
     def check(self, timeout_s: float) -> None:
-        """Kill the process if it takes too long."""
+        """Kill the process if its compilation takes longer than `timeout_s` seconds."""
         limit_s = timeout_s if self._is_up else START_SECONDS
         if self._child and self.binary and not self._overdue and time.monotonic() - self._began > limit_s:
             self._overdue = True
@@ -279,7 +279,7 @@ def compile_ahead(
 
 
 def serve(connection: Connection, families: Mapping[str, Measurable]) -> None:
-    """Run a process of the pool: compile the binaries that the parent sends, one after the other."""
+    """Run a process of the pool: compile the binaries that the parent sends through `connection`, one by one."""
     os.nice(10)  # so that the processes that measure, and their parent, have priority
 
     import torch  # noqa: F401 - takes seconds, which must not count for the first binary
@@ -301,7 +301,7 @@ def serve(connection: Connection, families: Mapping[str, Measurable]) -> None:
 
 
 def _compile(family: Measurable, binary: Binary) -> Compiled:
-    """Compile a binary in this process."""
+    """Compile a binary in this process; return how long it took, and the error if it failed."""
     start = time.perf_counter()
     error = None
     try:

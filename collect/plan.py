@@ -188,7 +188,7 @@ class Sparse:
         return [Step(case, partial(self._chosen, case.problem, self._prior)) for case in todo]
 
     def _chosen(self, problem: Problem, ranker: Ranker) -> tuple[KernelConfig, ...]:
-        """Return the configs to try on a problem, best first."""
+        """Return the configs to try on a problem, best first: the best ones by `ranker`, and others drawn at random."""
         family, device = self._family, self._device
         space = [config for config in family.space(device) if _may_run(family, config, problem, device)]
         if not space:
@@ -388,7 +388,7 @@ def _by_score(configs: Sequence[KernelConfig], scores: NDArray[np.float64]) -> t
 
 
 def _dissimilar(todo: Sequence[Case], known: Sequence[Case], count: int) -> list[Case]:
-    """Choose cases one after the other, each as far as possible from those known or chosen (farthest-point sampling).
+    """Choose `count` cases of `todo`, each as far as possible from those known or chosen (farthest-point sampling).
 
     The distance is that of the logarithms of the dimensions. Of equal cases the first is chosen. If nothing is known,
     the case nearest to the median is chosen first.

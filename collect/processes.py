@@ -223,7 +223,7 @@ class Watch:
 
 
 def main() -> None:
-    """Run a child process from its start to its end."""
+    """Run in a child process: receive `serve` and its arguments from the parent's pipe, and call it."""
     os.dup2(2, 1)  # what compilers print must not appear in the parent's standard output
     connection = Connection(int(sys.argv[2]))
     threading.Thread(target=_end_with, args=(connection.fileno(),), daemon=True).start()

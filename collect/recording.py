@@ -189,7 +189,7 @@ class RecordedTimes:
         self._case = self._recording.case(problem, self._device)
 
     def scan(self, config: KernelConfig, best_us: float) -> Trial:
-        """Return the recorded result of a config in the scan.
+        """Return the recorded result of a config in the scan, even if it is much slower than `best_us` microseconds.
 
         Raises:
             ForetuneError: There is none.
@@ -239,6 +239,6 @@ class RecordedPlan:
 
 
 def _number(row: Any, name: str) -> float | None:
-    """Return a number of a row; None if the row or the dataset has none."""
+    """Return the number in a row's column `name`; None if the value is missing or the dataset lacks the column."""
     value = getattr(row, name, None)
     return None if value is None or math.isnan(value) else float(value)

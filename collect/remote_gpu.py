@@ -171,7 +171,7 @@ class RemoteGpu:
         self._watch.close()
 
     def _run(self, done: Callable[[], bool], deadline: float) -> None:
-        """Handle messages until something is done, the deadline is over, or `stop` was called."""
+        """Handle messages until `done()` is true, `deadline` (of `time.monotonic`) has passed, or `stop` was called."""
         while not (done() or self._stopped.is_set() or time.monotonic() > deadline):
             if self._supervisor.retired:
                 raise DeviceLostError(self._supervisor.trouble)
@@ -180,7 +180,7 @@ class RemoteGpu:
             self._supervisor.check()
 
     def _compiled(self, binary: Binary, compiled: Compiled) -> None:
-        """Pass the result of a compilation on to the case that is being measured, which may have waited for it."""
+        """Pass the result of compiling a binary on to the case that is being measured, which may have waited for it."""
         if self._work is not None:
             self._work.compiled(binary, compiled)
             self._supervisor.proceed()
@@ -198,7 +198,7 @@ class RemoteGpu:
             self._work = None
 
     def read(self, supervisor: Supervisor, case: Case, probe_us: float) -> None:
-        """Keep a reading of the drift probe for the report."""
+        """Keep a reading of the drift probe for the report: its time in microseconds while `case` is measured."""
         if self._work is not None and case == self._work.case:
             self._readings.append((time.monotonic(), probe_us))
 
@@ -232,7 +232,7 @@ def measure(settings: RunSettings, order: Order) -> Report:
 
 
 def stop(run: str) -> None:
-    """Make the orders of a run return soon with what is measured. It is called in another thread."""
+    """Make the measurements of a run, by its id, return soon with what is measured. It is called in another thread."""
     _stopped.add(run)
     if run in _gpus:
         _gpus[run].stop()

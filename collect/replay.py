@@ -87,7 +87,7 @@ def only(grid: Grid, cells: NDArray[np.bool_], rows: Sequence[int] | None = None
 
 
 class PlannedRanker(Ranker):
-    """A ranker that learns only from the cells of a grid that a plan would have measured.
+    """A ranker that is given a complete grid, and learns only from the cells that a plan would have measured.
 
     Args:
         plan: Makes the plan.
@@ -161,7 +161,7 @@ class Replay:
         return self.table()
 
     def table(self, *, caption: bool = True) -> Table:
-        """Return the table that `foretune replay` prints; `caption` defines its rows and columns below it."""
+        """Return the table that `foretune replay` prints; with `caption`, text below it explains rows and columns."""
         entry = self.to_json()
         ks = list(entry["everything"]["regret"])
         views = {"regret": ""}
@@ -189,7 +189,7 @@ class Replay:
     def _ratios(self, name: str) -> dict[str, Any]:
         """Return by k the geometric mean of the planned ranker's regret over the other's, with its interval.
 
-        `name` is the kind of regret.
+        `name` is the attribute that holds the regret by k.
         """
         planned, everything = getattr(self.planned, name), getattr(self.everything, name)
         summaries = {k: summarise(planned[k] / everything[k], self.planned.groups) for k in planned}

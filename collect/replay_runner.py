@@ -65,11 +65,11 @@ class ReplayRunner:
         self._rounds.clear()
 
     def scan(self, config: KernelConfig, best_us: float) -> Trial:
-        """Return the recorded result of a config's first run, whether or not it is slow in comparison to `best_us`."""
+        """Return the recorded result of a config's first run, even if it is much slower than `best_us` microseconds."""
         return self.times.scan(config, best_us)
 
     def confirm(self, config: KernelConfig, best_us: float) -> list[float]:
-        """Return the recorded times of one more round, in microseconds.
+        """Return the recorded times of one more round, in microseconds, whatever `best_us` is.
 
         Raises:
             LaunchFailedError: The config failed in that pass.
@@ -117,5 +117,5 @@ class NoCompilePool:
         """Ignore the result of an earlier compilation, because the recorded results include it."""
 
     def request(self, binary: Binary, rank: float) -> Compiled | None:
-        """Return a compilation without error; a config that did not compile has that as its recorded result."""
+        """Return a compilation without error at once; those that failed are among the recorded results."""
         return Compiled(0.0)

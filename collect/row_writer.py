@@ -82,7 +82,7 @@ Origin: TypeAlias = Callable[[Measurable, DeviceSpec], dict[str, Any]]
 
 
 class RowWriter:
-    """Appends to a dataset, under a separate run id for each family and device.
+    """Appends measurements and drift probe readings to a dataset, with a separate run id for each family and device.
 
     A method that writes raises `ForetuneError` if the disk is full; rows that were written are kept.
 
@@ -142,7 +142,7 @@ class RowWriter:
                 self._due[key] = self._start
 
     def flush_due(self) -> None:
-        """Write the rows and readings that are due."""
+        """Write the rows of complete cases, and the rows and readings that have waited for their maximum time."""
         now = self._clock()
         for key in [key for key, due in self._due.items() if due <= now]:
             self._flush(key)

@@ -52,7 +52,7 @@ class CaseQueue:
         plans: The plan of each family, by name.
         measured: Returns what is measured of a family, except for the given cases.
         cost: Returns how long a case will take, in any unit.
-        signature: Returns what is equal for cases that share their binaries.
+        signature: Returns a value that is equal for cases that share their binaries.
     """
 
     def __init__(
@@ -209,6 +209,8 @@ def started_run(
 ) -> Iterator[RunState]:
     """Yield the state of a new run, and lock the folder `out` while the `with` block lasts.
 
+    The arguments are those of `RunState`, except `resume`: whether `out` may hold a dataset already.
+
     Raises:
         ForetuneError: As `folder_of_run` and `RunState` do.
     """
@@ -298,7 +300,7 @@ class RunState:
             gpus: How many GPUs share the device's cases.
 
         Returns:
-            The step; None if there is none, none yet, or the budget is spent. There may be one when a case is over.
+            The step; None if there is none, none yet, or the budget is spent. Call again after a case is over.
         """
         while not self.time_is_over and (step := self._queue(device).take(met, gpus)):
             if (reason := _trouble(step)) is None:
@@ -336,7 +338,7 @@ class RunState:
         return RecordedPlan(self._make_plan(family, device, prior=EstimateRanker()), self.recording, device)
 
     def _roofline_us(self, case: Case, device: DeviceSpec) -> float:
-        """Return the roofline time of a case; 0 if its family fails to compute it."""
+        """Return the roofline time of a case in microseconds; 0 if its family fails to compute it."""
         try:
             return roofline_us(self.family(case), case.problem, device)
         except ForetuneError:
@@ -393,7 +395,7 @@ class RunState:
         self.row_writer.done(case)
 
     def given_up(self, case: Case, device: DeviceSpec, reason: str, *, deadly: bool) -> None:
-        """Record that a case was given up, and why.
+        """Record that a case was given up, for this reason.
 
         A `deadly` case, at which processes died, is handed out once more after all others, because the GPU and not the
         case may have been the cause.
@@ -418,7 +420,7 @@ class RunState:
 
 
 def _trouble(step: Step) -> str | None:
-    """Return the error that a plan raises while it chooses a step's configs; None if it chooses them."""
+    """Return the message of the error that a plan raises while it chooses a step's configs; None if it raises none."""
     try:
         step.configs  # noqa: B018 - chosen at the first access, and kept
     except ForetuneError as error:

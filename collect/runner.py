@@ -73,7 +73,7 @@ class Trial:
     probe_us: float | None = None  # the drift probe's time, if it was read after the task
 
     def measured(self) -> dict[str, Any]:
-        """Return the fields of a `Measurement`."""
+        """Return by name those of its fields that a `Measurement` has too."""
         return {name: value for name, value in vars(self).items() if name not in ("times_us", "seconds", "probe_us")}
 
 
@@ -92,15 +92,18 @@ class Runner(Protocol):
         """
 
     def scan(self, config: KernelConfig, best_us: float) -> Trial:
-        """Run a config on the prepared problem for the first time.
+        """Check and time a config on the prepared problem, for the first time, and return the trial.
 
         Args:
             config: The config to run.
-            best_us: The best time of a config on this problem so far; inf if there is none.
+            best_us: The best time of a config on this problem so far, in microseconds; inf if there is none. A config
+                that is much slower gets fewer samples.
         """
 
     def confirm(self, config: KernelConfig, best_us: float) -> list[float]:
-        """Return a few times, in microseconds, of a config that the scan has run.
+        """Return a few measured times, in microseconds, of a config that the scan has run.
+
+        There are more of them if `best_us`, the best time in microseconds found so far, is short.
 
         Raises:
             LaunchFailedError: The launch failed.
@@ -201,7 +204,7 @@ class GpuRunner:
             raise LaunchFailedError(_failure(error).error) from error
 
     def _check(self, config: KernelConfig) -> Trial:
-        """Load a config's binary and compare its result with the reference.
+        """Load a config's binary, compare its result with the reference, and return the trial.
 
         This is done once for all problems that share the binary and have the same check problem.
         """
@@ -256,7 +259,7 @@ class GpuRunner:
         return Trial(Status.OK if wrong is None else Status.WRONG_RESULT, error=wrong, **facts)
 
     def _check_of(self, problem: Problem) -> tuple[Any, Any]:
-        """Return the inputs of a check problem, and the reference. The prepared problem's inputs are made only once."""
+        """Return (inputs, reference result) of a check problem; for the prepared problem, its existing inputs."""
         pair = self._check_inputs.pop(problem, None)
         if pair is None:
             while len(self._check_inputs) >= CHECKS_KEPT:

@@ -29,7 +29,7 @@ class Effort:
     compile_s: float = 0.0
 
     def __add__(self, later: Effort) -> Effort:
-        """Return the sum of two phases on the same GPUs."""
+        """Return the sum of this effort and that of a later phase on the same GPUs."""
         return Effort(
             max(self.gpus, later.gpus),
             self.gpu_s + later.gpu_s,
@@ -79,7 +79,7 @@ class Summary:
 
     @classmethod
     def of(cls, state: RunState, effort: Effort, *, interrupted: bool) -> Summary:
-        """Return the summary of a run that has ended."""
+        """Return the summary of a run that has ended, from its final state and the time of its processes (`effort`)."""
         seconds, measurements = state.seconds, state.row_writer.statuses.total()
         return cls(
             plan=state.plan,

@@ -168,7 +168,7 @@ class Supervisor:
         self.proceed()
 
     def _count(self, trial: Trial) -> None:
-        """Add the time of an answered task to the supervisor's totals."""
+        """Add the time of a task, which `trial` answers, to the supervisor's totals."""
         self.busy_s += trial.seconds
         self._losses = 0
         if trial.status is not None and trial.status not in TIMED:
@@ -199,7 +199,7 @@ class Supervisor:
             self._owner.retired(self, work)
 
     def _last_trial(self, exitcode: int | None, seconds: float) -> Trial:
-        """Return the failed trial of the task at which the process ended, with the reason for its end."""
+        """Return the failed trial of the task at which the process ended, after `seconds`, with the reason."""
         if self._overdue:
             return Trial(Status.TIMEOUT, error=f"stopped after {seconds:.0f} s without a result")
         if self._lost is not None:

@@ -112,7 +112,10 @@ Message: TypeAlias = "DeviceSpec | Trial | Lost"
 
 
 def serve(connection: Connection, gpu: Gpu, families: Mapping[str, Measurable]) -> None:
-    """Run the process: open the GPU, then answer tasks until the parent ends or the GPU is lost."""
+    """Run the measuring process: open the GPU, then answer tasks from `connection`.
+
+    It ends with the parent, or when the GPU is lost.
+    """
     try:
         device, runner = gpu.open()
     except Exception as error:  # noqa: BLE001 - the parent reports any error
@@ -170,7 +173,7 @@ class _TaskRunner:
         return time_us
 
     def _do(self, task: Task) -> Trial:
-        """Carry out a task, without reading the drift probe."""
+        """Carry out a task, without reading the drift probe, and return its result."""
         if isinstance(task, Prepare):
             return self._prepare(task)
         if self._refused is not None:

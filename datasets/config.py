@@ -160,7 +160,7 @@ def _knob(name: Any, value: Any) -> tuple[str, Knob]:
 def _options(
     num_warps: Any, num_stages: Any, num_ctas: Any, maxnreg: Any, ir_override: Any
 ) -> tuple[dict[str, Any], dict[str, Knob]]:
-    """Check the launch options and return all of them, and those that are not None."""
+    """Check the launch options; return a dict of all of them, and one of those that are not None."""
     warps = check_integer("config knob num_warps", num_warps, 1, 32)  # a block has at most 1024 threads
     if warps & (warps - 1):
         raise ForetuneError(f"config knob num_warps must be a power of two but got {warps}")

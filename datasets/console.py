@@ -175,7 +175,7 @@ class Table:
 
 
 def _framed(columns: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> Any:
-    """Return a framed table of rich's, at most `room` wide."""
+    """Return rich's object for a table of these columns and rows, with a frame and at most `room` characters wide."""
     from rich.table import Table as Framed
     from rich.text import Text
 
@@ -188,7 +188,7 @@ def _framed(columns: Sequence[str], rows: Sequence[Sequence[str]], room: int) ->
 
 
 def _widths(columns: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> list[int] | None:
-    """Return the columns' widths, the widest narrowed as far as needed; None if that would break a word."""
+    """Return the columns' widths that fit into `room`, the widest narrowed; None if that would break a word."""
     from rich.cells import cell_len
 
     cells = list(zip(columns, *rows, strict=True))
@@ -218,7 +218,7 @@ _UNITS_S = 3600, 60, 1
 
 
 def whole_number(text: str, low: int = 0, high: int = MOST) -> int:
-    """Return the integer in [low, high] that a text of digits 0 to 9 stands for.
+    """Return the integer in [low, high] that is written in a text of digits 0 to 9.
 
     Signs, underscores and digits of other scripts, which `int` accepts, are refused.
 
@@ -268,7 +268,7 @@ def span(text: str) -> tuple[int, int]:
 
 
 def number(text: str, low: float, high: float) -> float:
-    """Return the number in [low, high] that a text stands for; raise `ForetuneError` for others, nan and inf too.
+    """Return the number in [low, high] that a text represents; raise `ForetuneError` for others, nan and inf too.
 
     >>> number("0.1", 0, 1)
     0.1

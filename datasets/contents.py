@@ -20,7 +20,7 @@ def described(
     ignored: Sequence[str],
     left_out: Sequence[LeftOut] = (),
 ) -> dict[str, Any]:
-    """Return the description that `foretune datasets --json` prints; `contents` is what `Dataset.contents` returns."""
+    """Return a dataset's description as `foretune datasets --json` prints it; `contents` is `Dataset.contents()`."""
     return {
         "name": name,
         "device": ", ".join(spec.name for spec in devices),
@@ -39,7 +39,7 @@ REPLAY_OF = "replay_of"
 
 
 def replayed_from(provenance: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the datasets whose measurements a dataset's runs replayed.
+    """Return the names of the datasets that were replayed by the runs in a dataset's provenance.
 
     >>> replayed_from({"runs": {"r1": {"replay_of": {"dataset": "h200", "runs": ["a"]}}, "r2": {}}})
     ('h200',)
@@ -49,7 +49,7 @@ def replayed_from(provenance: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def kernel_sources(provenance: Mapping[str, Any], family: str) -> set[str]:
-    """Return the recorded hashes of the kernel sources that a family was measured with."""
+    """Return the hashes of a family's kernel source that the runs in a dataset's provenance recorded."""
     runs = provenance.get("runs", {}).values()
     return {str(run["kernel_source"]) for run in runs if run.get("family") == family and "kernel_source" in run}
 
@@ -77,7 +77,7 @@ def other_sources(recorded: Iterable[str], now: str) -> set[str]:
 
 
 def _parts(source: str) -> tuple[str, str]:
-    """Split a hash of `hash_of_kernel` into its two parts; any other text is one part."""
+    """Split the text of `hash_of_kernel` into its two parts, the second "" if missing; any other text is one part."""
     found = re.fullmatch(r"([0-9a-f]{16})(?:\+([0-9a-f]{16}))?", source)
     return (found[1], found[2] or "") if found else (source, "")
 
@@ -177,7 +177,7 @@ def summary_of_left_out(left_out: Sequence[LeftOut]) -> str:
 
 
 def _reasons(left_out: Sequence[LeftOut]) -> Iterator[str]:
-    """Yield each reason with its number of rows and the first places."""
+    """Yield one text for each reason: the reason, the number of rows, and the first places."""
     for why in dict.fromkeys(one.why for one in left_out):
         those = [one for one in left_out if one.why == why]
         places = "; ".join(one.place for one in those[:_MOST_NAMED]) + "; ..." * (len(those) > _MOST_NAMED)

@@ -47,7 +47,7 @@ class Dataset:
         ignored: Names of the part files that are incomplete, damaged, or have rows that could not be read.
         left_out: The rows that could not be read, and why.
         log_lines: For each (family, config) that a log has (see `log_part.py`), the first place that has it.
-        given: What the user loaded it by, if its name differs from that; "" otherwise.
+        given: The name or path that the user passed to `load`, if it differs from `name`; "" otherwise.
 
     >>> from foretune.datasets import load
     >>> load("h200_cover")
@@ -232,7 +232,7 @@ class Dataset:
         )
 
     def _binaries(self, rows: pd.DataFrame) -> dict[BinarySignature, dict[KernelConfig, BinaryFacts]]:
-        """Return `Grid.binaries`: the median if a config's binaries differ between problems of one signature."""
+        """Return `Grid.binaries` for these rows: each config's facts by (dtype, flags), the median over the rows."""
         signatures: dict[BinarySignature, int] = {}
         keys = ((case.problem.dtype, case.problem.flags) for case in self.cases)
         number = [signatures.setdefault(key, len(signatures)) for key in keys]
@@ -326,7 +326,7 @@ class Dataset:
 
 
 def _counted(one: str, several: str, names: Sequence[str]) -> str:
-    """Return the number of names and the first few of them, e.g. "2 families (matmul, gated_mlp)"."""
+    """Return the number of names, the noun `one` or `several`, and the first names: "2 families (a, b)"."""
     noun = one if len(names) == 1 else several
     return f"{len(names)} {noun} ({few(names)})" if names else f"0 {noun}"
 
@@ -340,7 +340,7 @@ def _cells(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _tried(rows: pd.DataFrame, cells: pd.DataFrame) -> NDArray[np.bool_]:
-    """Return the mask of the cells that were measured, failed ones included, refused configs not."""
+    """Return the mask of the cells that have a row which is not invalid; rows of failed configs count."""
     rows = rows[rows["status"] != Status.INVALID.value]
     at = cells.index.get_indexer(pd.MultiIndex.from_frame(rows[["problem", "device"]]))
     column = cells.columns.get_indexer(pd.Index(rows["config"]))

@@ -347,7 +347,7 @@ def _is_there(path: str) -> bool:
 
 
 def _from_properties(p: Any, *, hip: bool) -> DeviceSpec:
-    """Return the spec of `torch.cuda.get_device_properties`, with rates estimated from clocks and bus width."""
+    """Return the spec for torch's device properties `p` (HIP's if `hip`), with rates estimated from clocks."""
     arch = p.gcnArchName.split(":")[0] if hip else f"sm_{p.major}{p.minor}"
     clock_mhz = getattr(p, "clock_rate", 1_500_000) / 1000
     bus_gbs = 2 * getattr(p, "memory_clock_rate", 2_000_000) * 1e3 * getattr(p, "memory_bus_width", 4096) / 8 / 1e9

@@ -210,7 +210,7 @@ class Family(ABC):
 
 
 def _numerics_by(knobs: tuple[str, ...]) -> Callable[[Family, KernelConfig, Problem], Hashable]:
-    """Return the `numerics` of a family whose bits these knobs decide."""
+    """Return a method `numerics` for a family in which the values of these knobs decide the bits of results."""
 
     def numerics(self: Family, config: KernelConfig, problem: Problem) -> Hashable:
         named = config.to_json()
@@ -259,7 +259,7 @@ class Measurable(Family):
 
     @abstractmethod
     def inputs(self, problem: Problem, device: DeviceSpec, *, seed: int = 0) -> Any:
-        """Return random inputs on the current GPU, or on the CPU if the spec's backend is "cpu".
+        """Return random inputs, drawn with `seed`, on the current GPU, or on the CPU if the spec's backend is "cpu".
 
         The output is filled with NaN. If the segment sizes of ragged work are unknown, typical ones are chosen.
         """

@@ -175,7 +175,7 @@ def not_empty(family: Family, problem: Problem) -> Problem:
 
 
 def with_defaults(family: Family, config: KernelConfig) -> KernelConfig:
-    """Return the config with the family's `default_knobs` added for the knobs that it does not name."""
+    """Return the config with the family's default values (`default_knobs`) for the knobs that it lacks."""
     named = config.to_json()
     missing = {knob: value for knob, value in family.default_knobs.items() if knob not in named}
     return KernelConfig.of(**named, **missing) if missing else config

@@ -55,7 +55,7 @@ def joined(groups: Sequence[FeatureGroup], place: int = 0) -> NDArray[np.float32
 
 
 def stacked(each: Sequence[Sequence[FeatureGroup]]) -> tuple[FeatureGroup, ...]:
-    """Concatenate the groups of several problems on the same configs.
+    """Concatenate the feature groups of several problems on the same configs; groups in one place have equal columns.
 
     >>> import numpy as np
     >>> one, two = (FeatureGroup((0,), np.array([[[size]]], np.float32), np.array([0, 0])) for size in (4.0, 8.0))

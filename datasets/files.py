@@ -29,7 +29,7 @@ _MOST_COMPARED_BYTES = 1 << 28
 
 
 def find_modules_here() -> None:
-    """Let modules in the working directory be imported, which are not in the `sys.path` of a console script."""
+    """Append the working directory, which console scripts lack, to `sys.path`, to import modules from it."""
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)
 
@@ -67,7 +67,7 @@ def open_regular(path: Path | str, flags: int = os.O_RDONLY, *, follow: bool = F
 
 
 def read_regular(path: Path | str, most_bytes: int, *, follow: bool = False) -> bytes:
-    """Return the bytes of a regular file.
+    """Return the bytes of a regular file; with `follow`, the path may be a symbolic link to one.
 
     Raises:
         ForetuneError: It is not a regular file, or has more than `most_bytes`.
@@ -190,7 +190,7 @@ def why_irregular(error: Exception) -> str:
 
 
 def _check_regular(status: os.stat_result, path: Path | str) -> None:
-    """Raise `IsADirectoryError` for a folder, and `ForetuneError` for anything else but a regular file."""
+    """Raise `IsADirectoryError` for a folder's status, and `ForetuneError` for that of anything but a regular file."""
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(status.st_mode):
@@ -370,6 +370,6 @@ def few(names: Sequence[str]) -> str:
 
 
 def _try(folder: Path) -> None:
-    """Write a temporary file to a folder; its permissions do not tell whether the disk is mounted read-only."""
+    """Raise `OSError` if no temporary file can be written to a folder, which its permissions alone do not tell."""
     with tempfile.TemporaryFile(dir=folder):
         pass

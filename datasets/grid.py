@@ -101,7 +101,7 @@ class Grid:
         return self.select(self.row_order()).select_configs(columns)
 
     def row_order(self) -> list[int]:
-        """Return the rows in a canonical order: by device, problem, and the sources of the problem."""
+        """Return the indices of the rows in a canonical order: by device, problem, its sources and scenario."""
 
         def values(row: int) -> tuple[str, str, tuple[str, ...], str]:
             case = self.cases[row]

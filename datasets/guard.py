@@ -50,7 +50,7 @@ def guard_methods(family: type, base: type) -> None:
 
 
 def _guarded(name: str, member: Any) -> Callable[..., Any]:
-    """Return a guarded version of a method.
+    """Return a version of the method `member` that checks its return value and turns errors into a `FamilyError`.
 
     It passes copies of arguments that the method might change: lists, and a launch's arguments. The mapping `binaries`
     is not copied, because families cache by its identity.
@@ -89,7 +89,7 @@ def _guarded(name: str, member: Any) -> Callable[..., Any]:
 
 
 def _as_function(member: Any) -> Callable[..., Any]:
-    """Return a class method, static method or other callable of a class as a function that takes the instance."""
+    """Return `member`, a class method, static method or other callable of a class, as a function of the instance."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         bound = member.__get__(self, type(self)) if hasattr(member, "__get__") else member
@@ -128,7 +128,7 @@ def _known_count(value: Any) -> int | None:
 
 
 def _note(value: Any, count: int) -> int:
-    """Store and return a count for an object that passed its check: of its configs, or of the rows it indexes."""
+    """Store a count for an object that passed its check, its number of configs or of indexed rows, and return it."""
     if len(_known) >= _MOST_KNOWN:
         _known.clear()
     _known[id(value)] = value, count
@@ -136,18 +136,21 @@ def _note(value: Any, count: int) -> int:
 
 
 def _argument(given: _Given, place: int, name: str) -> Any:
-    """Return an argument of a call by position or by name."""
+    """Return the argument of a call, from `given` (its positional and keyword arguments), by position or by name."""
     args, kwargs = given
     return args[place] if len(args) > place else kwargs[name]
 
 
 def _must_be(wanted: str, is_right: Callable[[Any], bool]) -> _Check:
-    """Return a check by a predicate of the value; `wanted` describes the right values."""
+    """Return a check that a method's return value satisfies `is_right`; messages describe it by `wanted`."""
     return lambda family, answer, given: None if is_right(answer) else (wanted, answer)
 
 
 def _space(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | None:
-    """Check the configs of `space`; without a device there must be at least one."""
+    """Check the configs that `space` returned: None if right, else (what it must be, the wrong part).
+
+    Without a device there must be at least one config.
+    """
     if _known_count(answer):
         return None
     if not isinstance(answer, (tuple, list)):
@@ -171,7 +174,7 @@ def _is_value(answer: Any) -> bool:
 
 
 def _features(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | None:
-    """Check the shape and the element type of `features`."""
+    """Check shape and dtype of what `features` returned: None if right, else (what it must be, the wrong part)."""
     shape = len(_argument(given, 2, "configs")), len(family.feature_names)
     if getattr(answer, "shape", None) == shape and getattr(getattr(answer, "dtype", None), "kind", "") in [*"fiub"]:
         return None
@@ -179,7 +182,10 @@ def _features(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | None
 
 
 def _groups(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | None:
-    """Check the shapes of feature groups, and that they have each column once."""
+    """Check the shapes of the feature groups that a method returned, and that they have each column once.
+
+    Returns None if they are right, else (what it must be, the wrong part).
+    """
     n_problems, n_configs = len(_argument(given, 0, "problems")), len(_argument(given, 2, "configs"))
 
     def is_right(group: Any) -> bool:
@@ -199,7 +205,7 @@ def _groups(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | None:
 
 
 def _count_of(kind: Any) -> float:
-    """Return 1 + the largest index in an array of rows; infinity if they are not indices."""
+    """Return 1 + the largest index in `kind`, an array of row indices; infinity if it is not one."""
     if (known := _known_count(kind)) is not None:
         return known
     if kind.dtype.kind != "i" or (len(kind) and kind.min() < 0):
@@ -208,7 +214,7 @@ def _count_of(kind: Any) -> float:
 
 
 def _estimates(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | None:
-    """Check that `estimate_us` has a positive time for each config."""
+    """Check that `estimate_us` returned a positive time per config: None if so, else (the rule, the wrong part)."""
     import numpy as np
 
     n_configs = len(_argument(given, 2, "configs"))
@@ -221,7 +227,7 @@ def _estimates(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | Non
 
 
 def _stands_for(place: int) -> _Check:
-    """Return a check for a `Problem` with the signature of the method's argument `problem`, at position `place`."""
+    """Return a check that a method returned a `Problem` with the signature of its argument number `place`."""
 
     def check(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | None:
         if not isinstance(answer, Problem):
@@ -234,7 +240,7 @@ def _stands_for(place: int) -> _Check:
 
 
 def _are_weighted(answer: Any) -> bool:
-    """Return whether a value is (weight, problem) pairs whose weights sum to 1."""
+    """Return whether a value is a list of (weight, problem) pairs with weights of at least 0 that sum to 1."""
 
     def is_right(pair: Any) -> bool:
         is_pair = isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], Problem)
@@ -246,7 +252,7 @@ def _are_weighted(answer: Any) -> bool:
 
 
 def _cases(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | None:
-    """Check that `cases` has cases of the family's problems."""
+    """Check that `cases` returned cases of the family: None if so, else (what it must be, the wrong part)."""
     if isinstance(answer, str) or not isinstance(answer, Sequence):
         return "a list of Cases", answer
     odd = [case for case in answer if not isinstance(case, Case) or case.problem.family != family.name]

@@ -64,13 +64,13 @@ def writing(directory: Path) -> Iterator[bool]:
 
 @contextmanager
 def alone(directory: Path) -> Iterator[None]:
-    """Hold both locks of a folder, to rewrite all files of a dataset."""
+    """Hold a folder's lock for collecting and its lock for writing, to rewrite all files of a dataset."""
     with taken(directory), writing(directory):
         yield
 
 
 def check_free(directory: Path) -> None:
-    """Raise `ForetuneError` if a collection holds the folder, without locking it: the folder may be read-only."""
+    """Raise `ForetuneError` if a collection holds the folder's lock. Works in a read-only folder: it takes no lock."""
     try:
         with _opened(directory / TAKEN, os.O_RDONLY) as file:
             _lock(file, directory / TAKEN, wait=False, shared=True)
@@ -146,7 +146,7 @@ def _unlock(file: TextIO) -> None:
 
 @contextmanager
 def _opened(path: Path, flags: int) -> Iterator[TextIO]:
-    """Open a lock file, and register it to be closed in forked processes.
+    """Open a lock file with these flags of `os.open`, and register it to be closed in forked processes.
 
     Raises:
         FileExistsError: There is something other than a lock file, which is neither followed, locked nor removed.
@@ -183,7 +183,7 @@ def _lock_in_time(file: TextIO, path: Path, end: float) -> bool:
 
 
 def _lock(file: TextIO, path: Path, *, wait: bool, shared: bool = False) -> bool:
-    """Lock a file; return False, with a warning, if the file system has no locks.
+    """Lock a file, exclusively unless `shared`; return False, with a warning, if the file system has no locks.
 
     Raises `ForetuneError` naming the holder if the lock is held and `wait` is False.
     """

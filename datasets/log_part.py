@@ -70,12 +70,12 @@ class _InvalidLineError(Exception):
 
 
 def run_line(run_id: str, facts: Mapping[str, Any], device: DeviceSpec) -> bytes:
-    """Return the first line of a log, which describes the run."""
+    """Return the first line of a log, which describes the run: its id, its provenance (`facts`) and its device."""
     return _line({"run_id": run_id, "facts": dict(facts), "device": device.to_json()})
 
 
 def row_line(problem: Problem, config: KernelConfig, time_us: float | None) -> bytes:
-    """Return the line of one measurement; `time_us=None` means that the launch failed."""
+    """Return the line of one measurement, in microseconds; `time_us=None` means that the launch failed."""
     status = Status.LAUNCH_FAILED if time_us is None else Status.OK
     value = {"problem": problem.to_json(), "config": config.to_json(), "status": status.value, "time_us": time_us}
     return _line(value)
@@ -159,7 +159,7 @@ def _run(line: bytes | None) -> tuple[str, dict[str, Any], DeviceSpec]:
 
 
 def _row(line: bytes | None, run_id: str, facts: Mapping[str, Any], device: DeviceSpec) -> Measurement:
-    """Parse the line of a measurement of a run."""
+    """Parse the line of a measurement of the run with this id, provenance (`facts`) and device."""
     value = _object(line, {"problem", "config", "status", "time_us"})
     problem = _valid(_problem, value["problem"], "problem")
     config = _valid(_config, value["config"], "config")

@@ -88,7 +88,7 @@ def check_ours(directory: Path) -> None:
 
 
 def write_manifest(directory: Path, content: Mapping[str, Any]) -> None:
-    """Write a manifest atomically, with the current schema version."""
+    """Write the manifest of a folder atomically: `content`, with the current schema version."""
     version = {"schema_version": SCHEMA_VERSION}
     text = json.dumps(version | dict(content) | version, indent=1) + "\n"  # the current version, as the first key
     with replacing(directory / MANIFEST) as temporary:

@@ -155,7 +155,7 @@ class Measurement:
 
 
 def _check_time(status: Status, time_us: Any) -> None:
-    """Raise `ForetuneError` unless the time is in its bounds for a status of `TIMED`, and None for the others."""
+    """Raise `ForetuneError` unless a time suits a status: microseconds in bounds for one of `TIMED`, else None."""
     if status not in TIMED:
         if time_us is not None:
             raise ForetuneError(f"time_us must be None for status {status.value} but is {shown(time_us)}")

@@ -84,10 +84,10 @@ def _check_no_replays(datasets: Sequence[Dataset]) -> None:
     for one in datasets if len(datasets) > 1 else ():
         if recorded := replayed_from(one.provenance):
             is_there = {*recorded} <= {other.name for other in datasets}
-            remedy = f"leave {one.label} out" if is_there else f"instead of {one.label}, give the recorded data"
+            remedy = f"leave {one.label} out" if is_there else f"replace {one.label} by the data that were replayed"
             raise DatasetError(
-                f"{one.label} has no measurements of its own: its times were replayed from the dataset "
-                f"{' and '.join(recorded)}, and must not count twice. Use it alone, or {remedy}"
+                f"{one.label} was collected with --replay: its times are copies of other data (named "
+                f"{' and '.join(recorded)} in their manifest), and must not count twice. Use it alone, or {remedy}"
             )
 
 

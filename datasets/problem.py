@@ -100,7 +100,7 @@ def _check_dtype(name: str, value: Any) -> None:
 
 
 def similar_dtype(word: str, known: Collection[str]) -> str:
-    """Return what `did_you_mean` does for a misspelt dtype, or for torch's or Triton's name of one.
+    """Return `did_you_mean` of a misspelt dtype, or of torch's or Triton's name of a known one.
 
     >>> similar_dtype("float16", ("bf16", "fp16"))
     " (did you mean 'fp16'?)"
@@ -414,7 +414,7 @@ class Problem:
 
 
 def _on_grid(size: int) -> int:
-    """Return the grid point of `POINTS_PER_OCTAVE` nearest to a size, on a logarithmic scale."""
+    """Return the size nearest to `size`, in log scale, among `POINTS_PER_OCTAVE` geometric steps per factor of 2."""
     if size < 1:
         return size
     return min(round(2 ** (round(math.log2(size) * POINTS_PER_OCTAVE) / POINTS_PER_OCTAVE)), MOST_SIZE)

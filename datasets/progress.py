@@ -34,7 +34,7 @@ class AbandonedError(Exception):
 
 @dataclass(frozen=True)
 class _Task:
-    """The task that `advance` contributes to in this thread."""
+    """The task whose progress `advance` reports in this thread."""
 
     add: Callable[[float], None]  # adds a share of the task
     abandoned: tuple[threading.Event, ...] = ()  # set if the task's result is no longer needed
@@ -151,7 +151,7 @@ def showing(text: str, about_s: float = 0.0, *, shown: bool = True) -> Iterator[
 
     Args:
         text: A description of the computation.
-        about_s: The expected seconds; the log announces them if they are at least two.
+        about_s: The expected seconds on two idle cores; the log announces them if they are at least two.
         shown: Whether to show anything.
 
     Yields:
@@ -175,7 +175,7 @@ def showing(text: str, about_s: float = 0.0, *, shown: bool = True) -> Iterator[
 
     with _display(shown, transient=True) as (update, log):
         if about_s >= _SOON_S:
-            log(f"{text}: about {in_words(about_s)}")
+            log(f"{text}: about {in_words(about_s)} on two idle cores")
         update(status(), share, 1.0)
         with _every(_EVERY_S, lambda: log(status())), reporting(show):
             yield say
@@ -183,7 +183,7 @@ def showing(text: str, about_s: float = 0.0, *, shown: bool = True) -> Iterator[
 
 @contextmanager
 def showing_steps(shown: bool = True) -> Iterator[Callable[[Steps], None]]:
-    """Show the steps of a computation on stderr.
+    """Show the steps of a computation on stderr, if `shown`.
 
     A bar shows every step. A log gets a line for each tenth of the steps, and one whenever 30 seconds have passed.
 
@@ -210,7 +210,10 @@ def showing_steps(shown: bool = True) -> Iterator[Callable[[Steps], None]]:
 def _display(
     shown: bool, *, transient: bool
 ) -> Iterator[tuple[Callable[[str, float, float | None], None], Callable[[str], None]]]:
-    """Yield a function that updates the bar, and one that prints a log line if there is no bar."""
+    """Yield two functions: one that updates the bar, and one that prints a log line if there is no bar.
+
+    Both do nothing unless `shown`. A `transient` bar is removed at the end.
+    """
     from rich import progress as rich
     from rich.console import Console
 
@@ -262,7 +265,7 @@ def in_words(seconds: float) -> str:
 
 @contextmanager
 def _every(seconds: float, call: Callable[[], None]) -> Iterator[None]:
-    """Call a function periodically while the block runs."""
+    """Call `call` every `seconds` seconds while the block runs."""
     over = threading.Event()
 
     def run() -> None:

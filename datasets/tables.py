@@ -29,7 +29,7 @@ from .measurement import LONGEST_US, SHORTEST_US, TIMED, TIMING_PASSES, Status
 
 
 def _required(name: str, data_type: pa.DataType) -> pa.Field:
-    """Return a column without missing values."""
+    """Return a column of a schema, with a name and type, that may not have missing values."""
     return pa.field(name, data_type, nullable=False)
 
 
@@ -78,7 +78,7 @@ _RENAMED = {"routing": "scenario"}
 
 
 def upgraded_columns(table: pa.Table) -> pa.Table:
-    """Return a table with the current column names."""
+    """Return a table in which columns that have a name of an older schema have the current one."""
     return table.rename_columns([_RENAMED.get(name, name) for name in table.column_names])
 
 
@@ -224,7 +224,7 @@ def _refuse(path: Path, name: str, values: NDArray[Any], least: float, most: flo
 
 
 def coded(rows: pa.Table, name: str) -> tuple[NDArray[np.int32], list[str]]:
-    """Return a text column as indices (-1 = missing), and the texts that they refer to."""
+    """Return a text column of `rows` as indices (-1 = missing), and the texts that they refer to."""
     column = rows.column(name).combine_chunks()
     return column.indices.fill_null(-1).to_numpy(), column.dictionary.to_pylist()
 

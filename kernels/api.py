@@ -69,7 +69,7 @@ def prune(
 ) -> Pruner:
     """Return an `early_config_prune` callback that keeps the `k` configs predicted to be fastest.
 
-    The callback never makes a launch fail: where it cannot predict, every valid config goes through, with one warning
+    The callback never makes a launch fail: where it cannot predict, every valid config is kept, with one warning
     that says why.
 
     Args:

@@ -127,7 +127,7 @@ def with_ranges(own: R, given: Mapping[str, Sequence[int]], valid: Mapping[str, 
 
 
 def accumulator_registers(block_m: Any, block_n: Any, num_warps: Any) -> Any:
-    """Return the float32 accumulators per thread, for numbers or arrays."""
+    """Return the float32 accumulators of one thread for a block_m x block_n tile; for numbers or arrays."""
     return block_m * block_n / (32 * num_warps)
 
 
@@ -153,9 +153,10 @@ def programs_that_fit(
 
 
 def exchange_bytes(block_m: int, block_n: int, num_warps: int, arch: str) -> int:
-    """Return the bytes of shared memory used to convert a 16-bit output from the product's layout to the store's.
+    """Return the shared memory in bytes that converts a program's output tile to the layout in which it is stored.
 
-    The conversion handles as many rows at a time as one instruction of each warp covers, in both layouts.
+    The tile is block_m x block_n, with 16 bits per element. The conversion handles as many rows at a time as one
+    instruction of each warp covers, in both layouts.
     """
     if arch.startswith("gfx"):
         return 0  # stored in the product's layout

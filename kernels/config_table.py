@@ -69,7 +69,10 @@ class ConfigTable:
     def of(
         cls, first: int, names: Sequence[str], columns: Mapping[str, Floats], deciding: Sequence[str]
     ) -> ConfigTable:
-        """Return a table of named features of `config_columns`; the last group depends on those named in `deciding`."""
+        """Return a table of the features `names` of `columns`; the last group depends on those in `deciding`.
+
+        `first` is the number of columns of the call.
+        """
         return cls(first, [columns[name] for name in names], [columns[name] for name in deciding])
 
     def groups(self, of_calls: Sequence[Sequence[float]], of_kinds: Sequence[Floats]) -> tuple[FeatureGroup, ...]:
@@ -186,7 +189,10 @@ class TiledWork:
         self.most_tiles: Floats = np.minimum(self.rounds * programs, np.ceil(tiles / device.sm_count))
 
     def compute_us(self, step_flops: Floats, matrix_tflops: float) -> Floats:
-        """Return the compute time of the busiest SM at the measured matrix rate, in microseconds."""
+        """Return the compute time of the busiest SM in microseconds, (n_combinations,).
+
+        `step_flops` are the FLOPs of one BLOCK_K step, and `matrix_tflops` is the device's matrix rate in TFLOP/s.
+        """
         return self.most_tiles * self.steps * step_flops * self.device.sm_count / (matrix_tflops * 1e6)
 
     def moved_us(self, moved_bytes: Any, faster: float = 1.0) -> Any:
@@ -196,7 +202,10 @@ class TiledWork:
     def columns(
         self, dims: Sequence[Any], blocks: Sequence[Floats], m_tiles: Floats, n_tiles: Floats, **times_us: Floats
     ) -> dict[str, Floats]:
-        """Return features by name: those of the tiles, and the logarithm of each time."""
+        """Return features by name: those of the tiles, and the logarithm of each time.
+
+        `dims` are M, N and K, and `blocks` are BLOCK_M, BLOCK_N and BLOCK_K.
+        """
         (m, n, k), (block_m, block_n, block_k) = dims, blocks
         return {
             "log_tiles": np.log2(self.tiles),

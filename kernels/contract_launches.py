@@ -71,7 +71,10 @@ def _sizes(family: TritonFamily, dim: str, tiles: Sequence[int]) -> list[int]:
 
 
 def _wide(family: TritonFamily, shape: dict[str, int]) -> list[dict[str, int]]:
-    """Return the shape with one dimension after another longer than a tile, for a family that declares no tiles."""
+    """Return one copy of the shape per dimension, in which this dimension is longer than a tile.
+
+    It is for a family that declares no tiles.
+    """
     values = [value for config in family.space() for _, value in config.meta if isinstance(value, int)]
     tile = min((value for value in values if value >= _LEAST_TILE), default=1)
     return [shape | {dim: _sizes(family, dim, [tile])[0]} for dim in family.dims]
@@ -125,7 +128,7 @@ def _programs(family: Measurable, config: KernelConfig, problem: Problem) -> int
 
 
 def _facts(family: Measurable, config: KernelConfig, problem: Problem) -> set[Hashable]:
-    """Return what a launch covers."""
+    """Return what a launch covers: knob values, flags, sizes, dtype, and the tiles that do not divide their size."""
     knobs, dims = config.to_json(), dict(problem.dims)
     declared = getattr(family, "tiles", {}).items()
     tiles = [(k, tile, dims[dim]) for k, dim in declared if isinstance(tile := knobs.get(k), int) and tile > 0]
@@ -135,7 +138,7 @@ def _facts(family: Measurable, config: KernelConfig, problem: Problem) -> set[Ha
 
 
 def check_launches(family: Measurable, pairs: Sequence[tuple[KernelConfig, Problem]], device: DeviceSpec) -> None:
-    """Launch each config on its problem; fail if a result is wrong, or if memory around the tensors is overwritten.
+    """Launch the config of each pair on its problem; fail if a result is wrong, or other memory is overwritten.
 
     In the interpreter results in bf16 are not compared, because it computes some of them wrongly.
 

@@ -160,7 +160,7 @@ def wrong_signature(family: Family, problem: Problem) -> str | None:
 
 
 def check_call(family: Family, arguments: Mapping[str, Any], needed: Sequence[str]) -> None:
-    """Check that a launch has the arguments that state its problem.
+    """Check that a launch has the `needed` arguments, which state its problem.
 
     Raises:
         ForetuneError: Arguments are missing; the message names them.
@@ -187,7 +187,7 @@ class GemmFamily(DeclaredFamily):
 
     @abstractmethod
     def smem_bytes(self, config: Knobs, elements: Any, device: DeviceSpec) -> int:
-        """Return the shared memory of one program in bytes."""
+        """Return the shared memory of one program in bytes; `elements` is `elements_of` the problem."""
 
     def limit_of(self, config: Knobs, elements: Any, device: DeviceSpec) -> str | None:
         """Return why a device cannot run a config for any problem whose `elements_of` is `elements`, or None."""
@@ -203,10 +203,10 @@ class GemmFamily(DeclaredFamily):
 
     @abstractmethod
     def full_space(self) -> tuple[KernelConfig, ...]:
-        """Return every config worth declaring, for all devices."""
+        """Return every config worth measuring, for all devices."""
 
     def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:
-        """Return every config worth declaring; with a device, only those that can run some problem on it."""
+        """Return every config worth measuring; with a device, only those that can run some problem on it."""
         return self.full_space() if device is None else _space_of(self, device)
 
     def able(self, space: Sequence[KernelConfig], device: DeviceSpec) -> tuple[KernelConfig, ...]:
@@ -266,7 +266,7 @@ class MeasuredFamily(Measurable):
 
         Args:
             models: A CSV file of models; the shipped one if None.
-            max_tflop: The maximum size of a problem; the family's own limit if None.
+            max_tflop: The maximum size of a problem, in 1e12 floating-point operations; the family's own if None.
             **drawn: `tokens`, `per_layer`, `random`, `seed`, and for some families `invented`.
         """
 

@@ -144,6 +144,8 @@ def adapt(
     """Return a bundle adapted to another card: `bundle` with additional trees, trained on a few measurements.
 
     Five minutes of `foretune collect --plan adaptive` on the card are enough; the bundle's own data are not needed.
+    Where few problems of a kind, or few of their configs, were measured, single first choices can become worse:
+    evaluate both bundles on other measurements of the card, and keep the better one.
 
     Args:
         data: The measurements of the new card: a dataset, its folder, or the name of a shipped one.
@@ -259,7 +261,10 @@ def report(
 def evaluation_of(
     dataset: Dataset, family: Family, bundle: Bundle | None, rivals: Rivals, split: str, jobs: int
 ) -> Evaluation:
-    """Evaluate a bundle, or cross-validate without one, on the measurements of one family."""
+    """Evaluate a bundle, or without one rankers by cross-validation, on one family's measurements, next to `rivals`.
+
+    `split` and `jobs` are as for `evaluate`.
+    """
     from ..model.cross_validation import cross_validate, evaluate_bundle
 
     if bundle is None:
@@ -281,7 +286,7 @@ def datasets_merged(data: DataLike | Sequence[DataLike]) -> Dataset:
 def families_in(
     dataset: Dataset, only: FamilyLike | Sequence[FamilyLike] | None = None, bundle: Bundle | None = None
 ) -> dict[str, Family]:
-    """Return the families in a dataset, with a bundle those that it has too, or the given ones, by name.
+    """Return families by name: those in `only` if given, otherwise those in a dataset, and with a bundle also in it.
 
     Kernels that were only logged while they were tuned, and that no family declares, are left out with a warning if
     the dataset has other families.
@@ -332,7 +337,7 @@ def judged_families(
 
 
 def dataset_of(data: DataLike) -> Dataset:
-    """Return a dataset as it is, or read the one that a folder or a shipped name stands for."""
+    """Return a given dataset unchanged, or read the one in a folder or with a shipped name."""
     from ..datasets import load
     from ..datasets.dataset import Dataset
 

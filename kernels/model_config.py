@@ -153,7 +153,10 @@ def _nested(config: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, d
 
 
 def _first(sizes: Mapping[str, Any], names: Sequence[str], where: object) -> tuple[str, int] | None:
-    """Return the first of these fields that is set, and its value; of a list with a value per layer the first."""
+    """Return the first of the fields `names` that is set, and its value (the first of a list); None without one.
+
+    Raises `DatasetError`, whose message begins with `where`, for a value that is no integer.
+    """
     for name in names:
         value = sizes.get(name)
         if isinstance(value, list) and value:
@@ -168,14 +171,14 @@ def _first(sizes: Mapping[str, Any], names: Sequence[str], where: object) -> tup
 
 
 def _check_agree(sizes: Mapping[str, Any], names: Sequence[str], where: str) -> None:
-    """Raise if a config sets several of these fields to different values."""
+    """Raise `DatasetError`, naming the place `where`, if several of the fields `names` have different values."""
     found = [one for name in names if (one := _first(sizes, [name], where))]
     if len({value for _, value in found}) > 1:
         raise DatasetError(f"{where}: {' but '.join(f'{name}={value}' for name, value in found)}")
 
 
 def _no_experts(file: Path, config: Mapping[str, Any]) -> DatasetError:
-    """Return the error for a config without experts, or with one."""
+    """Return the error for a model's config in `file` that has no experts, or only one."""
     fields = [(name, value) for _, sizes in _nested(config) for name, value in sizes.items()]
     if off := [name for name, value in fields if name in _SWITCHES and value is False]:
         return DatasetError(f"{file}: has no experts, because {off[0]} is false")
@@ -188,7 +191,7 @@ def _no_experts(file: Path, config: Mapping[str, Any]) -> DatasetError:
 
 
 def _shared(sizes: Mapping[str, Any], where: str) -> str:
-    """Return a description of the shared experts, or an empty string."""
+    """Return the fields on shared experts in a config as text, such as "n_shared_experts=1"; "" without any."""
     count, width = _first(sizes, SHARED, where), _first(sizes, SHARED_WIDTH, where)
     return " and ".join(f"{name}={value}" for name, value in filter(None, (count, width)))
 

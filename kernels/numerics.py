@@ -3,7 +3,7 @@
 Each kernel keeps one accumulator for each element, and the compiler chains instructions, which add the products of a
 fixed number of elements of K (8 to 32, by dtype), in ascending order of K. So the bits do not depend on the tile, the
 loads (pointers or TMA), stages, warps, the order of tiles, or which warps multiply (CONSUMERS). That is derived from
-the kernels' source and from binaries for sm_90, and no comparison on an NVIDIA H200 contradicts it.
+the kernels' source and from binaries for sm_90, and no comparison on an NVIDIA H200 or H100 contradicts it.
 
 Two things are not derived, but verified there by hashes of results (tests/kernels/numerics_on_gpu.py), and so only
 assumed for the dtypes of each family that were compared:
@@ -45,7 +45,9 @@ def padded(length: int, step: int) -> int:
 def product_class(
     rows: int, num_warps: int, step: int, depth: int, dtype: str, compared: Sequence[str]
 ) -> tuple[str] | tuple[str, int]:
-    """Return the class of a product that sums in one accumulator, with float32 outside of tensor cores.
+    """Return the numerics class of a tiled matrix product: configs of equal classes compute identical bits.
+
+    It is for products that sum in one accumulator per element; those of "fp32" run without tensor cores.
 
     Args:
         rows: The rows of a tile.

@@ -98,7 +98,7 @@ class Op:
         return self._run(self.call_of(arguments), *arguments)
 
     def within(self, ctx: Any) -> Callable[..., Any]:
-        """Return the function that computes this op in a backward pass.
+        """Return the function that computes this op in the backward pass of `ctx`.
 
         This is the operator if the operator ran the forward pass (configs in the options are then texts), else
         `direct`.
@@ -106,7 +106,7 @@ class Op:
         return self.operator if ctx.call is None else self.direct
 
     def call_of(self, arguments: tuple[Any, ...]) -> Call[Any]:
-        """Return the `Call` for these arguments, computed at the first similar call."""
+        """Return the `Call` for these arguments, which is computed once for all calls with equal `key_of`."""
         key = key_of(arguments[: self._tensors], arguments[self._tensors :], self._first)
         return self.calls.found(key) or self._compute_call(key, arguments)
 
@@ -117,14 +117,14 @@ class Op:
         return self.calls.add(key, call)
 
     def _compile(self, call: Call[Any], needs: tuple[bool, ...], arguments: Sequence[Any]) -> None:
-        """Compile everything that the first call with these gradients launches."""
+        """Compile everything that the first call launches, for the gradients in `needs` (whether each is needed)."""
         assert self._compile_step is not None
         call.compiled.add(needs)
         with collecting_later():
             self._compile_step(call, needs, *arguments)
 
     def _of_operator(self, *arguments: Any) -> Any:
-        """Run the operator on tensors that have memory."""
+        """Run the op on real tensors with the arguments of the PyTorch operator, and return its results."""
         options = [tuple(value) if isinstance(value, list) else value for value in arguments]
         if missing := self._count - len(options):  # PyTorch omits trailing default values
             options += self._defaults[-missing:]
@@ -151,7 +151,7 @@ class Op:
 
 
 def _call_function(op: Op) -> Callable[..., Any]:
-    """Return `Op.call` as one flat function, because host time dominates calls with small tensors."""
+    """Return the function `Op.call` of an op, written as one flat function to save host time."""
     count, first, run, intermediate = op._tensors, op._first, op._run, op._intermediate
     no_needs, has_steps, apply = (False,) * count, op._compile_step is not None, op._apply
 
@@ -196,7 +196,7 @@ def _eager_function(op: Op, backward: Callable[..., Any]) -> Any:
 
 
 def _padded(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a backward pass with one result per argument: None where no gradient is needed."""
+    """Return a function that calls `backward` and adds None for each argument that has no gradient."""
 
     def run(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         made = backward(ctx, *gradients)

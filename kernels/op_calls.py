@@ -78,7 +78,7 @@ class Memo(dict[tuple[Any, ...], Made]):
             ) from None
 
     def add(self, key: tuple[Any, ...], made: Made) -> Made:
-        """Store and return the value of a key."""
+        """Store `made` as the value of a key, and return it."""
         if len(self) >= self.most:
             self.clear()
         self[key] = made
@@ -100,7 +100,9 @@ def key_of(tensors: Sequence[Any], options: Hashable, name: str = "x") -> tuple[
 
 
 class Call(Generic[Seen]):
-    """What similar calls of an op share; it is computed at the first of them.
+    """The data that similar calls of an op share, computed at the first of them.
+
+    Calls are similar if their `key_of` is equal.
 
     Args:
         seen: What the family derived from the tensors: sizes, layouts, shapes to return.
@@ -191,7 +193,7 @@ class ConfiguredLaunch:
         return prepared(choose(self._family, self._problem, self._device, self._mode, launch))
 
     def _refining(self, chooses: Refinement[KernelConfig], prepared: Callable[[KernelConfig], Launch]) -> Launch:
-        """Return a launch whose config `chooses` decides at each call; it replaces itself by the final choice."""
+        """Return a launch of the config that `chooses` selects at each call, as `prepared` makes it for that config."""
         scale = predicted_us(self._family, self._problem, self._device, chooses.candidates[0])
 
         def launch(tensors: Sequence[torch.Tensor | None]) -> None:

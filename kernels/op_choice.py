@@ -28,7 +28,7 @@ def how_chosen(mode: str | None, same_bits: bool | None, invariant: str | None) 
 
 
 class HowChosen(NamedTuple):
-    """The way in which the configs of an op's calls are chosen."""
+    """How the configs of an op's calls are chosen: the mode, and the options that keep the bits of results."""
 
     mode: Mode
     same_bits: bool | None = None
@@ -36,7 +36,7 @@ class HowChosen(NamedTuple):
 
     @classmethod
     def of(cls, option: Any) -> HowChosen:
-        """Return what `how_chosen` wrote, with FORETUNE_MODE in place of a missing mode, and else "predict".
+        """Parse the text of `how_chosen`; a missing mode is that of FORETUNE_MODE, or else "predict".
 
         Raises:
             ForetuneError: The mode is unknown.

@@ -91,7 +91,7 @@ def families() -> dict[str, Family]:
 
 
 def find_family(family: str | Family | type[Family]) -> Family:
-    """Return the family that a name, a place, a class or an object stands for; the same object each time.
+    """Return the family that is given by its name, its place, its class or itself; the same object each time.
 
     Args:
         family: A name; "package.module:attribute" of an installed module or of one in the working directory; a class,
@@ -198,7 +198,7 @@ def _module_named(name: str) -> ModuleType:
 
 
 def _module_in(path: Path, attribute: str) -> ModuleType:
-    """Import a Python file by its name, from its folder; `attribute` of it is named in an error."""
+    """Import and return a Python file from its folder; `attribute` is what is looked up in it, for the error."""
     path = path.resolve()
     if path.suffix != ".py" or not path.is_file():
         raise ForetuneError(f"there is no Python file {path}")

@@ -56,7 +56,7 @@ NO_KNOB = "NO_SUCH_KNOB"
 
 
 class FamilyContract:
-    """The contract's tests: inherit from this class, set `family`, and override a hook if its default does not fit."""
+    """Tests that every `Family` must pass: inherit from this class, set `family`, and override hooks if needed."""
 
     family: ClassVar[Any]  # a family, its class, or its name
     device: ClassVar[DeviceSpec] = DeviceSpec.named(
@@ -365,7 +365,7 @@ class FamilyContract:
             run_interpreted(request, tmp_path)
 
     def test_launches_on_a_gpu(self) -> None:
-        """The same on the GPU of this machine, with every dtype."""
+        """Launches on a GPU, in every dtype, compute the reference and write nothing outside of their tensors."""
         import torch
 
         if is_interpreting() or not torch.cuda.is_available():

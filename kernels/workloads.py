@@ -52,7 +52,7 @@ def table_rows(
 
 
 def count_in(fields: Mapping[str, str], column: str, where: str, low: int, high: int, step: int = 1) -> int:
-    """Return a field's integer, between `low` and `high` and a multiple of `step`.
+    """Return the integer in a row's column, between `low` and `high` and a multiple of `step`.
 
     Raises:
         DatasetError: It is not such a number; the message starts with `where`.

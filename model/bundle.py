@@ -83,7 +83,7 @@ class TrainedFamily:
 
     @cached_property
     def _signatures(self) -> list[BinarySignature]:
-        """The signatures with known binaries, sorted."""
+        """The (dtype, flags) of problems for which the ranker knows facts of compiled binaries, sorted."""
         return sorted(self.ranker.binaries_, key=str)
 
     @cached_property
@@ -261,7 +261,7 @@ class Bundle:
         return distance_of(problem, device, trained.domain, trained.devices)
 
     def merged_with(self, other: Bundle) -> Bundle:
-        """Return a bundle of this one's families and of those that only another bundle has.
+        """Return a bundle with all families of this one, and those that only `other` has.
 
         >>> train_bundle(dataset, families).merged_with(load_bundle()).save("my-bundle")  # doctest: +SKIP
         """
@@ -323,7 +323,7 @@ class Bundle:
         return {f"{name}/{array}": values for name, one in self.trained.items() for array, values in one.arrays.items()}
 
     def without(self, family: str) -> str:
-        """Return the message that the bundle lacks a family, with those that it has and the next step."""
+        """Return the message that the bundle lacks a family, with those that it has and what to do."""
         has = ", ".join(self.families) or "none"
         return (
             f"the bundle has no family {family!r}; it has {has}. Use another bundle, or train one on data of {family}"
@@ -422,7 +422,7 @@ def _parsed(content: bytes, path: Path) -> Bundle:
 
 
 def _arrays_of(manifest: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, NDArray[Any]]]:
-    """Group the arrays by family.
+    """Return the arrays of each family in the manifest, from arrays that are named `family/array`.
 
     Raises:
         BundleError: A name is invalid, or arrays are missing or belong to no family.

@@ -114,7 +114,7 @@ def manifest_of(text: bytes) -> dict[str, Any]:
 
 
 def checksum(content: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of JSON values.
+    """Return the SHA-256 of JSON values in canonical form.
 
     Raises:
         BundleError: A value has no JSON form, for example NaN, a lone surrogate or an object.
@@ -196,7 +196,7 @@ def _check_end(content: bytes) -> None:
 
 
 def _saved(array: NDArray[Any]) -> bytes:
-    """Return the bytes of an .npy file."""
+    """Return an array as the bytes of an .npy file."""
     member = io.BytesIO()
     np.save(member, array, allow_pickle=False)
     return member.getvalue()

@@ -191,13 +191,15 @@ class _Split:
         return split_folds(self.data.groups, self._folds)
 
     def learned_from(self, number: int) -> NDArray[np.intp]:
-        """Return the rows of the problems that the ranker of a fold is trained on."""
+        """Return the rows of the problems that the ranker of the fold `number` is trained on."""
         if self._split == "size":
             return np.flatnonzero(split_sizes(self.data.grid.cases)[1][number])
         return np.flatnonzero(self.fold != number)
 
     def held_out(self, factory: RankerFactory, views: Sequence[_View] = _BOTH) -> NDArray[np.float64]:
         """Return scores of every problem by a ranker trained on the other folds, (n_views, n_problems, n_configs).
+
+        A view is a way to show a problem to the ranker: with its ragged sizes, or as at call time.
 
         NaN marks problems that are not tested and configs that are no candidates.
         """
@@ -223,13 +225,13 @@ class _Split:
         return scores
 
     def scores_of(self, ranker: Ranker, views: Sequence[_View] = _BOTH) -> NDArray[np.float64]:
-        """Return the scores of every tested problem by one fitted ranker, in the form of `held_out`."""
+        """Return the scores of every tested problem by one fitted ranker, with the axes of `held_out`."""
         scores = np.full((len(views), *self.data.judged.shape), np.nan)
         scores[:, self.rows] = self._scores(ranker, self.rows, views)
         return scores
 
     def _scores(self, ranker: Ranker, rows: NDArray[np.intp], views: Sequence[_View]) -> NDArray[np.float64]:
-        """Return the predictions for some rows, (n_views, n_rows, n_configs); NaN where a config is no candidate."""
+        """Return a ranker's predictions for rows, (n_views, n_rows, n_configs); NaN where a config is no candidate."""
         data = self.data
         scores = np.full((len(views), len(rows), len(data.grid.configs)), np.nan)
         for place, row in enumerate(rows):
@@ -294,7 +296,7 @@ class _Split:
         return known, unknown
 
     def _regret(self, scores: NDArray[np.float64], k: int) -> NDArray[np.float64]:
-        """Return the regret of the first k judged configs of each tested problem, (n_tested,)."""
+        """Return the regret of the first k judged configs by score, for each tested problem, (n_tested,)."""
         rows, grid = self.rows, self.data.grid
         scores = np.where(self.data.judged[rows], scores[rows], np.nan)
         return top_k_regret(scores, grid.first_us[rows], grid.second_us[rows], k)
@@ -330,7 +332,10 @@ class _Split:
         return {f"{self._split}s it never saw": Coverage.of(problems, by_fold, self._growths(learned))}
 
     def coverage_of(self, bundle: Bundle, scores: NDArray[np.float64]) -> dict[str, Coverage]:
-        """Return `Evaluation.coverage` of a bundle's own calibration; nothing if it has none."""
+        """Return `Evaluation.coverage` of a bundle's own calibration; nothing if it has none.
+
+        `scores` are those of the bundle's ranker at call time, (n_problems, n_configs).
+        """
         grid, family = self.data.grid, self.data.family.name
         calibration = bundle.calibration(family)
         if calibration is None:
@@ -339,12 +344,12 @@ class _Split:
         return {"this bundle": Coverage.of(self._calibrating(scores), [calibration] * len(self.rows), growths)}
 
     def _calibrating(self, scores: NDArray[np.float64]) -> list[Judged]:
-        """Return the tested problems in the form that `calibrate` takes."""
+        """Return the tested problems and their scores in the form that `calibrate` takes."""
         rows = self.rows.tolist()
         return calibrating_problems(self.data, rows, [np.log(scores[row, self.data.candidate[row]]) for row in rows])
 
     def _growths(self, learned: Mapping[int, TrainingSet]) -> list[float]:
-        """Return the growth of each tested problem's shortlist by its distance from its fold's training data."""
+        """Return the growth of each tested problem's shortlist: by its distance from its fold's data in `learned`."""
         grid = self.data.grid
         domains = {number: (TrainingDomain.of(known.problems), known.devices) for number, known in learned.items()}
         return [
@@ -354,7 +359,7 @@ class _Split:
 
 
 def _tried(data: TrainingSet) -> float:
-    """Return the share of the supported configs in the family's current space that were judged."""
+    """Return the share of the supported configs in the family's current space that were measured."""
     column_of = {config: column for column, config in enumerate(data.grid.configs)}
     tried = could = 0
     for device in data.devices:

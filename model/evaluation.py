@@ -98,7 +98,7 @@ class Evaluation:
         if self.is_ragged:
             views += [("sizes unknown", self.regret_sizes_unknown, self.baselines_sizes_unknown)]
         pairs = [
-            Better(name, view, k, geomean(theirs[k].ravel()), geomean(values))
+            Better(name, view, k, geomean(theirs[k].ravel()), geomean(values), geomean(self.full_search))
             for view, ours, baselines in views
             for name, theirs in baselines.items()
             for k, values in ours.items()
@@ -160,19 +160,20 @@ class Evaluation:
         return table(title, ("best of first", *ks), rows, below=below)
 
     def _compared(self) -> list[str]:
-        """Return sentences that name the baselines that are better than the ranker, if any."""
+        """Return sentences that name the baselines that are better than the ranker, if any, and those as good."""
         if not self.baselines:
             return []
-        better: dict[tuple[str, str], list[str]] = {}
+        better: dict[tuple[str, str, bool], list[str]] = {}
         for one in self.better_baselines():
             result = f"{one.k} ({percent(one.baseline_regret)} against {percent(one.regret)})"
-            better.setdefault((one.baseline, one.view), []).append(result)
+            better.setdefault((one.baseline, one.view, one.is_within_noise), []).append(result)
         if not better:
             return ["Lower than every baseline at every k."]
         views = {name: f", {name}" if self.is_ragged else "" for name in ("sizes known", "sizes unknown")}
         return [
-            f"{baseline} is better{views[view]}, at the best of {', '.join(found)}."
-            for (baseline, view), found in better.items()
+            f"{baseline} is {'as good, within the noise' if is_noise else 'better'}{views[view]}, at the best of "
+            f"{', '.join(found)}."
+            for (baseline, view, is_noise), found in better.items()
         ]
 
     def _by_origin(self) -> dict[str, Any]:
@@ -217,7 +218,7 @@ class Evaluation:
         return worst_first
 
     def _summaries(self, regret: Mapping[int, NDArray[np.float64]], rows: NDArray[np.bool_] | slice) -> dict[str, Any]:
-        """Return the summary of some problems' regrets for each k."""
+        """Return the summary of the regrets for each k, of the problems that `rows` selects."""
         summaries = {}
         for k, values in regret.items():
             draws = np.atleast_2d(values)[:, rows]
@@ -227,13 +228,19 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Better:
-    """A baseline that beats the ranker at one k. Regrets are geometric means; 1.0 = the best config."""
+    """A baseline with a lower regret than the ranker at one k. Regrets are geometric means; 1.0 = the best config."""
 
     baseline: str
     view: str  # "sizes known" or "sizes unknown", about ragged sizes
     k: int
     baseline_regret: float
     regret: float
+    noise_floor: float  # the geometric mean regret of measuring every config
+
+    @property
+    def is_within_noise(self) -> bool:
+        """Whether the two regrets differ by less than the noise floor."""
+        return bool(self.regret < self.baseline_regret * self.noise_floor)
 
     def to_json(self) -> dict[str, Any]:
         """Return an entry of "better_baselines" of `foretune evaluate --json`."""
@@ -243,6 +250,7 @@ class Better:
             "best_of": self.k,
             "baseline_regret": round(self.baseline_regret, 4),
             "regret": round(self.regret, 4),
+            "is_within_noise": self.is_within_noise,
         }
 
 

@@ -232,14 +232,14 @@ class LightGBMRanker(Ranker):
         return self.binaries_.get((problem.dtype, problem.flags), {}) if family.reads_binaries else None
 
     def _logs_of(self, groups: Sequence[FeatureGroup]) -> NDArray[np.float64]:
-        """Return predicted log slowdowns, (n_problems, n_configs)."""
+        """Return predicted log slowdowns, (n_problems, n_configs), from feature groups."""
         logs = self.forest_.predict_groups(groups)
         return logs if self.network_ is None else logs + self.network_.predict_groups(groups)
 
     def _logs(self, table: NDArray[np.float32], size: int = 4096) -> NDArray[np.float64]:
-        """Return predicted log slowdowns, (n_rows,), of features, (n_rows, n_features).
+        """Return predicted log slowdowns, (n_rows,), of a table of features, (n_rows, n_features).
 
-        Blocks of rows limit the scorer's memory.
+        The rows are scored in blocks of `size`, which limits the memory.
         """
         blocks = [table[start : start + size] for start in range(0, len(table), size)]
         logs = np.concatenate([self.forest_.predict(block) for block in blocks])

@@ -181,7 +181,7 @@ class GenericFeatures:
         )
 
     def _of_problem(self, problem: Problem, device: DeviceSpec, flops: float, touched_bytes: float) -> list[float]:
-        """Return the columns that are equal for all configs."""
+        """Return the columns that are equal for all configs, given a problem's FLOPs and bytes (0 if unknown)."""
         logs = {dim: float(np.log2(max(problem[dim], 1))) for dim in self.dims}
         return [
             *logs.values(),
@@ -250,7 +250,10 @@ def _facts(configs: Sequence[KernelConfig], binaries: Mapping[KernelConfig, Bina
 
 
 def _residency(facts: NDArray[np.float64], threads: NDArray[np.float64], device: DeviceSpec) -> NDArray[np.float64]:
-    """Return how many programs of each config fit on an SM, (n_configs,); 0 if the binary is unknown."""
+    """Return how many programs of each config fit on an SM, (n_configs,), from the `_facts` of their binaries.
+
+    It is 0 if the binary is unknown.
+    """
     known, registers, _, smem = facts.T
     by_registers = np.floor(device.registers_per_sm / np.maximum(registers * threads, 1.0))
     by_smem = np.floor(device.smem_per_sm_bytes / (smem + _RESERVED_SMEM_BYTES))

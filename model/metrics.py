@@ -90,7 +90,7 @@ def growing_regret(choose_us: ArrayLike, report_us: ArrayLike) -> NDArray[np.flo
 
 
 def geomean(values: ArrayLike) -> float:
-    """Return the geometric mean.
+    """Return the geometric mean of the values.
 
     >>> geomean([1.0, 4.0])
     2.0
@@ -99,7 +99,10 @@ def geomean(values: ArrayLike) -> float:
 
 
 def noise_floor(choose_us: ArrayLike, report_us: ArrayLike) -> float:
-    """Return the geometric mean regret of measuring every config, (n_problems, n_configs) times of two passes.
+    """Return the geometric mean regret of a search that measures every config.
+
+    Configs are chosen by `choose_us` and judged by `report_us`: times of two passes in microseconds, (n_problems,
+    n_configs).
 
     It is above 1.0 because of timing noise alone, so no ranking can be expected to score less.
 

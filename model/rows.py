@@ -45,7 +45,10 @@ def features_of(
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """Features and targets. The rows of one problem, with sizes known or unknown, are consecutive: a query."""
+    """The training data of a ranker: features and targets, one row for each measured config of a problem.
+
+    The rows of one problem, with its ragged sizes known or unknown, are consecutive and form a query.
+    """
 
     features: NDArray[np.float32]  # (n_rows, n_features)
     log_slowdown: NDArray[np.float64]  # (n_rows,) natural log of time over the problem's best

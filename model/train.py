@@ -183,5 +183,5 @@ def _origin(bundle: Bundle, data: TrainingSet) -> dict[str, Any]:
 def _merged(
     one: Mapping[BinarySignature, frozenset[KernelConfig]], other: Mapping[BinarySignature, frozenset[KernelConfig]]
 ) -> dict[BinarySignature, frozenset[KernelConfig]]:
-    """Return the union of two records of configs with wrong results."""
+    """Return the union of two records of configs with wrong results, by signature."""
     return {key: one.get(key, frozenset()) | other.get(key, frozenset()) for key in (*one, *other)}

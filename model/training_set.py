@@ -97,7 +97,7 @@ class TrainingSet:
         return cls(dataset.name, dataset.label, family, grid, candidate, wrong_results, counts)
 
     def __len__(self) -> int:
-        """The number of problems."""
+        """Return the number of problems."""
         return len(self.grid)
 
     @property

@@ -125,7 +125,7 @@ class OwnKnobs:
 
 
 def _mapping(name: str, value: Any) -> dict[str, Any]:
-    """Return an argument that maps names of knobs; {} for None."""
+    """Return an argument that must map names of knobs, as a dict; {} for None. `name` is the argument's in errors."""
     if value is not None and not isinstance(value, Mapping):
         raise ForetuneError(f"{name} must be a mapping of knob names but is {shown(value)}")
     return {check_word(f"each name in {name}", key): one for key, one in (value or {}).items()}
@@ -137,7 +137,7 @@ VARIABLE = "FORETUNE_MODE"
 
 
 class Mode(str, Enum):
-    """The use of predictions: none, as a shortlist, or the best config alone."""
+    """How predictions are used: not at all, as a shortlist to time, the best config alone, or refined by calls."""
 
     OFF = "off"  # not at all: all supported configs go through in the given order
     SHORTLIST = "shortlist"  # the k best configs go through and are measured

@@ -52,7 +52,7 @@ print((time.process_time() - start) * 1e3)
 
 @dataclass(frozen=True)
 class PredictionTimes:
-    """CPU times of one family's predictions over its full space; pairs are (least, median)."""
+    """CPU times of one family's predictions over its full space. Each pair is (minimum, median)."""
 
     family: str
     configs: int
@@ -63,7 +63,7 @@ class PredictionTimes:
 
     @property
     def times(self) -> tuple[tuple[float, float], ...]:
-        """The pairs, in the order of the table's columns."""
+        """The three (minimum, median) pairs in the order of the table's columns: `best_ms`, `auto_ms`, `repeat_us`."""
         return self.best_ms, self.auto_ms, self.repeat_us
 
 
@@ -111,10 +111,10 @@ class Predictions:
 def time_predictions(
     families: Sequence[Family], device: DeviceSpec, bundle: Bundle | None = None, *, repeats: int = 200
 ) -> Predictions:
-    """Return the times of predictions by an open bundle, the shipped one if None.
+    """Measure how long predictions take for each family, as the minimum and median of `repeats` new problems.
 
-    `first_ms` is meaningful only for families that this process has not predicted before. Raises `BundleError` for a
-    family that is not in the bundle.
+    `bundle` predicts, the shipped one if None. `first_ms` is meaningful only for families that this process has not
+    predicted before. Raises `BundleError` for a family that is not in the bundle.
 
     >>> time_predictions([family], DeviceSpec.named("h200"))  # doctest: +SKIP
     """
@@ -145,7 +145,7 @@ def time_predictions(
 def prediction_ms(
     family: Family, device: DeviceSpec, bundle: Bundle | None = None, *, k: Length = 1, repeats: int = 200
 ) -> tuple[float, float]:
-    """Return the least and the median CPU milliseconds of `repeats` shortlists over the family's full space.
+    """Return the minimum and median CPU time, in milliseconds, of `repeats` shortlists over the family's full space.
 
     Each is for another problem, so that no remembered answer helps. One more, which builds the tables that all later
     ones use, is not counted.
@@ -185,7 +185,7 @@ def _spent_ms(call: Callable[[], object], times: int = 1) -> float:
 
 
 def _least_and_median(values: Iterable[float]) -> tuple[float, float]:
-    """Return the least and the median value."""
+    """Return the minimum and the median of the values."""
     known = sorted(values)
     return known[0], known[len(known) // 2]
 
@@ -201,7 +201,7 @@ _VARIABLE = "FORETUNE_CACHE_DIR"
 
 @dataclass(frozen=True)
 class FirstCall:
-    """The first call with one way of choosing a config, from an empty cache."""
+    """The cost and the result of one kernel's first call, from an empty cache, with one way of choosing a config."""
 
     label: str
     declared: int  # configs in the autotuner's list
@@ -317,7 +317,10 @@ def compare_first_calls(
 def _first_call(
     autotuned: Autotuned, family: Measurable, inputs: Any, space: Sequence[KernelConfig], declare: Declare
 ) -> tuple[Any, float]:
-    """Return the autotuned kernel after its first call, and the seconds that the call took."""
+    """Make an autotuner of the configs in `space`, call it once, and return it and the seconds of that call.
+
+    `autotuned` and `declare` are as for `compare_first_calls`. The caches are empty.
+    """
     import torch
     import triton
 
@@ -333,7 +336,7 @@ def _first_call(
 
 @contextmanager
 def _remembering_in(folder: str) -> Iterator[None]:
-    """Point Foretune's cache to an empty folder for the block."""
+    """Use the empty folder `folder` as Foretune's cache while the block runs."""
     before = os.environ.get(_VARIABLE)
     os.environ[_VARIABLE] = folder
     try:

@@ -78,7 +78,7 @@ def choose(
 def _choice(
     family: Measurable, problem: Problem, near: Problem, device: DeviceSpec, mode: Mode, launch: Launch
 ) -> KernelConfig:
-    """Return the predicted or measured config of a problem, whose bucket is that of `near`."""
+    """Return the config for a problem, predicted or measured as `mode` says; `near` is the problem of its bucket."""
     is_timed = mode is Mode.SHORTLIST
     configs = tuple(_ranked(family, problem, near, device, K if is_timed else 1))
     if not configs:
@@ -96,12 +96,13 @@ def _choice(
 
 
 def refinement(family: Measurable, problem: Problem, device: DeviceSpec) -> Refinement[KernelConfig] | None:
-    """Return what chooses the config of each call of a problem's bucket in mode `refine`.
+    """Return the object that chooses the config of each call of a problem's bucket in mode `refine`.
 
     None where calls cannot be timed (without a GPU) or there are fewer than two configs to choose from: then `choose`
     returns the config.
     """
-    from .timing.flywheel import log_row  # imported late, because the other modes do not need these
+    from .pins import source_of  # imported late, because the other modes do not need these
+    from .timing.flywheel import log_row
     from .tuning.refine.calls import stopwatch
     from .tuning.refine.refinement import CANDIDATES, Refinement, refinement_of
     from .tuning.refine.store import Store
@@ -116,7 +117,7 @@ def refinement(family: Measurable, problem: Problem, device: DeviceSpec) -> Refi
     key = (family.name, near, configs, device, scope())
     store = Store(
         family.name,
-        family.source_hash,
+        partial(source_of, family.source_hash),
         near,
         device,
         {one: one for one in configs},
@@ -152,7 +153,10 @@ def given(config: KernelConfig, family: Measurable, problem: Problem, device: De
 
 
 def _record(family: Measurable, near: Problem, device: DeviceSpec, config: KernelConfig) -> None:
-    """Store the choice of a bucket for `foretune pin`, if the run has a choice cache of its own. Never raises."""
+    """Store the config chosen for `near`, a bucket's problem, for `foretune pin`; never raises.
+
+    Nothing is stored unless the run has a choice cache of its own.
+    """
     key = (family.name, near, device)
     if not os.environ.get("FORETUNE_CACHE_DIR") or _recorded.get(key) == config or not measures():
         return
@@ -174,10 +178,11 @@ def _refusal(family: Measurable, problem: Problem, device: DeviceSpec, config: K
 def _ranked(
     family: Measurable, problem: Problem, near: Problem, device: DeviceSpec, k: int
 ) -> dict[KernelConfig, float]:
-    """Return those of the `k` configs predicted to be fastest for a bucket that can run a problem, best first.
+    """Return those of the `k` configs predicted fastest for `near`, a bucket's problem, that can run `problem`.
 
-    If none can, because the problem is at the bucket's edge, they are those predicted for the problem itself. The
-    values are their predicted slowdowns. The dict is empty, with a warning, if nothing is predicted.
+    They are ordered best first; the values are their predicted slowdowns. If none can run the problem, which then is at
+    the bucket's edge, they are those predicted for the problem itself. The dict is empty, with a warning, if nothing is
+    predicted.
     """
     for one in dict.fromkeys((near, not_empty(family, problem))):
         try:

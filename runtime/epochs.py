@@ -15,7 +15,7 @@ _epoch = _pin_epoch = 0
 
 
 def epoch() -> int:
-    """Return a number that changes whenever `agree` or `pinned` comes into force or ends.
+    """Return a counter that changes whenever `agree` or `pinned` starts or stops to apply.
 
     Choices of another epoch must be made again.
     """
@@ -23,18 +23,18 @@ def epoch() -> int:
 
 
 def begin_epoch() -> None:
-    """Make all choices of the process be made again."""
+    """Advance the counter of `epoch`, so that all choices of this process are made again."""
     global _epoch
     _epoch += 1
 
 
 def pin_epoch() -> int:
-    """Return a number that changes whenever `pinned` comes into force or ends."""
+    """Return a counter that changes whenever a pin file (`pinned`) starts or stops to apply."""
     return _pin_epoch
 
 
 def begin_pin_epoch() -> None:
-    """Make all choices of the process be made again, because a pin file comes into force or ends."""
+    """Advance the counters of `pin_epoch` and `epoch`, because a pin file starts or stops to apply."""
     global _pin_epoch
     _pin_epoch += 1
     begin_epoch()

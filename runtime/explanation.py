@@ -43,7 +43,7 @@ class Contribution:
 
 @dataclass(frozen=True)
 class ExplainedConfig:
-    """One config of a shortlist, and why it is there."""
+    """One config of a shortlist, with its predicted time and the reasons for its place."""
 
     config: KernelConfig
     rank: int  # its place on the shortlist: 1 is tried first
@@ -56,7 +56,7 @@ class ExplainedConfig:
 
     @property
     def main(self) -> list[Contribution]:
-        """The features with the largest effects, then the network and the analytic estimate."""
+        """The largest contributions of features, followed by those of the network and of the analytic estimate."""
         features = [one for one in self.contributions if one.value is not None][:_SHOWN]
         return [*features, *(one for one in self.contributions if one.value is None)]
 
@@ -66,7 +66,7 @@ class ExplainedConfig:
         return ", ".join(map(str, self.main))
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values."""
+        """Return the config, its ranks, predicted times and contributions as a dict for `json.dumps`."""
         return {
             "rank": self.rank,
             "config": self.config.to_json(),
@@ -119,7 +119,7 @@ class Explanation:
 
     @property
     def domain(self) -> str:
-        """One sentence on the distance from the training domain."""
+        """One sentence that says how far the problem is from the bundle's training data."""
         if not self.octaves:
             return "The problem is within the training domain"
         return f"The problem is outside the training domain: {self.outside}"
@@ -133,7 +133,7 @@ class Explanation:
 
     @property
     def _legend_lines(self) -> list[str]:
-        """The lines of the legend on the features that the lines of configs name."""
+        """The lines of the legend: one for each feature that is named in the configs' main contributions."""
         shown = {one.feature for config in self.configs for one in config.main}
         return [f"  {name}: {text}" for name, text in self.legend.items() if name in shown]
 
@@ -258,7 +258,10 @@ def make_explanation(
 
 
 def _why(rank: int, predicted_rank: int, slowdown: float, is_diverse: bool) -> str:
-    """Return one sentence on a config's place in a list, which may be diversified."""
+    """Return one sentence on a config's place in a list (`rank`), compared with that by predicted time.
+
+    `slowdown` is its predicted slowdown, and `is_diverse` is whether the list is diversified.
+    """
     if predicted_rank == 1:
         return "predicted fastest"
     text = f"predicted {100 * (slowdown - 1):.1f} % slower than the first"
@@ -277,7 +280,10 @@ def _contributions(
     places: Sequence[int],
     bundle: Bundle,
 ) -> list[tuple[Contribution, ...]]:
-    """Return the largest contributions to each config's prediction; [] for a ranker other than `LightGBMRanker`."""
+    """Return the largest contributions to the prediction of each candidate at these places.
+
+    They are empty for a ranker other than `LightGBMRanker`.
+    """
     from ..model.contributions import feature_contributions
     from ..model.gbdt import LightGBMRanker
 
@@ -316,7 +322,10 @@ def _unmeasured(
     places: Sequence[int],
     bundle: Bundle,
 ) -> list[tuple[str, ...]]:
-    """Return sentences for each config: one per knob value that was never measured or is not in the family's space."""
+    """Return sentences for each candidate at these places: one per knob value that was never measured.
+
+    Values that are not in the family's space have one, too.
+    """
     from ..model.contributions import unmeasured_knobs
     from ..model.gbdt import LightGBMRanker
 

@@ -25,7 +25,7 @@ TRIAL_S = 0.5
 
 @dataclass(frozen=True)
 class HowMany:
-    """The rule that sets the length of shortlists. Made by `HowMany.of`, which checks the values."""
+    """The rule that sets the length of shortlists: a fixed one, calibrated, or by cost. Made by `HowMany.of`."""
 
     k: Length = "auto"
     expected_calls: float | None = None  # how often the kernel is called; None = use the calibration
@@ -36,7 +36,7 @@ class HowMany:
     def of(
         cls, family: Family, k: Any, expected_calls: Any = None, call_us: Any = None, trial_s: Any = TRIAL_S
     ) -> HowMany:
-        """Return the rule of these checked values.
+        """Check the values and return the rule that they define.
 
         Raises `ForetuneError` for an invalid length, number of calls or time, for `call_us` without `expected_calls`,
         and for `expected_calls` together with an integer `k`, or without a known duration of a call.
@@ -59,7 +59,7 @@ class HowMany:
     def times(self, factor: int, least: int, calibration: Calibration | None) -> HowMany:
         """Return the rule for a list `factor` times as long, of at least `least` configs.
 
-        A calibrated length does not change, because the calibration already grows it out of distribution.
+        A calibrated length does not change, because the calibration already extends it far from the training data.
         """
         if self.k == "auto" and calibration is not None:
             return self
@@ -68,7 +68,7 @@ class HowMany:
         return HowMany(max(factor * (UNCALIBRATED if self.k == "auto" else self.k), least))
 
     def longest(self, calibration: Calibration | None, distance: Distance) -> int:
-        """Return how many configs must be ranked to determine the length."""
+        """Return how many of the fastest configs `length` needs, for this calibration and distance."""
         if self.k != "auto":
             return self.k
         from ..model.calibration.conformal import UNCALIBRATED, most_tried
@@ -110,7 +110,10 @@ class HowMany:
         return length, f"k={length} for {wanted}"
 
     def _that_pays(self, regret: Sequence[float], call_us: float) -> tuple[int, str]:
-        """Return the length with the least total cost of tuning and calls, from the expected regret at each length."""
+        """Return the length with the least total cost of tuning and calls, and the reason for it as text.
+
+        `regret` is the expected regret at each length from 1 on, and `call_us` the microseconds of a call.
+        """
         calls = self.expected_calls or 0.0
         costs = [(k * self.trial_s + calls * call_us * 1e-6 * float(lost), k) for k, lost in enumerate(regret, 1)]
         _, length = min(costs)
@@ -155,7 +158,7 @@ def predicted_us(
 
 
 def narrowing(given: int, usable: int, kept: int) -> str:
-    """Return how many configs became how many, for logs and explanations.
+    """Return a text that says how many configs became how many, for logs and explanations.
 
     Args:
         given: The number of configs to choose from.

@@ -63,7 +63,7 @@ def copied(
     read: Callable[[Path], bytes] = Path.read_bytes,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Path:
-    """Return the copy of a file in a node's folder; the first process of the node makes it.
+    """Return the path of a file's copy in a node's folder; the first process of the node makes it, the others wait.
 
     Raises:
         OSError: The folder cannot be written to, or the file cannot be read.
@@ -91,7 +91,7 @@ def copied(
 
 
 def _pause_s() -> float:
-    """Return a random pause, of at most the time in which the file server can serve all nodes.
+    """Return a random pause in seconds, at most the time in which the file server can serve all nodes.
 
     It comes from the system's generator, so that a seed the user set cannot synchronize the nodes.
     """
@@ -122,7 +122,7 @@ def _number(variable: str, default: int) -> int:
 
 
 def _job(distributed: Any) -> str:
-    """Return a random name that is the same in all ranks of this job."""
+    """Return a random name that all ranks of this job share, agreed on through `torch.distributed`."""
     store = distributed.PrefixStore("foretune", distributed.group.WORLD.get_group_store())
     return str(store.compare_set("job", "", os.urandom(8).hex()).decode())
 

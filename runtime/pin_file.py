@@ -33,7 +33,7 @@ class PinError(ForetuneError):
 
 
 class PinnedDevice(NamedTuple):
-    """The identity of the GPU that choices are for."""
+    """What identifies the kind of GPU that choices were made for."""
 
     name: str
     arch: str
@@ -41,7 +41,7 @@ class PinnedDevice(NamedTuple):
 
     @classmethod
     def of(cls, spec: DeviceSpec) -> PinnedDevice:
-        """Return the identity of a device."""
+        """Return the identity of the device with this spec."""
         return cls(spec.name, spec.arch, spec.sm_count)
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ class Versions(NamedTuple):
 
     @classmethod
     def of(cls, software: Software) -> Versions:
-        """Return the versions without the part that names a build, and the setting of this process."""
+        """Return the versions in `software`, without the part that names a build, and this process's `fp_fusion`."""
         return cls(software.torch.partition("+")[0], software.triton.partition("+")[0], _fp_fusion())
 
     @classmethod
@@ -85,7 +85,7 @@ def _fp_fusion() -> str:
 
 @dataclass(frozen=True)
 class PinnedChoice:
-    """The config of one problem, which stands for its bucket.
+    """The pinned config of one problem, which also applies to all problems of the same bucket.
 
     Attributes:
         problem: The problem.
@@ -102,7 +102,7 @@ class PinnedChoice:
     slowdowns: Mapping[KernelConfig, float] = field(default_factory=dict, compare=False)
 
     def config_of(self, key: list[Any] | None) -> KernelConfig:
-        """Return the config of a launch with this key of Triton's, or of one whose key is not known (None)."""
+        """Return the config of the launch that Triton identifies by `key` (None: the key is not known)."""
         text = None if key is None else _text(key)
         for launch in self.launches if text is not None else ():
             if "config" in launch and _text(launch["key"]) == text:
@@ -170,7 +170,7 @@ class PinnedKernel:
         return cls(kernel, device, source, versions, by_problem)
 
     def joined(self, other: PinnedKernel) -> PinnedKernel:
-        """Return this entry with the choices of an older one, if that is of the same source and versions."""
+        """Return this entry with the choices of `other`, an older one, added if it has the same source and versions."""
         if (other.source, other.versions) != (self.source, self.versions):
             return self
         return PinnedKernel(self.kernel, self.device, self.source, self.versions, {**other.choices, **self.choices})
@@ -218,7 +218,7 @@ class PinnedFunction:
         return cls(function, device, source, versions, choices)
 
     def joined(self, other: PinnedFunction) -> PinnedFunction:
-        """Return this entry with the choices of an older one, if that is of the same source and versions."""
+        """Return this entry with the choices of `other`, an older one, added if it has the same source and versions."""
         if (other.source, other.versions) != (self.source, self.versions):
             return self
         choices = {**other.choices, **{key: {**other.choices.get(key, {}), **one} for key, one in self.choices.items()}}
@@ -241,7 +241,7 @@ class PinFile:
     functions: tuple[PinnedFunction, ...] = ()
 
     def text(self) -> str:
-        """Return the file's text."""
+        """Return what the file contains: JSON with a checksum."""
         content = self._content()
         return json.dumps(content | {"checksum": _checksum(content)}, indent=1, sort_keys=True, allow_nan=False) + "\n"
 
@@ -313,7 +313,7 @@ def check_pin_file(path: Path | str) -> None:
 
 
 def _joined(newer: Iterable[Any], older: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the entries of two files, each kernel and device, or function and device, once."""
+    """Return the entries of a newer and an older file, those of one kernel or function on one device joined."""
     found = {one.identity: one for one in older}
     for one in newer:
         found[one.identity] = one.joined(found[one.identity]) if one.identity in found else one
@@ -321,13 +321,13 @@ def _joined(newer: Iterable[Any], older: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def _head(what: str, name: str, one: Any) -> dict[str, Any]:
-    """Return the fields that entries of kernels and of functions share."""
+    """Return the JSON fields that entries of kernels and functions share; the field `what` has the name."""
     device = one.device._asdict() if isinstance(one.device, PinnedDevice) else one.device
     return {what: name, "device": device, "source": one.source, **one.versions._asdict()}
 
 
 def _read_head(what: str, value: Any) -> tuple[str, Any, str, Versions]:
-    """Return the name, device, source and versions of an entry; raise `ForetuneError` if they are not valid."""
+    """Return the name (field `what`), device, source and versions in an entry; raise `ForetuneError` if not valid."""
     _check_fields(f"a {what}", value, {what, "device", "source", *Versions._fields, "choices"})
     name = check_word(what, value[what], 4 * LONGEST_WORD)
     texts = {part: value[part] for part in ("source", *Versions._fields)}
@@ -346,7 +346,10 @@ def _read_head(what: str, value: Any) -> tuple[str, Any, str, Versions]:
 
 
 def _read_all(what: str, values: Any, read: Callable[[Any], T]) -> tuple[T, ...]:
-    """Return the entries of a list; raise `ForetuneError` for another value or for two entries of one identity."""
+    """Return what `read` makes of each value in a list; raise `ForetuneError` for no list or equal identities.
+
+    The message calls the list `what`.
+    """
     if not isinstance(values, list):
         raise ForetuneError(f"{what} must be a list but is {shown(values)}")
     found = tuple(map(read, values))
@@ -359,13 +362,13 @@ def _read_all(what: str, values: Any, read: Callable[[Any], T]) -> tuple[T, ...]
 
 
 def _check_fields(what: str, value: Any, needed: set[str], optional: set[str] = frozenset()) -> None:  # type: ignore[assignment]
-    """Raise `ForetuneError` unless a value is an object with these fields."""
+    """Raise `ForetuneError` unless a value, called `what`, is an object with the needed and no unknown fields."""
     if not isinstance(value, dict) or not needed <= set(value) <= needed | optional:
         raise ForetuneError(f"{what} must be an object with {', '.join(sorted(needed))} but is {shown(value)}")
 
 
 def _is_launch(launch: Any) -> bool:
-    """Return whether a value is a launch of a `PinnedChoice`."""
+    """Return whether a JSON value is a valid entry of `PinnedChoice.launches`."""
     if not isinstance(launch, dict) or not {"names", "key"} <= set(launch) <= {"names", "key", "config"}:
         return False
     names, key = launch["names"], launch["key"]

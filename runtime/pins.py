@@ -22,14 +22,14 @@ MISSING_VARIABLE = "FORETUNE_PIN_MISSING"
 
 
 class Missing(str, Enum):
-    """The treatment of launches that the pin file in force does not cover."""
+    """What happens at a launch that the pin file in force does not cover."""
 
     ERROR = "error"  # it raises a `PinError` that names the difference
     PREDICT = "predict"  # the predicted config runs, with one warning for each kernel
 
 
 def resolve_missing(requested: str | None = None) -> Missing:
-    """Return the requested mode, or else that of FORETUNE_PIN_MISSING, or else `error`.
+    """Return the requested treatment of uncovered launches, or else that of FORETUNE_PIN_MISSING, or else `error`.
 
     Raises `ForetuneError` with the valid values for any other value.
 
@@ -61,7 +61,7 @@ class Pins:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End what `pinned` began. Further calls do nothing."""
+        """Stop applying the pin file. Further calls do nothing."""
         if self in epochs.pins:
             epochs.pins.remove(self)
             begin_pin_epoch()
@@ -111,7 +111,7 @@ class Pins:
         return choices
 
     def _entry(self, name: str, device: Any, entries: dict[tuple[str, Any], Any]) -> Any:
-        """Return the entry of a kernel or function on a device."""
+        """Return the one of the entries (by name and device) of a kernel or function; raise `PinError` without one."""
         if (entry := entries.get((name, device))) is not None:
             return entry
         if devices := [str(where) for known, where in entries if known == name]:
@@ -128,7 +128,7 @@ class Pins:
                 raise PinError(f"{self.path} covers {name} with {package} {pinned!r}, but this process has {here!r}")
 
     def fall_back(self, name: str, error: PinError) -> None:
-        """Raise the error, or with `Missing.PREDICT` warn about it, once for each kernel or function."""
+        """Raise the error; with `Missing.PREDICT`, warn about it instead, once for each kernel or function `name`."""
         if self.missing is Missing.ERROR:
             raise error
         if name not in self._warned:
@@ -158,6 +158,7 @@ def pinned(file: Path | str, missing: str | None = None) -> Pins:
             one of these values. Launches raise it for what the file does not cover.
 
     >>> import tempfile
+    >>> from pathlib import Path
     >>> from foretune.runtime.pin_file import PinFile
     >>> path = Path(tempfile.mkdtemp()) / "foretune.lock"  # `foretune pin --out foretune.lock` writes it after a run
     >>> PinFile().save(path)
@@ -213,21 +214,21 @@ def pinned_config(
     reason: Callable[[KernelConfig], str | None],
     key: list[Any] | None = None,
 ) -> KernelConfig | None:
-    """Return the config that the pins in force have for a launch.
+    """Return the config that the pin file in force has for a launch.
 
-    Returns None without pins, and for a launch that they do not cover if it shall then run its prediction.
+    Returns None without a pin file, and for a launch that it does not cover if its predicted config shall run then.
 
     Args:
         kernel: The kernel's name.
         source: Returns the hash of the kernel's source. It is called once and must be hashable by what it belongs to,
             as a bound method is. None for a family without a kernel of its own.
         device: The device of the launch.
-        problem: The problem that stands for the launch; None if the launch is not a problem.
+        problem: The problem that represents the launch; None if the launch is not a problem.
         reason: Returns why a config cannot run the launch; None if it can.
         key: Triton's key of the launch.
 
     Raises:
-        PinError: The pins do not cover the launch.
+        PinError: The pin file does not cover the launch.
     """
     if (pins := pins_in_force()) is None:
         return None

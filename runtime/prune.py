@@ -6,7 +6,7 @@ import logging
 import operator
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -87,9 +87,9 @@ def break_graph() -> None:
 
 
 def may_tune_what_is_traced() -> bool:
-    """Return whether several configs may go through a traced launch.
+    """Return whether a launch that is being traced may be given several configs to tune.
 
-    They may not if Dynamo replaces an autotuner that resets or restores tensors, or one that cannot be found on the
+    It may not if Dynamo replaces an autotuner that resets or restores tensors, or one that cannot be found on the
     stack. Only valid in functions that Dynamo calls instead of tracing them.
     """
     guards: Any = sys.modules.get("torch._guards")
@@ -144,7 +144,7 @@ class TracedPositions:
         flags: tuple[str, ...],
         *configs: triton.Config,
     ) -> tuple[int, ...]:
-        """Return what `positions_of` returns, from arguments that Dynamo accepts."""
+        """Return what `positions_of` returns, given the problem's fields and the configs, which Dynamo accepts."""
         return self.let_through(Problem(family, dims, dtype, flags), configs)
 
     _as_constant.__dict__["_dynamo_marked_constant"] = True
@@ -159,7 +159,7 @@ class TracedPositions:
 
 
 def in_full(own: Any) -> Any:
-    """Return a kernel's own prune callback; None for a `Pruner` while a pin file is in force.
+    """Return a kernel's own prune callback `own`; None if it is a `Pruner` and a pin file is in force.
 
     The file's config need not be on the pruner's shortlist.
     """
@@ -168,7 +168,7 @@ def in_full(own: Any) -> Any:
 
 #: The most lists of configs of which a pruner keeps the values. A pruner serves one kernel, or a few.
 _MOST_LISTS = 8
-#: The most prunes that a pruner remembers as logged. A full memo is emptied, and problems are logged again.
+#: The most lines that a pruner remembers as logged. A full memo is emptied, and they are logged again.
 _MOST_LOGGED = 4096
 
 
@@ -179,18 +179,18 @@ class Pruner(TracedPositions):
     `trial_s` is as for `make_shortlist`.
 
     The callback returns the autotuner's own `Config` objects, best first. The list is never empty, no config is
-    changed, and no exception leaves the callback: if anything fails, all supported configs go through, with one warning
-    that says why. While a pin file is in force, its config alone goes through, and a launch that it does not cover
+    changed, and no exception leaves the callback: if anything fails, all supported configs are kept, with one warning
+    that says why. While a pin file is in force, its config alone is kept, and a launch that it does not cover
     raises a `PinError`. Each problem's first prune is logged at INFO level ("... 1254 configs, 1155 usable -> 8").
 
     In a function under `torch.compile`, launches with static shapes stay in the graph (also with `fullgraph=True`). If
-    the autotuner resets or restores tensors, which compiled code does not, only the config predicted to be fastest goes
-    through. The graph breaks at the launch, which then runs and is pruned outside of it, for dynamic shapes, for a
+    the autotuner resets or restores tensors, which compiled code does not, only the config predicted to be fastest is
+    kept. The graph breaks at the launch, which then runs and is pruned outside of it, for dynamic shapes, for a
     kernel with reset or restored tensors that has no prediction, and before torch 2.13.
 
     Raises:
-        ForetuneError: `k` < 1, an invalid device or bundle, knobs that the family does not have, configs that are not
-            the family's, or an invalid FORETUNE_MODE.
+        ForetuneError: `k` < 1, an invalid device or bundle, a bundle without the family, knobs that the family does not
+            have, configs that are not the family's, or an invalid FORETUNE_MODE.
 
     >>> class Toy(Family):
     ...     name, dims, dtypes, knobs = "toy", ("rows",), ("bf16",), ("BLOCK", "num_warps", "num_stages")
@@ -221,6 +221,8 @@ class Pruner(TracedPositions):
         self.problem = problem or family.problem_from_call
         self.device = None if device is None else DeviceSpec.find(device)
         self.bundle = bundle_of(bundle)
+        if self.bundle is not None:
+            self.bundle.trained_on(self.family.name)  # refuses a bundle without the family
         #: How the kept configs are timed, as logs call it: by Triton, unless the pruner's owner sets another value.
         self.timed = "autotuner"
         #: Whether a pin file's choices for the family apply. An attached kernel has choices of its own there.
@@ -233,7 +235,7 @@ class Pruner(TracedPositions):
         self._can_ask = torch_release() >= CAN_ASK_SINCE
         # Configs, the positions of those that belong to the family, and these as values.
         self._lists: list[tuple[tuple[triton.Config, ...], tuple[int, ...], tuple[KernelConfig, ...]]] = []
-        self._logged: set[tuple[Problem, str, int, int]] = set()
+        self._logged: set[Hashable] = set()
 
     def __repr__(self) -> str:
         return f"<Pruner of {self.family.name}, k={self.k.k}>"
@@ -285,7 +287,7 @@ class Pruner(TracedPositions):
         return () if one_alone and len(positions) > 1 else positions
 
     def _pinned(self, problem: Problem | None, configs: Sequence[triton.Config]) -> int | None:
-        """Return the position of the config that the pin file in force has for a launch; None without one.
+        """Return the position in `configs` of the config that the pin file has for a launch; None without a pin file.
 
         Raises:
             PinError: The file does not cover the launch.
@@ -312,7 +314,7 @@ class Pruner(TracedPositions):
         return None if config is None else position_of[config]
 
     def _warn_no_prediction(self, error: Exception, n_configs: int, arguments: tuple[str, ...] = ()) -> None:
-        """Warn, once for each reason, that nothing was predicted.
+        """Warn, once for each reason, that nothing was predicted and all `n_configs` configs are used, and log it.
 
         A `KeyError` of `problem` about a name that is not among the launch's `arguments` is explained.
         """
@@ -320,9 +322,11 @@ class Pruner(TracedPositions):
             hint = did_you_mean(name, arguments)
             error = ForetuneError(f"problem= reads {name!r}{hint}; the launch has {', '.join(arguments)}")
         warn_once(f"{self.family.name}: no prediction ({reason_of(error)})", f": all {n_configs} configs go through")
+        if self._is_new((reason_of(error), n_configs)):
+            _log.info("foretune: %s: %s -> %s configs (no prediction)", self.family.name, n_configs, n_configs)
 
     def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
-        """Return the positions of the configs that go through for a problem, best first.
+        """Return the positions of the configs that are kept for a problem, best first.
 
         Unlike `let_through`, it does not announce them to FORETUNE_LOG: the caller logs what it measures. Raises
         `ForetuneError` if none of the configs belongs to the family, and whatever the family raises.
@@ -342,20 +346,22 @@ class Pruner(TracedPositions):
 
         `off`: all that the family supports, in their order. `shortlist`: the `k` predicted fastest, best first.
         `predict`, and with `one_alone`: the one predicted fastest. If nothing can be predicted, it warns and returns
-        all that can run. Each problem's first prune is logged.
+        all that can run. Each problem's first prune is logged; with `off`, the pruner's first.
         """
         wanted, family = resolve_mode(self.mode), self._restricted(problem, device, values)
         if wanted is Mode.OFF:
+            if self._is_new(Mode.OFF):
+                _log.info("foretune: %s: FORETUNE_MODE=off, so all supported configs go through", family.name)
             return supported(family, problem, device, values)
         chooser = chooser_of(family, device, values, self.bundle)
         k = HowMany(1) if one_alone or wanted is Mode.PREDICT else self.k
         chosen = chooser.choose_or_warn(not_empty(self.family, problem), k)
-        if _log.isEnabledFor(logging.INFO):
+        if self._is_new((problem.without_sizes(), device.name, len(values), len(chosen.configs))):
             self._log_prune(problem, chooser, chosen)
         return chosen.positions
 
     def _restricted(self, problem: Problem, device: DeviceSpec, values: tuple[KernelConfig, ...]) -> Family:
-        """Return the family; if its numerics class is none of the configs', the family restricted to the first's.
+        """Return the family; if none of `values` is in its numerics class, the family restricted to the first one's.
 
         So a launch never fails, and tuning does not change its results, but other sizes may have another class.
         """
@@ -367,13 +373,7 @@ class Pruner(TracedPositions):
         return keeping_class_of(own, values[supported(own, problem, device, values)[0]])
 
     def _log_prune(self, problem: Problem, chooser: Chooser, chosen: Shortlist) -> None:
-        """Log a prune in one line, once for each problem and result."""
-        key = (problem.without_sizes(), chooser.device.name, len(chooser.configs), len(chosen.configs))
-        if key in self._logged:
-            return
-        if len(self._logged) >= _MOST_LOGGED:
-            self._logged.clear()
-        self._logged.add(key)
+        """Log in one line how many configs a prune has kept (`chosen`)."""
         usable = len(chooser.candidates(problem))
         sizes = "x".join(str(problem[dim]) for dim in self.family.dims)
         _log.info(
@@ -383,6 +383,15 @@ class Pruner(TracedPositions):
             narrowing(len(chooser.configs), usable, len(chosen.configs)),
             "" if chosen.predicted else " (no prediction)",
         )
+
+    def _is_new(self, key: Hashable) -> bool:
+        """Return whether to log a line now: True once for each key, if INFO lines are logged at all."""
+        if not _log.isEnabledFor(logging.INFO) or key in self._logged:
+            return False
+        if len(self._logged) >= _MOST_LOGGED:
+            self._logged.clear()
+        self._logged.add(key)
+        return True
 
     def _usable(self, configs: tuple[triton.Config, ...]) -> tuple[tuple[int, ...], tuple[KernelConfig, ...]]:
         """Return `OwnKnobs.usable` of the configs, remembering the last few lists.

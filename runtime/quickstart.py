@@ -61,7 +61,7 @@ class Quickstart:
 
 
 def _half_of_the_task(call: Callable[[], Any]) -> Any:
-    """Call a function whose progress counts as half of the task."""
+    """Call a function and return its result; its progress counts as half of the displayed task."""
     with share_of(0.5):
         return call()
 
@@ -112,7 +112,7 @@ def run_quickstart(
 
 
 def _saved(bundle: Bundle, out: Path) -> bool:
-    """Save a bundle, and return whether that worked; if not, warn, because the results are shown anyway."""
+    """Save a bundle to the folder `out` and return True; if that fails, warn and return False."""
     try:
         bundle.save(out)
     except (ForetuneError, OSError) as error:

@@ -29,7 +29,7 @@ F = TypeVar("F", bound=Family)
 
 
 def keeping(family: F, same_bits: bool | None = None, invariant: str | None = None) -> F:
-    """Return the family, restricted to one numerics class if that is requested.
+    """Return the family restricted to one numerics class (configs that compute identical bits), if that is requested.
 
     Args:
         family: The family.
@@ -45,8 +45,9 @@ def keeping(family: F, same_bits: bool | None = None, invariant: str | None = No
     >>> h200, row = DeviceSpec.named("h200"), Problem.of("matmul", batch=1, m=1, n=4096, k=4096, dtype="fp16")
     >>> keeping(find_family("matmul"), same_bits=True).default(row, h200)["BLOCK_M"]
     16
-    >>> keeping(find_family("matmul"), invariant="m").default(row, h200)["BLOCK_M"]
-    128
+    >>> kept = keeping(find_family("matmul"), invariant="m")
+    >>> {config["SPLIT_K"] for config in kept.space(h200) if not kept.supports(config, row, h200)}
+    {1}
     """
     dim = None if invariant is None else _checked_dim(family, invariant)
     if is_restricted(family) or (dim is None and not is_requested(same_bits)):
@@ -99,7 +100,7 @@ def is_requested(same_bits: bool | None = None) -> bool:
 
 
 def _checked_dim(family: Family, invariant: Any) -> str:
-    """Return the dimension that `invariant` names. Raises `ForetuneError` if it names none of the family's."""
+    """Return the dimension that `invariant` names ("m": the first independent one); raise `ForetuneError` otherwise."""
     able = family.independent
     if isinstance(invariant, str) and able and invariant in (ROWS, *able):
         return invariant if invariant in able else able[0]
@@ -131,12 +132,15 @@ def _restricted(family: Family, dim: str | None) -> Family:
 
 @lru_cache(maxsize=256)
 def _restricted_to(family: Family, config: KernelConfig) -> Family:
-    """Return the family restricted to the class of a config."""
+    """Return the family restricted to the numerics class that a config has for each problem."""
     return _view(family, lambda problem, device: config, "the first supported config")
 
 
 def _view(family: Family, model: Callable[[Problem, DeviceSpec], KernelConfig], whose: str) -> Family:
-    """Return a copy of a family that supports only configs of the class that the model config has for a problem."""
+    """Return a copy of a family that supports only configs of the numerics class of `model(problem, device)`.
+
+    Messages call that config `whose`.
+    """
     view: Any = copy(family)
 
     def supports(config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:

@@ -411,7 +411,7 @@ def predicted_slowdowns(
 
 
 def _ranker_of(family: Family, device: DeviceSpec, bundle: Bundle | None) -> Ranker:
-    """Return the ranker of a family's configs on a device."""
+    """Return the ranker that `bundle` (None: the shipped one) has for a family, prepared for configs on a device."""
     from ..model import ranker_on
 
     bundle = bundle_in_force(bundle)
@@ -419,7 +419,7 @@ def _ranker_of(family: Family, device: DeviceSpec, bundle: Bundle | None) -> Ran
 
 
 def bundle_of(bundle: Bundle | Path | str | None) -> Bundle | None:
-    """Return a given bundle, or load it from a folder; None, which stands for the shipped bundle, stays None.
+    """Return a given bundle, or load it from a folder; None, which means the shipped bundle, stays None.
 
     Raises `ForetuneError` for anything else, and `BundleError` as `load_bundle` does.
     """

@@ -1,6 +1,6 @@
 """`use_stub_device`: try out and test code that uses Foretune on a machine without a GPU.
 
-It is available as `foretune.testing`.
+After `import foretune` it is available as `foretune.testing`; the import is `from foretune import testing`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StubDevice:
         _active.add(self)
 
     def __enter__(self) -> StubDriver:
-        """Return the driver."""
+        """Use the stub in place of a GPU, and return its driver."""
         return self.driver
 
     def __exit__(self, *exc: object) -> None:

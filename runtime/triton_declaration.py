@@ -141,7 +141,7 @@ def _names_in(code: Any) -> Iterator[str]:
 
 
 def space_of(family: type[TritonFamily]) -> tuple[KernelConfig, ...]:
-    """Return the declared configs as values.
+    """Return the declared `triton.Config`s as `KernelConfig`s.
 
     Raises:
         ForetuneError: There are none, or one has a `pre_hook`.
@@ -185,6 +185,24 @@ def drawn_size(source: np.random.Generator, sizes: Sizes) -> int:
     elif way == 1 and size >= 64:
         size = round(size / 64) * 64
     return min(max(int(size), low), high)
+
+
+def checked_arguments(family: type[TritonFamily], arguments: Any) -> dict[str, Any]:
+    """Return what a family's `arguments` returned, as a dict.
+
+    Raises:
+        FamilyError: It is no mapping, or lacks a parameter of the kernel that no config, default or heuristic gives.
+    """
+    if not isinstance(arguments, Mapping):
+        raise FamilyError(f"family {family.name}: arguments() must return a mapping but returned {shown(arguments)}")
+    kernel = family._kernel
+    given = {*arguments, *family.knobs, *kernel.defaults, *kernel.computed}
+    if missing := [name for name in kernel.parameters if name not in given]:
+        raise FamilyError(
+            f"family {family.name}: arguments() must return all parameters of the kernel except the knobs but lacks "
+            f"{', '.join(missing)}"
+        )
+    return dict(arguments)
 
 
 def checked_grid(name: str, grid: Any, config: KernelConfig) -> tuple[int, ...]:

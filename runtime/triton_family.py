@@ -29,6 +29,7 @@ from .triton_declaration import (
     check_names,
     check_ranges,
     check_types,
+    checked_arguments,
     checked_grid,
     drawn_size,
     space_of,
@@ -376,7 +377,7 @@ class TritonFamily(Measurable):
         where = "cpu" if device.backend == "cpu" else "cuda"
         with torch.random.fork_rng([torch.cuda.current_device()] if where == "cuda" else []):
             torch.manual_seed(seed)
-            arguments = dict(self.arguments(problem, where))
+            arguments = checked_arguments(type(self), self.arguments(problem, where))
         output = arguments[self.output]
         if not output.is_floating_point():
             raise ForetuneError(
@@ -420,8 +421,7 @@ class TritonFamily(Measurable):
 
     def binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:
         """Return a key of what determines the binary, apart from the device's arch."""
-        arguments = {**_without_memory(self, problem), **config.to_json()}
-        return config, self._kernel.specialisation(arguments)
+        return config, self._kernel.specialisation({**_without_memory(self, problem), **config.to_json()})
 
     def source_hash(self) -> str:
         """Return a hash of the kernel's source and of every function that it calls."""
@@ -431,7 +431,7 @@ class TritonFamily(Measurable):
 @lru_cache(maxsize=4096)
 def _without_memory(family: TritonFamily, problem: Problem) -> Mapping[str, Any]:
     """Return the arguments of a launch, with tensors that have no memory."""
-    return family.arguments(problem.without_sizes(), "meta")
+    return checked_arguments(type(family), family.arguments(problem.without_sizes(), "meta"))
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Check the goals of mode `refine` on this machine's GPU: `python refine_on_gpu.py OUT [--limit-s 380]`.
+"""Check the goals of mode `refine` on this machine's GPU: `python refine_on_gpu.py OUT [--limit-s 250] [--only PARTS]`.
 
 Layers are those of no model in models.csv, and routings drift from call to call. Parts are the products of each layer,
 `fused_moe` if SGLang's files are on the path, and kernels of fla-core if fla is. The table has, in % over the best
@@ -9,8 +9,11 @@ under `torch.cuda.set_sync_debug_mode("error")`, and compares the host time of u
 `predict`.
 
 Other processes compile what is searched. Each part writes a file of OUT, and a part whose file is there is skipped, so
-run it again to go on. `--only` names the parts to run. It ends before `--limit-s` seconds, with the table of what is
-done so far. `--tiny` runs small layers, also on a CPU with TRITON_INTERPRET=1; its figures mean nothing.
+run it again to go on. OUT/calls/ has what explains a miss: all timed calls in their order, and for each candidate what
+was predicted, estimated and measured side by side. `--only` names the parts to run (`--list` prints them), so that one
+process for each GPU of a host can share a folder. It ends before `--limit-s` seconds, whatever runs then, and prints
+the table of what is done so far last. `--tiny` runs small layers, also on a CPU with TRITON_INTERPRET=1; its figures
+mean nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import multiprocessing
 import os
 import statistics
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -49,6 +53,7 @@ from foretune.runtime.launching.stub_driver import use_stub_driver  # noqa: E402
 from foretune.runtime.timing.timer import timer_of  # noqa: E402
 from foretune.runtime.tuning.refine import calls, refinement  # noqa: E402
 from foretune.runtime.tuning.refine.race import CALLS  # noqa: E402
+from refine_records import events_us, explained, planned, record, settle  # noqa: E402
 
 #: Groups, rows, N and K of layers that no shipped model has.
 LAYERS = [(40, 16384, 2304, 2560), (72, 32768, 1280, 1792), (20, 8192, 6400, 4608)]
@@ -63,26 +68,6 @@ ROUTINGS, SEARCHED_ON = 16, 4
 #: The seconds that a part may take, so that none is begun that would not end.
 PART_S = 45.0
 GOALS = {"refined, mean": 0.5, "refined, worst": 3.0, "cost, worst": 1.0}
-
-
-class HostClock:
-    """A stopwatch for a machine without a GPU, where launches have ended when they return."""
-
-    def __init__(self) -> None:
-        self.ended: list[tuple[Any, float]] = []
-
-    def begin(self) -> float:
-        return time.perf_counter()
-
-    def end(self, mark: float, about: Any) -> None:
-        self.ended.append((about, 1e6 * (time.perf_counter() - mark)))
-
-    def cancel(self, mark: float) -> None:
-        pass
-
-    def read(self) -> Any:
-        while self.ended:
-            yield self.ended.pop(0)
 
 
 def time_us(launch: Callable[[], Any]) -> float:
@@ -171,8 +156,8 @@ class Layer:
         listed = min(self.configs[:8], key=lambda config: times.get(config, math.inf))
         return min(leading, key=lambda config: self.mean_us(config, on)), listed
 
-    def refined(self) -> tuple[KernelConfig, list[KernelConfig]]:
-        """Refine with 200 calls on all routings in turn; return the choice then, and the config of each call."""
+    def refined(self) -> tuple[refinement.Refinement[KernelConfig], list[KernelConfig]]:
+        """Refine with 200 calls on all routings in turn; return what chooses, and the config of each call."""
         refinement._all.clear()
         chooses = choice.refinement(self.family, self.known, self.device)
         assert chooses is not None
@@ -189,13 +174,14 @@ class Layer:
         while len(ran) < CALLS and chooses.final is None:
             chooses.run(launch, compile_config)
             settle(chooses)
-        return chooses.final or chooses.candidates[chooses.race.best], ran
+        return chooses, ran
 
-    def row(self, seed: int) -> dict[str, float]:
-        """The losses and the cost."""
+    def row(self, seed: int) -> tuple[dict[str, float], dict[str, Any]]:
+        """The losses and the cost, and what explains them."""
         self.prepare(seed)
         best, listed = self.searched()
-        refined, ran = self.refined()
+        chooses, ran = self.refined()
+        refined = chooses.final or chooses.candidates[chooses.race.best]
         columns = {"predict": ran[0], "shortlist": listed, "refined": refined, "best": best}
         times: dict[KernelConfig, list[float]] = defaultdict(list)
         for routing in range(ROUTINGS):  # side by side
@@ -203,15 +189,9 @@ class Layer:
                 times[config].append(self.mean_us(config, [routing]))
         means = {config: statistics.fmean(of_it) for config, of_it in times.items()}
         losses = {column: means[config] / means[best] for column, config in columns.items() if column != "best"}
-        return losses | {"cost": cost_of(ran, means), "best_us": means[best]}
-
-
-def settle(chooses: refinement.Refinement[Any]) -> None:
-    """Wait for compiles and times, so that 200 calls are not over before there is anything to compare."""
-    while any(not job.done() for jobs in list(chooses._compiling.values()) for job in jobs):
-        time.sleep(0.002)
-    if chooses._unread >= 8 and torch.cuda.is_available():
-        torch.cuda.synchronize()
+        numbers = {config: at for at, config in enumerate(chooses.candidates)}
+        about = {"ran": [numbers[config] for config in ran], "best": str(best), "best_is": numbers.get(best)}
+        return losses | {"cost": cost_of(ran, means), "best_us": means[best]}, explained(chooses, means) | about
 
 
 def cost_of(ran: Sequence[Any], means: dict[Any, float]) -> float:
@@ -219,7 +199,7 @@ def cost_of(ran: Sequence[Any], means: dict[Any, float]) -> float:
     return statistics.fmean(means[config] for config in ran) / means[ran[0]]
 
 
-def attached_rows(workload: str, shape: tuple[int, ...]) -> dict[str, dict[str, float]]:
+def attached_rows(workload: str, shape: tuple[int, ...]) -> list[tuple[dict[str, float], dict[str, Any]]]:
     """The losses and the cost of each autotuned kernel in a call of fla-core, attached without a family."""
     sys.path.insert(0, str(Path(__file__).parent / "third_party"))
     from autotuners_on_gpu import call
@@ -251,7 +231,7 @@ def attached_rows(workload: str, shape: tuple[int, ...]) -> dict[str, dict[str, 
                 settle(chooses)
     finally:
         Autotuner.run = run
-    rows = {}
+    rows = []
     for tuner, args, kwargs in tuners:
         found = [one for one in refinement._all.values() if set(one.candidates) <= set(tuner.configs)]
         one = next((one for one in found if one.name.endswith(tuner.base_fn.__name__)), None)
@@ -268,34 +248,42 @@ def attached_rows(workload: str, shape: tuple[int, ...]) -> dict[str, dict[str, 
         means = {config: statistics.median(of_it) for config, of_it in times.items()}
         spent = [config for config, count in ran.items() for _ in range(count)]
         row = {column: means[config] / means[columns["best"]] for column, config in columns.items() if column != "best"}
-        rows[tuner.base_fn.__name__] = row | {"cost": cost_of([one.candidates[0], *spent], means)}
+        numbers = {config: at for at, config in enumerate(one.candidates)}
+        about = {"best": str(columns["best"]), "best_is": numbers.get(columns["best"])}
+        rows.append((row | {"cost": cost_of([one.candidates[0], *spent], means)}, explained(one, means) | about))
     return rows
 
 
-def calls_of_the_op(tiny: bool) -> dict[str, float]:
-    """Run calls and steps in mode `refine`, where anything that synchronizes is an error; return the host times."""
+def calls_of_the_op(tiny: bool) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """Run calls and steps in mode `refine`, where anything that synchronizes is an error.
+
+    Returns the host time of a call over that in mode `predict`, and that of each call.
+    """
     where, many = "cuda" if torch.cuda.is_available() else "cpu", 2 if tiny else 100
     groups, rows, k = (4, 64, 32) if tiny else (8, 1024, 512)
-    more: dict[str, list[float]] = {"undecided": [], "undecided, median call": [], "decided": []}
+    states = ("undecided", "undecided, median call", "undecided, median call that plans", "two events", "decided")
+    more: dict[str, list[float]] = {state: [] for state in states}
+    raw: list[dict[str, Any]] = []
     for n in (32,) if tiny else range(256, 256 + 6 * 64, 64):
         x = torch.randn(rows, k, device=where, dtype=torch.bfloat16, requires_grad=True)
         w = torch.randn(groups, n, k, device=where, dtype=torch.bfloat16, requires_grad=True)
         all_sizes = [torch.tensor(sizes, device=where, dtype=torch.int32) for sizes in drifting(groups, rows, n)]
 
-        def host_us(mode: str) -> tuple[float, float]:
-            """The mean host time of a call, and the median."""
+        def host_us(mode: str) -> list[tuple[float, bool]]:
+            """The host time of each call, and whether it planned."""
             if where == "cuda":
                 debugged = torch.cuda.get_sync_debug_mode()
                 torch.cuda.set_sync_debug_mode("default")
                 torch.cuda.synchronize()
                 torch.cuda.set_sync_debug_mode(debugged)
-            times = [time.perf_counter()]
+            times, plans = [time.perf_counter()], [len(planned)]
             with torch.no_grad():
                 for at in range(many):
                     foretune.grouped_gemm(x, w, all_sizes[at % ROUTINGS], mode=mode)  # noqa: B023
                     times.append(time.perf_counter())
-            each = [1e6 * (after - before) for before, after in pairwise(times)]
-            return statistics.fmean(each), statistics.median(each)
+                    plans.append(len(planned))
+            each = [round(1e6 * (after - before), 1) for before, after in pairwise(times)]
+            return list(zip(each, [after > before for before, after in pairwise(plans)], strict=True))
 
         host_us("predict")
         refinement._all.clear()
@@ -309,20 +297,24 @@ def calls_of_the_op(tiny: bool) -> dict[str, float]:
                     break
             chooses = next(iter(refinement._all.values()), None)
             if chooses is not None and chooses.final is None:
-                of_calls = zip(
-                    ("undecided", "undecided, median call"), host_us("refine"), host_us("predict"), strict=True
-                )
-                for state, refine, predict in of_calls:
-                    more[state].append(refine - predict)
+                before, spent, after = host_us("predict"), host_us("refine"), host_us("predict")
+                raw.append({"n": n, "predict": before + after, "refine": spent})
+                usual = statistics.median([us for us, _ in before + after])
+                more["undecided"].append(statistics.fmean([us for us, _ in spent]) - usual)
+                more["undecided, median call"].append(statistics.median([us for us, _ in spent]) - usual)
+                more["undecided, median call that plans"] += [us - usual for us, plans in spent if plans]
+                more["two events"].append(events_us(many))
             for at in range(2 if tiny else 400):
                 foretune.grouped_gemm(x, w, all_sizes[at % ROUTINGS], mode="refine")
         finally:
             if where == "cuda":
                 torch.cuda.set_sync_debug_mode("default")
         if chooses is not None and chooses.final is not None:
-            rounds = [(host_us("refine")[0], host_us("predict")[0]) for _ in range(2 if tiny else 10)]
+            rounds = [
+                [statistics.fmean(us for us, _ in host_us(mode)) for mode in ("refine", "predict")] for _ in range(10)
+            ]
             more["decided"].append(statistics.median(refine - predict for refine, predict in rounds))
-    return {state: statistics.median(of_it) for state, of_it in more.items() if of_it}
+    return {state: statistics.median(of_it) for state, of_it in more.items() if of_it}, raw
 
 
 def table(out: Path) -> str:
@@ -360,17 +352,19 @@ def table(out: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder of the results")
-    parser.add_argument("--limit-s", type=float, default=380.0, help="seconds until no further part begins and it ends")
+    parser.add_argument("--limit-s", type=float, default=250.0, help="seconds until no further part begins and it ends")
     parser.add_argument("--searched", type=int, default=256, help="configs of the search; 0: all")
     parser.add_argument("--workers", type=int, default=14, help="processes that compile; 0: none")
-    parser.add_argument("--only", metavar="PART,...", help="only these parts, such as calls,fla-layer_norm")
+    parser.add_argument("--only", metavar="PART,...", help="only parts that begin so, such as calls,fla")
+    parser.add_argument("--list", action="store_true", help="print the parts, and measure nothing")
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     if not torch.cuda.is_available():
-        calls.stopwatch, given.workers = HostClock, 0
+        given.workers = 0
     elif not isinstance(calls.stopwatch(), calls.CudaEvents):
         raise SystemExit("the calls of this machine's GPU cannot be timed")
+    record()
     problems = [
         Problem.of(name, groups=groups, rows=rows, n=n, k=k)
         for groups, rows, n, k in (TINY if given.tiny else LAYERS)
@@ -392,25 +386,42 @@ def main() -> None:
     left = [one for one in enumerate(problems) if not (given.out / f"{one[1].family}-{one[0]}.json").exists()]
     layers: dict[int, Layer] = {}
 
-    def measured(at: int, problem: Problem) -> dict[str, Any]:
-        return {"op": problem.family, "problem": str(problem), "rows": [layers.pop(at).row(at)]}
+    def measured(at: int, problem: Problem) -> tuple[dict[str, Any], Any]:
+        row, about = layers.pop(at).row(at)
+        return {"op": problem.family, "problem": str(problem), "rows": [row]}, about
+
+    def attached(workload: str, shape: tuple[int, ...]) -> tuple[dict[str, Any], Any]:
+        found = attached_rows(workload, shape)
+        return {"op": f"fla {workload}", "rows": [row for row, _ in found]}, [about for _, about in found]
 
     for at, problem in left:
         parts[f"{problem.family}-{at}"] = lambda at=at, problem=problem: measured(at, problem)
     if find_spec("fla") is not None and not given.tiny:
         for workload, shape in FLA.items():
-            name = f"fla {workload}"
-            parts[f"fla-{workload}"] = lambda name=name, workload=workload, shape=shape: {
-                "op": name,
-                "rows": list(attached_rows(workload, shape).values()),
-            }
+            parts[f"fla-{workload}"] = lambda workload=workload, shape=shape: attached(workload, shape)
         order = ["calls", *list(parts)[1:5], *(f"fla-{workload}" for workload in FLA)]
         parts = {name: parts[name] for name in dict.fromkeys([*order, *parts])}
     if given.only is not None:
-        if unknown := set(given.only.split(",")) - set(parts) - {path.stem for path in given.out.glob("*.json")}:
-            raise SystemExit(f"--only must name some of {', '.join(parts)}, but has {', '.join(sorted(unknown))}")
-        parts = {name: part for name, part in parts.items() if name in given.only.split(",")}
+        names = given.only.split(",")
+        all_parts = [*parts, *(path.stem for path in given.out.glob("*.json"))]
+        if unknown := [name for name in names if not any(part.startswith(name) for part in all_parts)]:
+            raise SystemExit(f"--only must have beginnings of {', '.join(all_parts)}, but has {', '.join(unknown)}")
+        parts = {name: part for name, part in parts.items() if name.startswith(tuple(names))}
         left = [one for one in left if f"{one[1].family}-{one[0]}" in parts]
+    if given.list:
+        print("\n".join(parts))
+        return
+
+    def end() -> None:
+        """Print the table, and end although threads may still compile."""
+        print(table(given.out), flush=True)
+        for process in list((pool._processes or {}).values()) if pool is not None else ():
+            process.kill()
+        os._exit(0)
+
+    last = threading.Timer(max(given.limit_s - (time.monotonic() - BEGAN) - 5, 1), end)
+    last.daemon = True
+    last.start()
     for name, part in parts.items():
         if (given.out / f"{name}.json").exists():
             continue
@@ -421,20 +432,17 @@ def main() -> None:
             layers.update((at, Layer(problem, 2 if given.tiny else given.searched, pool)) for at, problem in left)
         began = time.monotonic()
         try:
-            found = part()
+            found, about = part()
         except Exception as error:  # noqa: BLE001 - the other parts still count
             print(f"{name} failed: {type(error).__name__}: {error}"[:500], flush=True)
             continue
+        (given.out / "calls").mkdir(exist_ok=True)
+        (given.out / "calls" / f"{name}.json").write_text(json.dumps(about))
         (given.out / f"{name}.json").write_text(json.dumps(found))
         print(f"{name}: {time.monotonic() - began:.0f} s, {json.dumps(found)}"[:300], flush=True)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-    print(table(given.out), flush=True)
-    if pool is not None:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in list((pool._processes or {}).values()):
-            process.kill()
-    os._exit(0)  # threads may still compile
+    end()
 
 
 if __name__ == "__main__":

@@ -32,6 +32,13 @@ def test_prune_matmul_times_8_of_360() -> None:
     assert "timed 8 of 360 - chosen: BM: " in printed("prune_matmul.py")
 
 
+@pytest.mark.parametrize(("script", "able"), [("in_place.py", "19 of 19"), ("attention.py", "48 of 54")])
+def test_kernels_are_compiled_without_a_gpu(script: str, able: str) -> None:
+    told = printed(script)
+    assert f"on NVIDIA H200: {able} configs can run" in told
+    assert "lines of PTX" in told
+
+
 def test_new_gpu_prints_the_regret_before_and_after() -> None:
     before, after = printed("new_gpu.py").splitlines()
     assert before.startswith("before: ")

@@ -82,7 +82,10 @@ def export_dataset(
 
 
 def _csv(dataset: Dataset, rows: pd.DataFrame, out: Path) -> int:
-    """Write CSV and return the number of rows. Problems and configs are formatted only once, which is much faster."""
+    """Write the rows to the file `out` as CSV, and return their number.
+
+    Problems and configs are formatted only once, which is much faster.
+    """
     cases = {number: _describe(number, case) for number, case in _used(rows, "problem", dataset.cases)}
     configs = {number: config.to_json() for number, config in _used(rows, "config", dataset.configs)}
     facts = [name for name in rows.columns if name not in ("problem", "config", "device")]
@@ -126,7 +129,7 @@ def _fact(column: pd.Series[Any]) -> pa.Array:
 
 
 def _t4(dataset: Dataset, rows: pd.DataFrame, out: Path) -> int:
-    """Write T4 and return the number of results."""
+    """Write the rows to the file `out` in the T4 format, and return the number of results."""
     configs = {number: config.to_json() for number, config in _used(rows, "config", dataset.configs)}
     head = {
         "schema_version": T4_VERSION,
@@ -148,7 +151,10 @@ def _t4(dataset: Dataset, rows: pd.DataFrame, out: Path) -> int:
 
 
 def _t4_outcome(passes: Sequence[Mapping[str, Any]], dates: Mapping[str, str]) -> dict[str, Any]:
-    """Return the T4 result of a config from its passes. The last failed pass, if any, decides the status."""
+    """Return the T4 result of a config from its passes, with the date of their run (`dates`, by run id).
+
+    The last failed pass, if any, decides the status.
+    """
     last = next((row for row in reversed(passes) if "time_us" not in row), passes[-1])
     invalidity = _T4_INVALIDITY[Status(last["status"])]
     times_ms = {row["timing_pass"]: row["time_us"] / 1000 for row in passes if "time_us" in row}
@@ -202,7 +208,7 @@ def _describe(number: int, case: Case) -> dict[str, Any]:
 
 
 def _used(rows: pd.DataFrame, column: str, values: Sequence[Any]) -> Iterable[tuple[int, Any]]:
-    """Yield each index that occurs in a column, with its value."""
+    """Yield (index, `values[index]`) for each index that occurs in a column."""
     return ((int(number), values[number]) for number in rows[column].unique())
 
 

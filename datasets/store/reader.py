@@ -103,7 +103,7 @@ def _first_lines(logs: Mapping[Path, LogPart]) -> dict[tuple[str, KernelConfig],
 
 
 def _read_parts(folder: Path, schema: pa.Schema) -> tuple[dict[Path, pa.Table], list[str], list[LeftOut]]:
-    """Read the parts in a folder.
+    """Read the parts in a folder as tables of a schema.
 
     Returns:
         The complete parts; the names of all other files, such as incomplete parts of a killed run; and why those of
@@ -177,7 +177,10 @@ def _with_logs(manifest: Mapping[str, Any], logs: Iterable[LogPart]) -> dict[str
 
 
 def _read_sealed(directory: Path, problems: pa.Table, digests: Mapping[str, str]) -> pa.Table:
-    """Read the sealed measurements, with positions of problems and configs replaced by the problems and configs."""
+    """Read the sealed measurements, with the problems and configs themselves in place of their positions.
+
+    `problems` is the table of problems, and `digests` has each file's SHA-256 by its name.
+    """
     path = directory / "measurements.parquet"
     configs = _read_verified(directory, "configs", CONFIGS, digests)
     rows = _read_verified(directory, "measurements", MEASUREMENTS, digests)
@@ -186,7 +189,10 @@ def _read_sealed(directory: Path, problems: pa.Table, digests: Mapping[str, str]
 
 
 def _read_sealed_drift(directory: Path, problems: pa.Table, digests: Mapping[str, str]) -> pa.Table:
-    """Read the sealed drift readings; an empty table if the dataset was sealed without."""
+    """Read the sealed drift readings of a dataset; an empty table if it was sealed without any.
+
+    The arguments are those of `_read_sealed`.
+    """
     if "drift.parquet" not in digests:  # sealed before there were readings
         return _empty(DRIFT_PART)
     drift = _read_verified(directory, "drift", DRIFT, digests)
@@ -195,7 +201,7 @@ def _read_sealed_drift(directory: Path, problems: pa.Table, digests: Mapping[str
 
 
 def _read_verified(directory: Path, table: str, schema: pa.Schema, digests: Mapping[str, str]) -> pa.Table:
-    """Read a sealed table; raise `DatasetError` if its SHA-256 is not the one in the manifest."""
+    """Read a sealed table of a dataset; raise `DatasetError` if its SHA-256 is not that in `digests`, by file name."""
     path = directory / f"{table}.parquet"
     try:
         with os.fdopen(open_regular(path, follow=True), "rb") as file:
@@ -262,7 +268,10 @@ def _assemble(
     left_out: Iterable[LeftOut],
     log_lines: Mapping[tuple[str, KernelConfig], LogLine],
 ) -> Dataset:
-    """Parse problems, configs and devices, and build the dataset from frames that have them as JSON."""
+    """Build the dataset of a manifest from frames with problems and configs as JSON, which are parsed.
+
+    `documented` has each problem's sources and scenario; the last arguments become attributes of the dataset.
+    """
     try:
         devices = tuple(DeviceSpec.from_json(spec) for spec in manifest["devices"])
     except (ForetuneError, TypeError, AttributeError) as error:

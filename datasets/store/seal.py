@@ -90,7 +90,7 @@ def check_target(target: Path | str, source: Dataset | Path | str | None = None)
 
 
 def _check_kept(dataset: Dataset, target: Path) -> None:
-    """Raise `DatasetError` unless the dataset has every row of the sealed one that it replaces."""
+    """Raise `DatasetError` unless the dataset has every row of the sealed dataset in `target`, which it replaces."""
     if not (target / MANIFEST).exists():
         return
     old = read(target)
@@ -119,7 +119,7 @@ def _row_hashes(dataset: Dataset, rows: pd.DataFrame) -> NDArray[np.uint64]:
 
 
 def _seal(dataset: Dataset, target: Path, name: str) -> None:
-    """Write the sealed tables and the manifest of a dataset."""
+    """Write the sealed tables and the manifest of a dataset, with this name, to the folder `target`."""
     tables = _tables(dataset)
     with staged(target) as staging:
         for table, content in tables.items():
@@ -199,7 +199,10 @@ def _write_upgraded(directory: Path) -> list[str]:
 
 
 def _upgraded(path: Path, schema: pa.Schema) -> pa.Table | None:
-    """Return a file's table in the current version; None if the file already has it, or cannot be read."""
+    """Return a file's table in the current version, which has `schema`.
+
+    None if the file already has the current version, or cannot be read.
+    """
     try:
         table = read_table(path, schema)
     except UnreadableError:

@@ -44,7 +44,7 @@ _UNCUT = 1000
 
 
 def _write_example(epilog: str | None, formatter: Any) -> None:
-    """Write a command's example, broken before options, so that the lines can be pasted into a shell."""
+    """Write a command's example (its `epilog`), broken into lines before options, to be pasted into a shell."""
     if not epilog:
         return
     before, after = "Example: ", "    "
@@ -72,7 +72,7 @@ class _Formatter(typer.Context.formatter_class):  # type: ignore[valid-type,misc
     """A formatter of help texts that breaks lines only at spaces."""
 
     def write(self, string: str) -> None:
-        """Append formatted text."""
+        """Append formatted text, with its non-breaking hyphens replaced by ordinary ones."""
         super().write(string.replace(_NO_BREAK, "-"))
 
     def write_text(self, text: str) -> None:
@@ -136,7 +136,7 @@ class Commands(Group):
         return sorted(super().list_commands(ctx), key=ORDER.index)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Remember the words of the command line before typer consumes them, except those of another program."""
+        """Keep the words of the command line in `ctx.meta`, without those of another program, and parse them."""
         ctx.meta[GIVEN] = _own_words(args)
         return super().parse_args(ctx, args)
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...datasets import ForetuneError
-from ...datasets.errors import abridged
 from ...datasets.progress import showing
 from .. import families, find_measurable
 from .app import cache, command
@@ -21,6 +19,7 @@ from .options import (
     count,
     device_names,
     family_names,
+    one_of,
     option,
     remembered_names,
     words,
@@ -116,6 +115,7 @@ def export_cache(
         option(
             "foretune: for `foretune cache import`; fla: for the autotuner of FLA (FLA_CONFIG_DIR).",
             names=words(*EXPORTS),
+            parser=one_of(lambda: EXPORTS),
             metavar="|".join(EXPORTS),
         ),
     ] = "foretune",
@@ -126,8 +126,6 @@ def export_cache(
     from ...runtime.tuning.cache.cache_folder import export_choices
     from ...runtime.tuning.cache.exports import export_fla_tables
 
-    if format not in EXPORTS:
-        raise ForetuneError(f"format must be {' or '.join(EXPORTS)} but is {abridged(repr(format), 60)}")
     if format == EXPORTS[0]:
         if pin is not None:
             raise typer.BadParameter(

@@ -120,7 +120,8 @@ def predict(
     """Print the configs predicted to be fastest for one shape. Needs no GPU.
 
     The dimensions and flags of the family are further options: a grouped GEMM takes --groups, --rows, --n and --k.
-    `foretune predict FAMILY --help` lists them. Dimensions take a number; flags take no value.
+    `foretune predict FAMILY --help` lists them. Dimensions take a number; flags take no value. Dashes may replace the
+    underscores of these options.
     """
     from ...runtime import make_explanation, make_shortlist
     from ...runtime.same_bits import keeping
@@ -248,7 +249,7 @@ def cover(
             f"{abridged(dynamic, 60)!r} is not one of {', '.join(kernel.dims)}{did_you_mean(dynamic, kernel.dims)}",
             param_hint="--dynamic",
         )
-    if any(argument.partition("=")[0] == f"--{dynamic}" for argument in context.args):
+    if any(argument.partition("=")[0].replace("-", "_") == f"__{dynamic}" for argument in context.args):
         raise typer.BadParameter("is the dynamic dimension: --range gives its sizes", param_hint=f"--{dynamic}")
     problem = problem_of(context, kernel, dtype, f"--{dynamic}", str(sizes[0]))
     spec = device_or_this_gpu(device)
@@ -278,8 +279,8 @@ def warmup(
     shapes: Annotated[
         Path | None,
         option(
-            "CSV file with one problem a row and one column for each dimension, optionally dtype and flags; for a "
-            "tuned kernel, one column for each argument that varies.",
+            "CSV file with one problem a row and one column for each dimension, optionally dtype and flags "
+            "(separated by spaces); for a tuned kernel, one column for each argument that varies.",
             metavar="FILE",
         ),
     ] = None,
@@ -302,6 +303,7 @@ def warmup(
     inter: Inter = None,
     tp: TensorParallel = 1,
     dtype: LayerDtype = "bf16",
+    bundle: Predictor = None,
     as_json: AsJson = False,
     top: Annotated[int | None, old_name("--top", read_by(whole_number, 1, MOST))] = None,
 ) -> None:
@@ -321,6 +323,8 @@ def warmup(
     for name, value in (of_others if family == "vllm" else of_layer).items():
         if value is not None:
             raise typer.BadParameter(f"does not apply to {abridged(family, 60)}", param_hint=name)
+    if bundle is not None and (family == "vllm" or names_kernel(family)):
+        raise typer.BadParameter("needs a kernel family, whose configs a bundle predicts", param_hint="--bundle")
     logged = [case.problem for case in datasets_merged(data).cases] if data else []
     if family == "vllm":
         from ..fused_moe.warming import warm_up_vllm
@@ -336,7 +340,8 @@ def warmup(
             raise typer.BadParameter("give problems with --shapes or --data", param_hint="--shapes")
         problems = [] if shapes is None else problems_from_csv(shapes, kernel)
         problems += [one for one in logged if one.family == kernel.name and one not in problems]
-        what, compiled = f"for {len(problems)} problems", partial(warm_up, kernel, problems, k=k)
+        what = f"for {len(problems)} problems"
+        compiled = partial(warm_up, kernel, problems, k=k, bundle=bundle_for(bundle, kernel))
     else:
         what = f"the tuned kernels of {abridged(family, 60)}"
         compiled = partial(warm_up_tuned, family, shapes=shapes, logged=logged, k=k)

@@ -33,6 +33,7 @@ from .options import (
     dtype_names,
     family_names,
     given_as,
+    one_of,
     option,
     words,
 )
@@ -47,9 +48,8 @@ _MOST_GPUS = 1024
 _REPLAYING_S = 8e-4
 
 
-@completes
 def plan_names() -> Iterable[str]:
-    """Return the names of the measuring plans, for shell completion."""
+    """Return the names of the measuring plans."""
     from ...collect.plan import PLANS
 
     return PLANS
@@ -107,7 +107,8 @@ def collect(
             "Which configs of each problem to measure. exhaustive: all; adaptive: a tenth, chosen by a model that "
             "learns during the run; thin: an eighth, chosen by a bundle; missing: those that the --like dataset lacks, "
             "plus its fastest.",
-            names=plan_names,
+            names=completes(plan_names),
+            parser=one_of(plan_names),
             metavar="PLAN",
         ),
     ] = "exhaustive",

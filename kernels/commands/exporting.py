@@ -28,6 +28,7 @@ from .options import (
     dataset_names,
     device_names,
     family_names,
+    one_of,
     option,
     words,
 )
@@ -70,6 +71,7 @@ def export(
         option(
             "Format of a dataset. t4: the autotuning community's JSON (schema 1.0.0); csv: a table.",
             names=words("t4", "csv"),
+            parser=one_of(lambda: ("t4", "csv")),
             metavar="t4|csv",
         ),
     ] = None,
@@ -167,7 +169,7 @@ def export(
 def _export_dataset(
     data: str, out: Path, format: str | None, family: str | None, problem: int | None, as_json: bool
 ) -> None:
-    """Write a dataset, one of its families or one of its problems as a file."""
+    """Write a dataset, one of its families or one of its problems to the file `out`, as CSV or T4 (`format`)."""
     from ...datasets import load
     from ...datasets.files import check_file
     from ...datasets.store.export import export_dataset

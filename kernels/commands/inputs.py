@@ -42,6 +42,7 @@ def _dimensions(
 ) -> tuple[dict[str, int], tuple[str, ...]]:
     """Parse words such as `--rows 8192 --n=2048 --permute_x` into sizes and flags of the family, each given once.
 
+    Names may have dashes instead of underscores, as the other options do: `--permute-x`.
     `options` are the names of the command's own options, without dashes, which an error may suggest.
     """
     parts = [part for argument in arguments for part in argument.split("=", 1)]
@@ -49,8 +50,8 @@ def _dimensions(
     flags: list[str] = []
     while parts:
         option = parts.pop(0)
-        name = option.removeprefix("--")
-        if name == option or name not in (*family.dims, *family.flags):
+        name = option.removeprefix("--").replace("-", "_")
+        if not option.startswith("--") or name not in (*family.dims, *family.flags):
             hint = did_you_mean(name, (*family.dims, *family.flags, *options), prefix="--")
             raise typer.BadParameter(f"{abridged(option, 60)!r} is not an option{hint}; {taken_by(family)}")
         if name in dims or name in flags:
@@ -93,7 +94,7 @@ def model_named(word: str) -> Model:
 
 
 def show_config(path: Path | str | None) -> None:
-    """Print the sizes that a path gives if it is that of a config.json."""
+    """Print the layer sizes that the model config at `path` gives; do nothing if `path` is not a config.json."""
     if path is not None and is_config(path):
         typer.echo(printable(read_moe_config(path).line), err=True)
 
@@ -149,11 +150,16 @@ def bundle_at(path: Path | None) -> Bundle | None:
 
 
 def bundle_for(path: Path | None, family: Family) -> Bundle | None:
-    """Return the bundle that --bundle names, or None without it; warn if it was trained for another kernel source."""
+    """Return the bundle that --bundle names, or None without it; warn if it was trained for another kernel source.
+
+    Raises:
+        BundleError: It cannot be read, or lacks the family.
+    """
     from ...model import check_trained_source
 
     bundle = bundle_at(path)
-    if bundle is not None and family.name in bundle.families:
+    if bundle is not None:
+        bundle.trained_on(family.name)  # refuses a bundle without the family
         check_trained_source(bundle.trained[family.name].origin, family)
     return bundle
 

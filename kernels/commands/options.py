@@ -10,7 +10,7 @@ import typer
 
 from ...datasets import DeviceSpec, ForetuneError, Problem
 from ...datasets.console import duration_s, number, whole_number
-from ...datasets.errors import MOST, warn
+from ...datasets.errors import MOST, abridged, did_you_mean, warn
 from .. import families
 from .app import GIVEN
 
@@ -28,7 +28,7 @@ MOST_SMS = 10_000
 
 
 def read_by(read: Callable[..., T], *bounds: float) -> Callable[[Any], T]:
-    """Return a parser of an option's text that reports errors as wrong usage."""
+    """Return a parser that calls `read(text, *bounds)` for an option's text, and reports its errors as wrong usage."""
 
     def parse(text: Any) -> T:  # typer also passes defaults, which are numbers
         try:
@@ -39,8 +39,21 @@ def read_by(read: Callable[..., T], *bounds: float) -> Callable[[Any], T]:
     return parse
 
 
+def one_of(values: Callable[[], Iterable[str]]) -> Callable[[Any], str]:
+    """Return a parser of an option that takes one of a fixed set of words, which is computed when it is needed."""
+
+    def parse(text: Any) -> str:
+        known = list(values())
+        if text not in known:
+            text = abridged(str(text), 60)
+            raise typer.BadParameter(f"must be one of {', '.join(known)} but is {text!r}{did_you_mean(text, known)}")
+        return str(text)
+
+    return parse
+
+
 def given_as(option: str, read: Callable[..., T], text: str, *bounds: float) -> T:
-    """Parse the text of an option; errors name the option."""
+    """Return `read(text, *bounds)` for an option's text; errors name the option."""
     try:
         return read(text, *bounds)
     except ForetuneError as error:
@@ -48,7 +61,7 @@ def given_as(option: str, read: Callable[..., T], text: str, *bounds: float) -> 
 
 
 def renamed(old: str, old_value: T | None, new: str, new_value: T | None) -> T | None:
-    """Return the value of a renamed option, with a warning if the user gave it by its old name."""
+    """Return the value of an option that was renamed from `old` to `new`; warn if the user gave it as `old`."""
     if old_value is None:
         return new_value
     if new_value is not None:
@@ -58,7 +71,7 @@ def renamed(old: str, old_value: T | None, new: str, new_value: T | None) -> T |
 
 
 def completes(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Return a completion function for a fixed set of values, which is computed when the shell asks."""
+    """Return a completion function for the values that `names` returns, which is called when the shell asks."""
 
     def complete(incomplete: str) -> list[str]:
         try:
@@ -165,7 +178,7 @@ def shortlist_length(text: Any) -> Any:
 
 
 def old_name(flag: str, parser: Callable[[Any], Any]) -> Any:
-    """Declare the old name of a renamed option: it works, but `--help` does not show it."""
+    """Declare the old name (`flag`) of a renamed option: it works, but `--help` does not show it."""
     return typer.Option(flag, hidden=True, parser=parser)
 
 
@@ -258,6 +271,7 @@ LayerDtype = Annotated[
     option(
         "Element type of the layer or product; fp8e4m3 has scales of 128x128 blocks.",
         names=words(*LAYER_DTYPES),
+        parser=one_of(lambda: LAYER_DTYPES),
         metavar="|".join(LAYER_DTYPES),
     ),
 ]

@@ -52,7 +52,8 @@ def pin(
         Path | None,
         option(
             "Pin what a bundle predicts for these problems of the kernel's family: a CSV file with one problem a row "
-            "and one column for each dimension, optionally dtype and flags.",
+            "and one column for each dimension, optionally dtype and flags (separated by spaces; without any, the "
+            "problems have no flags).",
             "tuning results",
             metavar="FILE",
         ),
@@ -130,6 +131,8 @@ def pin(
     counts |= {"choices": sum(len(one.choices) for one in entries)}
     devices = ", ".join(dict.fromkeys(getattr(one.device, "name", str(one.device)) for one in entries))
     line = f"Pinned: {counts['choices']} choices of {len(entries)} kernels and functions on {abridged(devices)}."
+    if predicts and family.flags and not any(problem.flags for problem in problems):
+        line += f" No problem has a flag ({', '.join(family.flags)}): launches with flags are not covered."
     emit(Printed(counts, line), as_json, out=out)
 
 
@@ -149,7 +152,10 @@ def _pruned_kernel(name: str) -> Any:
 
 
 def _check(file: Path, given: list[str], device: str | None, as_json: bool) -> None:
-    """Compare a pin file with this machine, or with a named device; exit with 1 if they differ."""
+    """Compare a pin file with this machine, or with a named device; exit with 1 if they differ.
+
+    `given` are the families of kernels in the file that have no registered family.
+    """
     from ...runtime.tuning.cache.pinning import check_pins
 
     known = {one.name: one for one in map(find_family, given)}

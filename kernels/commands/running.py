@@ -24,7 +24,7 @@ chosen: Program | None = None
 
 
 def _one_of_modes(text: str) -> str:
-    """Return a mode; raise `ForetuneError` for other texts."""
+    """Return the text if it names a mode; raise `ForetuneError` otherwise."""
     return resolve_mode(text).value
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...datasets import DeviceSpec, Family
+from ...datasets import DeviceSpec, Family, ForetuneError
 from ...datasets.errors import printable
 from ...datasets.progress import showing
 from .. import find_measurable
@@ -29,6 +29,7 @@ from .options import (
     completes,
     count,
     dataset_names,
+    one_of,
     option,
     words,
 )
@@ -41,9 +42,8 @@ if TYPE_CHECKING:
 _QUICKSTART_S, _TRAINING_S, _EVALUATING_S, _JUDGING_S, _CURVE_S = 1e-4, 5e-5, 2.5e-4, 5e-5, 6e-5
 
 
-@completes
 def split_names() -> Iterable[str]:
-    """Return the names of the cross-validation splits, for shell completion."""
+    """Return the names of the cross-validation splits."""
     from ...model.cross_validation import SPLITS
 
     return SPLITS
@@ -167,7 +167,8 @@ def evaluate(
         str,
         option(
             "What cross-validation holds out. model: each model family; device: each device; size: the largest sizes.",
-            names=split_names,
+            names=completes(split_names),
+            parser=one_of(split_names),
             metavar="model|device|size",
         ),
     ] = "model",
@@ -217,7 +218,10 @@ def evaluate(
     with showing(f"loading {' and '.join(data or [SHIPPED])}"):
         dataset = datasets_merged(data or [SHIPPED])
         kernels = judged_families(dataset, family, given)
-        rivals = {name: choose_rivals(names, baselines_of(kernel)) for name, kernel in kernels.items()}
+        try:
+            rivals = {name: choose_rivals(names, baselines_of(kernel)) for name, kernel in kernels.items()}
+        except ForetuneError as unknown:
+            raise typer.BadParameter(str(unknown), param_hint="--baselines") from None
     what, row_s = ("evaluating the bundle", _JUDGING_S) if given else (f"cross-validating by {split}", _EVALUATING_S)
     row_s += _EVALUATING_S * max(chosen.cost for chosen in rivals.values())
 

@@ -7,6 +7,7 @@ HEAD_DIM is a `tl.constexpr` parameter that is no knob: each launch passes it, a
 import math
 from collections.abc import Mapping
 
+import foretune
 import torch
 import triton
 import triton.language as tl
@@ -116,3 +117,18 @@ class CausalAttention(TritonFamily):
         """Return what the kernel should write."""
         q, k, v = (arguments[name].float() for name in ("q_ptr", "k_ptr", "v_ptr"))
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def main() -> None:
+    """Print how many configs can run a problem on an H200, and compile one for it. Needs no GPU."""
+    family, device = CausalAttention(), DeviceSpec.named("h200")
+    problem = Problem.of("causal_attention", heads=32, length=4096, head_dim=128, dtype="bf16")
+    able = [config for config in family.space(device) if family.supports(config, problem, device) is None]
+    with foretune.testing.use_stub_device(device):
+        binary = family.compile(able[0], problem)
+    print(f"{problem} on {device.name}: {len(able)} of {len(family.space())} configs can run")
+    print(f"{able[0]} compiles to {len(binary.asm['ptx'].splitlines())} lines of PTX")
+
+
+if __name__ == "__main__":
+    main()

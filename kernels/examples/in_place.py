@@ -6,10 +6,11 @@ timed interval, instead of filling it with NaN.
 
 from collections.abc import Mapping
 
+import foretune
 import torch
 import triton
 import triton.language as tl
-from foretune import KernelConfig, Problem, TritonFamily
+from foretune import DeviceSpec, KernelConfig, Problem, TritonFamily
 from foretune.datasets import torch_dtype
 
 
@@ -63,3 +64,18 @@ class BiasGelu(TritonFamily):
     def eager(self, arguments: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return what the kernel should leave in x."""
         return torch.nn.functional.gelu(arguments["x_ptr"].float() + arguments["bias_ptr"].float())
+
+
+def main() -> None:
+    """Print how many configs can run a problem on an H200, and compile one for it. Needs no GPU."""
+    family, device = BiasGelu(), DeviceSpec.named("h200")
+    problem = Problem.of("bias_gelu", rows=4096, columns=1024, dtype="bf16")
+    able = [config for config in family.space(device) if family.supports(config, problem, device) is None]
+    with foretune.testing.use_stub_device(device):
+        binary = family.compile(able[0], problem)
+    print(f"{problem} on {device.name}: {len(able)} of {len(family.space())} configs can run")
+    print(f"{able[0]} compiles to {len(binary.asm['ptx'].splitlines())} lines of PTX")
+
+
+if __name__ == "__main__":
+    main()

@@ -6,8 +6,9 @@ The bundle is trained on measurements of an H200, and the "new" card is an H100.
 
 `foretune.adapt` adds trees to the bundle that learn from these; the old measurements are not needed. `measured_h100/`
 has the problems of `measured_h200/` on the H100, and judges the bundle before and after. For this kernel the two cards
-are so alike that adapting changes nothing, which is why the first step on a new card is to evaluate the bundle on a few
-measurements of it.
+are so alike that adapting gains nothing on average, and a single first choice can become worse: `few_h100/` has two
+problems of more than 4,096 columns, with three configs each. So first evaluate the bundle on a few measurements of a
+new card, and keep the adapted one only if it is better on measurements that it was not adapted to.
 """
 
 from pathlib import Path

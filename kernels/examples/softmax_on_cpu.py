@@ -18,7 +18,7 @@ DATA = Path(__file__).parent / "measured_h200"
 
 
 def main() -> None:
-    """Go through the three steps, and print what each finds."""
+    """Evaluate predictions, train a bundle, predict a shortlist and prune an autotuner with it; print each result."""
     # How good would the predictions be? Cross-validation: each problem is judged by a ranker that never saw it.
     for evaluation in foretune.evaluate(DATA, family=RowSoftmax).values():
         rich.print(evaluation)

@@ -7,18 +7,18 @@ from softmax import RowSoftmax
 
 
 class TestRowSoftmax(FamilyContract):
-    """Run the contract with the softmax."""
+    """Run the tests of `FamilyContract` on the softmax family."""
 
     family = RowSoftmax
 
 
 class TestBiasGelu(FamilyContract):
-    """Run the contract with the kernel that works in place."""
+    """Run the tests of `FamilyContract` on the family whose kernel works in place."""
 
     family = BiasGelu
 
 
 class TestCausalAttention(FamilyContract):
-    """Run the contract with the attention kernel."""
+    """Run the tests of `FamilyContract` on the attention family."""
 
     family = CausalAttention

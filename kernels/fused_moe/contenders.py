@@ -25,7 +25,7 @@ TOKENS = (8, 128, 2048)
 class FusedMoeComparison:
     """The comparison of both products' configs with the engine's own: problems, contenders and goals.
 
-    The harness that times them is `runtime.timing.compare.Comparison`.
+    It implements `runtime.timing.compare.Comparison`; `compare_kernels` times the contenders.
     """
 
     others = ("default", "shipped")
@@ -44,7 +44,7 @@ class FusedMoeComparison:
     def contenders(
         self, family: Measurable, problem: Problem, inputs: Inputs, device: DeviceSpec, best: BestConfigs
     ) -> dict[str, Callable[[], Any]]:
-        """Return the contenders by name, each a function that launches the kernel once.
+        """Return functions by name that each launch the kernel once with another config.
 
         "default" runs the config that the engine uses without a file. "shipped" runs the config of the file that the
         engine reads; it is missing if there is no such file for the layer and device.

@@ -49,7 +49,7 @@ class Layer:
     dtype: str = "bf16"
 
     def problem(self, family: str, engine: str, tokens: int) -> Problem:
-        """Return the problem of one product ("fused_moe" or "fused_moe_down") for a number of tokens."""
+        """Return the problem of one product ("fused_moe" or "fused_moe_down") in an engine, for a number of tokens."""
         flags = (VLLM,) if engine == VLLM else ()
         return Problem.of(
             family,
@@ -108,7 +108,7 @@ def file_name(engine: str, layer: Layer, device: DeviceSpec, *, down: bool = Fal
 
 
 def folder_name(engine: str, triton: str) -> str:
-    """Return the path of an engine's files below the folder in its environment variable.
+    """Return the path of an engine's files below the folder in its environment variable, for a version of Triton.
 
     The variables are SGLANG_MOE_CONFIG_DIR and VLLM_TUNED_CONFIG_FOLDER.
 
@@ -165,14 +165,14 @@ def default_knobs(engine: str, dtype: str, tokens: int, experts: int) -> tuple[i
 
 
 def _sglang_default(fp8: bool, tokens: int, experts: int) -> tuple[int, int, int, int, int, int]:
-    """Return SGLang's default, in the order of `default_knobs`."""
+    """Return SGLang's default config for bf16 or fp8, in the order of `default_knobs`."""
     if fp8:
         return 64, SCALED_BLOCK, SCALED_BLOCK, 32, 4, 3
     return (16, 32, 64, 1, 4, 3) if tokens <= experts else (64, 64, 32, 8, 4, 3)
 
 
 def _vllm_default(fp8: bool, tokens: int, experts: int) -> tuple[int, int, int, int, int, int]:
-    """Return vLLM's default, in the order of `default_knobs`."""
+    """Return vLLM's default config for bf16 or fp8, in the order of `default_knobs`."""
     if fp8:
         n, stages = (64, 4 if tokens <= 4 else 3) if tokens <= 8 else (SCALED_BLOCK, 3)
         return 16 if tokens <= 64 else 64, n, SCALED_BLOCK, 1 if tokens <= 16 else 32, 4, stages
@@ -288,7 +288,7 @@ def functions_of(file: Path, names: Iterable[str], given: Mapping[str, Any]) -> 
 
 
 def _found(engine: str, places: Iterable[str]) -> Path | None:
-    """Return the first of these paths that exists below an installed package's folder, or None."""
+    """Return the first of the paths `places` that exists in the installed package of an engine, or None."""
     try:
         spec = find_spec(engine)
     except (ImportError, ValueError):  # ValueError: sys.modules holds a module without a spec

@@ -154,7 +154,7 @@ def _weights(product: Product) -> tuple[NDArray[np.int64], int]:
 
 
 def _work(product: Product, device: DeviceSpec, space: ConfigTable) -> _Work:
-    """Compute the number of tiles that have rows, and the time of each bottleneck.
+    """Return the number of tiles that have rows, and the time of each bottleneck, for the configs in `space`.
 
     The bottlenecks are the products of the busiest SM, weights from memory, and tiles from the L2 cache. The bytes in
     flight limit the memory bandwidth (Little's law).
@@ -193,7 +193,7 @@ def _work(product: Product, device: DeviceSpec, space: ConfigTable) -> _Work:
 
 
 def estimates(product: Product, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
-    """Return an analytic estimate of the times in microseconds, (n_configs,).
+    """Return an analytic estimate of each config's time for a product in microseconds, (n_configs,).
 
     It separates good tiles from bad ones, but ignores the order in which tiles share the L2 cache (GROUP_SIZE_M) and
     the quality of the compiled code.

@@ -38,7 +38,7 @@ _MOST_ACCUMULATORS = 256
 
 @cache
 def full_space(down: bool) -> tuple[KernelConfig, ...]:
-    """Return the configs that SGLang's tuner measures for one product; for the second each with and without TMA.
+    """Return the configs that SGLang's tuner measures; for the second product (`down`) each with and without TMA.
 
     >>> len(full_space(False)), len(full_space(True))
     (1920, 3840)
@@ -54,7 +54,7 @@ def with_tma(config: KernelConfig, tma: int) -> KernelConfig:
 
 
 def wrong_knob(named: Mapping[str, Any], down: bool) -> str | None:
-    """Return why knob values are not a config of the kernel, or None."""
+    """Return why the knob values `named` are not a config of the kernel (for the second product if `down`), or None."""
     knobs = (*KNOBS, TMA) if down else KNOBS
     for knob in knobs:
         if knob not in named:
@@ -195,7 +195,7 @@ class Product:
         return engine_of(self.problem) == VLLM and self.rows * _SPARSITY <= self.problem["experts"]
 
     def sorted_length(self, block_m: int) -> int:
-        """Return the length of the engine's list of sorted, padded rows, which is enough for any routing."""
+        """Return the length of the engine's list of sorted rows, padded to blocks of `block_m`, for any routing."""
         rows, experts = self.rows, self.problem["experts"]
         if engine_of(self.problem) == VLLM:
             most = rows + experts * (block_m - 1)
@@ -205,7 +205,7 @@ class Product:
         return -(-most // 4) * 4
 
     def padded_rows(self, block_m: int) -> int:
-        """Return the kernel's argument EM: the number of padded rows that the grid covers; many may be empty."""
+        """Return the kernel's argument EM: the rows that the grid covers, padded to blocks of `block_m`."""
         if self.is_unsorted:
             return self.rows * block_m
         length = self.sorted_length(block_m)
@@ -214,7 +214,7 @@ class Product:
         return length
 
     def programs(self, config: KernelConfig) -> int:
-        """Return the size of the grid."""
+        """Return the number of programs that a launch of the kernel with this config starts."""
         block_m, block_n = int(config["BLOCK_SIZE_M"]), int(config["BLOCK_SIZE_N"])
         return -(-self.padded_rows(block_m) // block_m) * -(-self.n // block_n)
 

@@ -80,7 +80,11 @@ class FusedMoe(FusedMoeFamily, MeasuredFamily):
     tolerances: ClassVar[Mapping[str, float]] = ROUNDED_ONCE | {"fp8e4m3": 8e-3}
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
-        """Draw problems of real models and random layers for the installed engines; see `workload.draw`."""
+        """Return problems of real models and random layers for the installed engines, or for SGLang if there are none.
+
+        `models` is a CSV file of models, the shipped one if None. `max_tflop` is the maximum size of a problem,
+        in 1e12 floating-point operations, `MOST_TFLOP` if None. `drawn` are other arguments of `workload.draw`.
+        """
         drawn["most_tflop"] = workload.MOST_TFLOP if max_tflop is None else max_tflop
         return workload.draw(self.name, self.down, installed() or (SGLANG,), models=models, **drawn)
 
@@ -102,9 +106,9 @@ class FusedMoe(FusedMoeFamily, MeasuredFamily):
         return with_tma(config, 0) if self.down else config
 
     def same_bits_config(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
-        """Return a config of the class that loses least over the problems of the shipped data.
+        """Return a config of the numerics class that loses least over the problems of the shipped data.
 
-        The engines' default configs have steps of BLOCK_SIZE_K that the space does not have.
+        It is not the default config, because defaults have values of BLOCK_SIZE_K that the space does not have.
         """
         step = 128 if problem.dtype == "fp8e4m3" else 64
         tile = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": step, "GROUP_SIZE_M": 1}
@@ -258,7 +262,7 @@ def _kernel_of(engine: str) -> Kernel:
 def _given(
     kernel: Kernel, product: Product, config: KernelConfig, device: DeviceSpec, tensors: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the arguments and options for the parameters that the installed kernel has.
+    """Return the arguments and options of a launch by name, only those that the installed kernel has.
 
     Raises:
         EngineMissingError: The kernel has a parameter that Foretune does not know.
@@ -341,7 +345,7 @@ def _descriptors(x: torch.Tensor, w: torch.Tensor, config: KernelConfig) -> dict
 
 
 def _sorted_x(inputs: Inputs, block_m: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the second product's input and scales in the order of the sorted rows, with zeros as padding."""
+    """Return the second product's input and scales, sorted by expert in blocks of `block_m` rows, padded with zeros."""
     rows = inputs.blocks[block_m].sorted_rows
     assert rows is not None
     real = rows < inputs.product.rows
@@ -364,7 +368,7 @@ def _unscaled(values: torch.Tensor, scale: torch.Tensor | None, rows_a_scale: in
 
 
 def chosen_experts(product: Product, generator: torch.Generator, where: str) -> torch.Tensor:
-    """Draw topk different experts for each token uniformly, (tokens, topk) int32."""
+    """Draw topk different experts for each token uniformly, on the torch device `where`: (tokens, topk) int32."""
     import torch
 
     tokens, experts, topk = (product.problem[dim] for dim in ("tokens", "experts", "topk"))
@@ -373,7 +377,7 @@ def chosen_experts(product: Product, generator: torch.Generator, where: str) -> 
 
 
 def blocks_of(product: Product, chosen: torch.Tensor, block_m: int) -> Blocks:
-    """Sort the routed rows into blocks of `block_m` rows, each of one expert.
+    """Sort the routed rows by their chosen experts (tokens, topk), in blocks of `block_m` rows of one expert.
 
     The engines do this with compiled CUDA kernels (`moe_align_block_size`), which need not be installed. Here it is
     plain PyTorch, which is not part of the timed launch.

@@ -97,7 +97,7 @@ class TunedTable:
 
 
 def default_pair(engine: str, layer: Layer, tokens: int) -> Pair:
-    """Return the pair that an engine runs if it finds no file."""
+    """Return the pair that an engine runs for a number of tokens if it finds no file."""
     return Pair.alike(default_config(engine, layer.dtype, tokens, layer.experts))
 
 
@@ -173,7 +173,7 @@ def _version_of(file: Path) -> tuple[int, ...]:
 
 
 def _row(engine: str, layer: Layer, up: dict[str, Any], down: dict[str, Any] | None) -> TunedRow:
-    """Combine a row of the first product's file with the row of the second's, if SGLang has a second file."""
+    """Return the row of both products, from rows of the first file (`up`) and of SGLang's second one (`down`)."""
     if down is None:
         entries = FileEntries(up, {TMA: False} | up if engine == SGLANG else up)
     else:  # SGLang overrides BLOCK_SIZE_M of the second file
@@ -211,6 +211,7 @@ _MOST_TOKENS = 16384
 class Row:
     """One row of the new files, and the times of both products together with it and with the alternatives.
 
+    A row is pinned if it repeats what the engine runs now, because the best pair of configs found is not enough faster.
     `times_us` has "ours" (the best pair found, also if the row is pinned), "default", and "shipped" if the engine reads
     a file now whose row can be expressed as configs.
     """
@@ -222,13 +223,13 @@ class Row:
 
     @property
     def gain(self) -> float:
-        """Current time divided by the row's time; 1.0 for a pinned row, which changes nothing."""
+        """Current time divided by the row's time; 1.0 if `pinned`, since the engine then runs the same as now."""
         now = SHIPPED if SHIPPED in self.times_us else DEFAULT
         return 1.0 if self.pinned else self.times_us[now] / self.times_us[OURS]
 
 
 def rows_in(table: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    """Return the rows of a tuned file's content by number of tokens."""
+    """Return the rows in the content of a tuned file, by number of tokens."""
     return {int(tokens): dict(row) for tokens, row in table.items() if tokens != "triton_version"}
 
 
@@ -418,5 +419,5 @@ def _changes(engine: str, layer: Layer) -> Iterable[int]:
 
 
 def _short(entry: Mapping[str, Any]) -> str:
-    """Return a row's knob values in one line."""
+    """Return the knob values of a row in a tuned file as one line of text."""
     return " ".join(str(entry.get(knob, "-")) for knob in KNOBS) + " TMA" * bool(entry.get(TMA))

@@ -122,7 +122,7 @@ def tune_layer(
     out: Path | str | None = None,
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> TunedFiles:
-    """Return the rows of an engine's tuned files for a layer on one rank, and what they are worth.
+    """Return new rows of an engine's tuned files for a layer on one rank, with their times and those of alternatives.
 
     Without `measure`, all times are predicted. With it, the `candidates` configs predicted fastest of each product are
     timed on the current device, together with the engine's default config and the row of the file that it reads now
@@ -250,7 +250,10 @@ def best_pairs(
 def _contenders(
     engine: str, layer: Layer, tokens: int, in_force: TunedRow | None, products: Sequence[_Product]
 ) -> dict[str, Pair]:
-    """Return the pairs that the engine can run without these files, by name."""
+    """Return the pairs that the engine may run now, by name: its default, and that of the row `in_force`.
+
+    The latter is left out if one of the products cannot run it. Raises `ForetuneError` if that is so for the default.
+    """
     pairs = {DEFAULT: default_pair(engine, layer, tokens)}
     if in_force is not None and in_force.pair is not None:
         pairs[SHIPPED] = in_force.pair
@@ -261,7 +264,7 @@ def _contenders(
 
 
 def _able(pairs: Mapping[str, Pair], products: Sequence[_Product], tokens: int) -> dict[str, Pair]:
-    """Return the pairs whose configs can run both products."""
+    """Return the named pairs whose configs can run both products for a number of tokens."""
     return {
         name: pair
         for name, pair in pairs.items()
@@ -272,7 +275,10 @@ def _able(pairs: Mapping[str, Pair], products: Sequence[_Product], tokens: int) 
 def _predicted_times(
     engine: str, up: _Predicted, down: _Predicted, contenders: Mapping[str, Pair]
 ) -> tuple[Pair, dict[str, float]]:
-    """Return the pair predicted fastest, and the predicted times of it and of the contenders by name."""
+    """Return the pair predicted fastest, and the predicted times in microseconds of it and of the contenders by name.
+
+    `up` and `down` are the predictions for the first and the second product.
+    """
     times_up, times_down = up.by_config, down.by_config
     best_us, best = best_pairs(engine, times_up, times_down)[0]
     return best, {OURS: best_us} | {name: times_up[p.up] + times_down[p.down] for name, p in contenders.items()}
@@ -281,7 +287,7 @@ def _predicted_times(
 def _row(
     tokens: int, best: Pair, default: Pair, in_force: TunedRow | None, times: Mapping[str, float], least: float
 ) -> Row:
-    """Return the row to write: the new one, or the engine's current one if the gain is too small or unknown.
+    """Return the row to write: the pair `best`, or the engine's current row if the gain is too small or unknown.
 
     The gain is the current row's time divided by the new one's; `least` is its minimum.
     """
@@ -297,7 +303,11 @@ def _row(
 def _to_time(
     engine: str, up: _Predicted, down: _Predicted, contenders: Mapping[str, Pair], candidates: int
 ) -> tuple[list[KernelConfig], list[KernelConfig]]:
-    """Return the configs of each product to time: those of the pairs predicted fastest, and the contenders'."""
+    """Return the configs of each product to time: those of the pairs predicted fastest, and the contenders'.
+
+    `up` and `down` are the predictions for the first and the second product; at most `candidates` of each are timed,
+    in addition to the contenders.
+    """
     firsts: dict[KernelConfig, None] = {}
     seconds: dict[KernelConfig, None] = {}
     ranked = best_pairs(engine, up.by_config, down.by_config)
@@ -324,9 +334,10 @@ def _measured_times(
     products: Sequence[_Product],
     device: DeviceSpec,
 ) -> tuple[Pair, dict[str, float]]:
-    """Time candidates and return the fastest correct pair, and the times of it and of the contenders by name.
+    """Time candidates; return the fastest correct pair, and the microseconds of it and of the contenders by name.
 
     The pair is chosen in a first pass. The returned times are from a second pass, in which all pairs take turns.
+    `configs` has the configs of each of the two `products` to time.
     """
     from ...runtime.timing.timer import Timer, time_configs
 
@@ -370,7 +381,7 @@ def _runs(family: Measurable, inputs: Any, config: KernelConfig) -> bool:
 
 
 def _is_right(product: _Product, tokens: int, config: KernelConfig, device: DeviceSpec) -> bool:
-    """Return whether a config's results match the reference."""
+    """Return whether a config's results for a product and a number of tokens match the reference."""
     family = product.family
     problem = family.check_problem(config, product.problem(tokens))
     inputs = family.inputs(problem, device, seed=1)
@@ -380,7 +391,7 @@ def _is_right(product: _Product, tokens: int, config: KernelConfig, device: Devi
 
 
 def _in_turn(timer: Timer, family: Measurable, inputs: Any, runs: Mapping[str, KernelConfig]) -> dict[str, float]:
-    """Return the median time of each config in microseconds by name; equal configs are timed once."""
+    """Time the configs of `runs` in turn; return their median times in microseconds, by name."""
     from ...runtime.timing.compare import time_side_by_side
 
     launches = {str(config): (lambda config=config: family.launch(inputs, config)) for config in runs.values()}

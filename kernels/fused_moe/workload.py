@@ -112,13 +112,13 @@ def layers_on_ranks(models: Sequence[Model]) -> dict[tuple[int, int], list[tuple
 
 
 def _dtype(hidden: int, inter: int, rng: np.random.Generator) -> str:
-    """Draw fp8e4m3 (only if the layer has entire scale blocks) or bf16."""
+    """Draw the dtype of a layer with these sizes: bf16, or fp8e4m3 if its scale blocks are complete."""
     has_blocks = hidden % 128 == 0 and inter % 128 == 0
     return "fp8e4m3" if rng.uniform() < FP8_SHARE and has_blocks else "bf16"
 
 
 def _random_layer(rng: np.random.Generator) -> Layer:
-    """Draw a random layer."""
+    """Draw a layer of random sizes."""
     experts = int(rng.choice(_EXPERTS))
     topk = int(rng.choice([count for count in _TOPKS if count <= experts // 2]))
     step = int(rng.choice((64, 128, 256)))
@@ -129,7 +129,7 @@ def _random_layer(rng: np.random.Generator) -> Layer:
 
 
 def _affordable(product: Product, most_tflop: float) -> bool:
-    """Return whether a product is within the limits of operations and weight bytes."""
+    """Return whether a product needs at most `most_tflop` TFLOP and has at most `MOST_WEIGHT_BYTES` of weights."""
     weights = float(product.problem["experts"]) * product.n * product.k * product.problem.itemsize
     return 2e-12 * product.rows * product.n * product.k <= most_tflop and weights <= MOST_WEIGHT_BYTES
 
@@ -156,9 +156,8 @@ def requested_layer(
         dtype: "bf16", "fp16" or "fp8e4m3".
 
     Raises:
-        ForetuneError: The model is unknown or its experts have no gate, a dimension is missing or invalid, or `tp`
-        ranks
-            cannot share `inter`.
+        ForetuneError: The model is unknown or its experts have no gate, a dimension is missing or invalid, or `inter`
+            cannot be divided by `tp`.
 
     >>> requested_layer("Qwen3-30B-A3B", tp=2)
     Layer(experts=128, topk=8, hidden=2048, inter=384, dtype='bf16')

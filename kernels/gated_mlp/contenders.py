@@ -67,7 +67,7 @@ class GatedMlpComparison:
         return functions
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath:
-        """Time a call of `foretune.gated_mlp` and a bare launch of its kernel, both on the host."""
+        """Return the host times of a call of `foretune.gated_mlp` and of a bare launch of its kernel."""
         from .launches import launch_gated
         from .op import gated_mlp
 

@@ -113,12 +113,12 @@ class GatedMlp(GemmFamily, MeasuredFamily):
         return wrong_tile(config, problem.dtype_name)
 
     def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
-        """Return the numerics class: that of the product of gate and up."""
+        """Return the numerics class (see `product_class`), which the products of gate and up share."""
         rows, warps, step = config["BLOCK_M"], config.num_warps, config["BLOCK_K"]
         return product_class(rows, warps, step, problem["k"], problem.dtype_name, _COMPARED)
 
     def smem_bytes(self, config: Knobs, elements: Any, device: DeviceSpec) -> int:
-        """Return an upper bound of one program's shared memory; `elements` is the size of an element in bytes."""
+        """Return an upper bound of one program's shared memory, in bytes; `elements` are the bytes of an element."""
         return smem_bytes(config, elements, device.arch)
 
     def flops(self, problem: Problem) -> float:
@@ -138,7 +138,7 @@ class GatedMlp(GemmFamily, MeasuredFamily):
         return flags_of(arguments["ACTIVATION"], arguments.get("saved_ptr") is not None)
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
-        """Draw the problems to measure from the models of a file, or from the shipped models."""
+        """Return the cases that `cases` draws from a file of models or the shipped one; see `MeasuredFamily.draw`."""
         from . import workload
 
         most_tflop = workload.MOST_TFLOP if max_tflop is None else max_tflop
@@ -234,7 +234,7 @@ def wrong_widths(n: int, k: int) -> str | None:
 
 
 def activated(gate: torch.Tensor, activation: str) -> torch.Tensor:
-    """Apply the activation named "silu", "gelu" or "gelu_tanh" to a tensor with plain PyTorch."""
+    """Return the activation named "silu", "gelu" or "gelu_tanh" of a tensor, computed with plain PyTorch."""
     from torch.nn import functional
 
     if activation == "silu":

@@ -102,7 +102,7 @@ def gated_mlp(
 
 
 def check_call(x: torch.Tensor, w: torch.Tensor, activation: str) -> None:
-    """Check everything of a call that the host knows without waiting for the device.
+    """Check all arguments of `gated_mlp` that the host can check without waiting for the device.
 
     Raises:
         ForetuneError: An argument is not valid. The message names it and the valid values.
@@ -201,7 +201,10 @@ def _run_gradient(
     activation: str,
     mode: str | None,
 ) -> torch.Tensor:
-    """Return the gradient of gate and up, (M, 2 N); they are computed again if they were not saved."""
+    """Return the gradient of gate and up, (M, 2 N), for the gradient `dh` of the result.
+
+    Gate and up are computed again from x and w if they were not saved.
+    """
     if saved is None or saved.dim() != 2:
         saved = _product(x.reshape(-1, w.shape[1]), w.t(), mode)
     grad = torch.empty_like(saved)

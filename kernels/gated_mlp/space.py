@@ -98,7 +98,7 @@ def smem_bytes(config: Knobs, itemsize: int, arch: str = "sm_90") -> int:
 
 
 def programs_of(m: int, n: int, config: KernelConfig, sm_count: int) -> int:
-    """Return the number of programs of a launch: PROGRAMS_PER_SM per SM, or one per tile if that is 0."""
+    """Return the number of programs for (m, n) outputs: PROGRAMS_PER_SM per SM of `sm_count`, or one per tile if 0."""
     tiles = -(-m // int(config["BLOCK_M"])) * -(-n // int(config["BLOCK_N"]))
     return min(sm_count * int(config["PROGRAMS_PER_SM"]) or tiles, tiles)
 

@@ -49,7 +49,9 @@ MOST_FLOPS = 2.0e12
 
 
 def suite_cases(family: str, models: Sequence[Model]) -> dict[str, Case]:
-    """Return the suite of one family by name, "MODEL/PROJECTION phase routing"; the same in every process.
+    """Return the problems to compare one family on, by a name "MODEL/PROJECTION phase routing".
+
+    They are the same in every process.
 
     Raises:
         ForetuneError: A model of the suite is not among `models`.
@@ -87,7 +89,7 @@ def suite_cases(family: str, models: Sequence[Model]) -> dict[str, Case]:
 class GroupedGemmComparison:
     """The comparison of the grouped GEMMs with other implementations: problems, contenders and goals.
 
-    The harness that times them is `runtime.timing.compare.Comparison`.
+    It implements `runtime.timing.compare.Comparison`; `compare_kernels` times the contenders.
     """
 
     others = ("torch", "dense", "separate", "unfused")
@@ -99,7 +101,7 @@ class GroupedGemmComparison:
     def contenders(
         self, family: Measurable, problem: Problem, inputs: Inputs, device: DeviceSpec, best: BestConfigs
     ) -> dict[str, Callable[[], Any]]:
-        """Return the contenders by name.
+        """Return functions by contender that each run the problem once.
 
         "torch" is `torch._grouped_mm`, and "dense" one product of the same FLOPs. If a permutation is fused, "separate"
         is the permutation alone, and "unfused" the same GEMM without it, with its best config.
@@ -114,7 +116,7 @@ class GroupedGemmComparison:
         return launches
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath:
-        """Time the op and a bare launch of its kernel."""
+        """Return the host times of the op and of a bare launch of its kernel."""
         return time_launch_path(GroupedGemmForward(), device)
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
@@ -207,7 +209,7 @@ def _permutation(family: str, inputs: Any) -> Callable[[], Any]:
 
 
 def time_launch_path(family: Measurable, device: DeviceSpec) -> LaunchPath:
-    """Time the op and a bare launch of its main kernel."""
+    """Return the host times of the op and of a bare launch of its main kernel, on a small problem of `family`."""
     from .op import grouped_gemm
     from .triton_kernels.gemm import grouped_gemm_kernel
     from .triton_kernels.gemm_launches import arguments

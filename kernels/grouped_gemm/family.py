@@ -20,8 +20,6 @@ from .space import Ranges, full_space, knobs_of, smem_bytes, values_of, wrong_ti
 from .variants import DW, PERMUTATIONS, Variant
 
 DTYPES = ("bf16", "fp16", "fp32")
-#: The dtypes whose bits were compared on a card between kinds of instructions, and between values of BLOCK_K.
-_COMPARED = ("bf16", "fp32")
 #: The largest number of groups that is accepted; no known model has a tenth as many experts.
 MOST_GROUPS = 65536
 #: The largest number of rows: row numbers have 32 bits on the device, and TMA descriptors of ragged rows use one of
@@ -119,11 +117,11 @@ class GroupedGemmFamily(OverGroups, GemmFamily):
         return values_of(self.variant).wrong(knobs)
 
     def full_space(self) -> tuple[KernelConfig, ...]:
-        """Return every config worth declaring."""
+        """Return every config worth measuring, for all devices."""
         return full_space(self.variant.first_of_kernel, Ranges.of(self.variant))
 
     def space(self, device: DeviceSpec | None = None, **ranges: Sequence[int]) -> tuple[KernelConfig, ...]:
-        """Return every config worth declaring; with a device, only those that can run some problem on it.
+        """Return every config worth measuring; with a device, only those that can run some problem on it.
 
         Args:
             device: The GPU, or None for the whole space.
@@ -171,15 +169,14 @@ class GroupedGemmFamily(OverGroups, GemmFamily):
         return _wrong_size(self, config, problem.dtype_name, problem.itemsize, device)
 
     def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
-        """Return the numerics class of a product; that of dW has the instruction, which is the same in all its space.
+        """Return the numerics class of a config: the `product_class` of its tile, or for dW its matrix instruction.
 
-        dW's chunks of long groups depend on the problem alone, and their sums are added in a fixed order.
+        If results of dW in this dtype depend on BLOCK_K, dW's class includes BLOCK_K.
         """
         rows, warps, step = config["BLOCK_M"], config.num_warps, config["BLOCK_K"]
         if self.variant is DW:
-            kind = "fma" if problem.dtype == "fp32" else instruction_of(rows, warps)
-            return (kind,) if problem.dtype in _COMPARED else (kind, step)  # the sizes to pad are on the device
-        return product_class(rows, warps, step, problem[self.variant.depth], problem.dtype_name, _COMPARED)
+            return ("fma" if problem.dtype == "fp32" else instruction_of(rows, warps),)
+        return product_class(rows, warps, step, problem[self.variant.depth], problem.dtype_name, DTYPES)
 
     def supports_by(self, problem: Problem) -> Hashable:
         """Return the properties of a problem on which `supports` depends; equal ones give equal answers."""

@@ -324,7 +324,10 @@ def _work_of_dw(
     active: Floats,
     space: _Space,
 ) -> Work:
-    """Return the work of dW: every chunk of rows has the same N x K tiles, which contract over the chunk's rows."""
+    """Return the work of dW: every chunk of rows has the same N x K tiles, which contract over the chunk's rows.
+
+    The arguments are those of `_work_of_rows`.
+    """
     block_m, block_n, block_k = space.combinations[:3]
     rows, n, k = dims
     chunks, longest = np.empty((2, len(all_sizes), 1))

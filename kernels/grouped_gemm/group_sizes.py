@@ -92,7 +92,7 @@ def plausible_problems(problem: Problem, shares: Mapping[str, float]) -> tuple[t
 def _plausible_routings(
     rows: int, groups: int, shares: tuple[tuple[str, float], ...]
 ) -> tuple[tuple[float, Ragged], ...]:
-    """Return (weight, sizes) of each routing, equal sizes merged."""
+    """Return (weight, group sizes) for each routing in `shares` (routing, weight); equal sizes are merged."""
     found: dict[tuple[int, ...], float] = {}  # two routings may give the same sizes if rows are few
     for routing, share in shares:
         sizes = tuple(expected_sizes(rows, groups, routing).tolist())

@@ -48,7 +48,7 @@ class GroupedGemm(GroupedGemmFamily, MeasuredOverGroups):
     off_blocks = (648, 328)  # N = 2 x 256 + 136, K = 256 + 72
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
-        """Draw the problems to measure from the models of a file, or from the shipped models."""
+        """Return the cases that `cases` draws from a file of models or the shipped one; see `MeasuredFamily.draw`."""
         most_tflop = workload.MOST_TFLOP if max_tflop is None else max_tflop
         return workload.draw(self.name, load_models(models), most_tflop=most_tflop, **drawn)
 

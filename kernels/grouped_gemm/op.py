@@ -136,7 +136,7 @@ def check_call(
     permute_x: bool,
     permute_y: bool,
 ) -> Shape:
-    """Return the shape of a call after checking everything that the host can see.
+    """Check everything of a `grouped_gemm` call that the host can see, and return its shape.
 
     Raises:
         ForetuneError: An argument is invalid; the message names it.
@@ -181,7 +181,7 @@ def check_call(
 
 
 def check_options(topk: Any, permute_x: Any, permute_y: Any) -> tuple[int, bool, bool]:
-    """Return the options as Python's own int and bool.
+    """Check the options of `grouped_gemm`, and return them as Python's own int and bool.
 
     Raises:
         ForetuneError: An option has another type, even if it compares equal (True == 1).
@@ -210,7 +210,7 @@ def _find(place: int, *arguments: Any) -> Step:
 
 
 def _find_backward(place: int, dy: torch.Tensor, *arguments: Any) -> Step:
-    """Return the `Step` that launches a backward pass, without checks, because the forward pass was checked."""
+    """Return the `Step` that launches a backward pass on GPU `place`; the forward pass has been checked."""
     return Step(_shape(dy, *arguments[:3]), dy.dtype, place, Options(*arguments[6:-1]))
 
 
@@ -230,12 +230,12 @@ def _fake(*arguments: Any) -> torch.Tensor:
 
 
 def _save(ctx: Any, arguments: tuple[Any, ...], _: torch.Tensor) -> None:
-    """Save the tensors that the gradients need."""
+    """Save the tensors that the gradients need in the autograd context."""
     ctx.save_for_backward(*saved_of(arguments[:6], Needs.of(ctx.needs_input_grad)))
 
 
 def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    """Return the gradients, one per tensor argument."""
+    """Return the gradients for the output's gradient `dy`: one per tensor argument of the op, None where not needed."""
     needs = Needs.of(ctx.needs_input_grad)
     if ctx.call is None:
         x, w, weights, bias = GRADIENT.operator(dy, *ctx.saved_tensors, *ctx.options, needs)
@@ -245,7 +245,7 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
 
 
 def _run_backward(step: Step, dy: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor | None, ...]:
-    """Return the gradients of one call."""
+    """Return the gradients for the output's gradient `dy`, launched by `step`."""
     return tuple(backward(step, Needs(*arguments[-1]), dy, *arguments[:6]))
 
 

@@ -71,7 +71,7 @@ class Grads(NamedTuple):
 
 
 class Step(Call[Shape]):
-    """The state shared by all training steps of one shape on one device: the launches of the three products.
+    """What all calls of `grouped_gemm` of one shape on one device share: the launches of the three products.
 
     Raises:
         ForetuneError: The mode does not exist, or a given config cannot run the problem.
@@ -120,19 +120,19 @@ class Step(Call[Shape]):
         return launch
 
     def _prepare_forward(self, config: KernelConfig, device: DeviceSpec, tensors: Sequence[Any]) -> Launch:
-        """Return the prepared launch of the forward product."""
+        """Return a function that launches the forward product with a config, for tensors like these."""
         topk, permute_x, permute_y, *_ = self.options
         sides: dict[str, Any] = {"gathers": permute_x, "divisor": topk, "scatters": permute_y}
         return prepare_gemm(*self.seen, config, device.sm_count, x_rows=len(tensors[0]), **sides)
 
     def _prepare_dx(self, config: KernelConfig, device: DeviceSpec, _: Any) -> Launch:
-        """Return the prepared launch of dX."""
+        """Return a function that launches the product dX (x's gradient) with a config."""
         rows, groups, n, k = self.seen
         sides = {"gathers": self.options.permute_y, "scatters": self.options.permute_x}
         return prepare_gemm(rows, groups, k, n, config, device.sm_count, x_rows=rows, transposed=True, **sides)
 
     def _prepare_dw(self, config: KernelConfig, device: DeviceSpec, tensors: Sequence[Any]) -> Launch:
-        """Return the prepared launch of dW."""
+        """Return a function that launches the product dW (w's gradient) with a config, for tensors like these."""
         from .triton_kernels.dw_launches import prepare_dw
 
         rows, groups, n, k = self.seen
@@ -155,9 +155,10 @@ def forward(
     bias: torch.Tensor | None,
     *options: Any,
 ) -> torch.Tensor:
-    """Return y, (rows, N).
+    """Launch the forward pass of `grouped_gemm`, and return y, (rows, N).
 
-    Rows that belong to no group are uninitialized, or zero if contents are checked (FORETUNE_CHECK).
+    `indices` are its `gather_indices`, `weights` its `topk_weights`. Rows that belong to no group are uninitialized, or
+    zero if contents are checked (FORETUNE_CHECK).
     """
     if step.elsewhere():
         with torch.cuda.device(step.gpu):
@@ -192,9 +193,10 @@ def backward(
     weights: torch.Tensor | None,
     bias: torch.Tensor | None,
 ) -> Grads:
-    """Return the needed gradients; that of x is zero in rows that belong to no group.
+    """Launch the backward pass of `grouped_gemm` for the gradient `dy` of y, and return the needed gradients.
 
-    x and w may be None if `saved_of` leaves them out.
+    That of x is zero in rows that belong to no group. The other arguments are as for `forward`; x and w may be None if
+    `saved_of` leaves them out.
     """
     if step.elsewhere():
         with torch.cuda.device(step.gpu):
@@ -267,9 +269,9 @@ def _dx(
     indices: torch.Tensor | None,
     weights: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return dy @ w, (rows, K), sorted by group, or in the permuted order with permute_x.
+    """Return dy @ w times the weights, (rows, K), sorted by group, or in the permuted order with permute_x.
 
-    Rows that belong to no group are uninitialized.
+    `indices` are the `gather_indices` of `grouped_gemm`. Rows that belong to no group are uninitialized.
     """
     dx = torch.empty((step.seen.rows, step.seen.k), dtype=dy.dtype, device=dy.device)
     step.launch_of("grouped_gemm_dx").here((dy, w, dx, tile_map.entries, indices, weights, None))
@@ -284,7 +286,10 @@ def _dw(
     indices: torch.Tensor | None,
     weights: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return dy.T @ x of each group, (groups, N, K)."""
+    """Launch dW and return dy.T @ x of each group, (groups, N, K), with the rows of dy times the weights.
+
+    `indices` are the `gather_indices` of `grouped_gemm`.
+    """
     _, groups, n, k = step.seen
     permute_x, permute_y = step.options.permute_x, step.options.permute_y
     if permute_x or permute_y:

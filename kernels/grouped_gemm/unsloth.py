@@ -60,7 +60,7 @@ class _Config:
         raise NotImplementedError
 
     def _knobs(self, output_rows: int, output_columns: int, contraction: int, **tma: bool) -> KernelConfig:
-        """Return a config of Foretune's kernel with these block sizes and TMA knobs."""
+        """Return a config of Foretune's kernel with this output tile, BLOCK_K (`contraction`) and TMA knobs."""
         return KernelConfig.of(
             BLOCK_M=output_rows,
             BLOCK_N=output_columns,

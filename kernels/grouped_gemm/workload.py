@@ -108,7 +108,7 @@ def draw(
 
 @dataclass
 class _Layer:
-    """What the models that share one layer shape have: "MODEL/PROJECTION" names, top_k values and intermediate size."""
+    """The models with one layer shape: their "MODEL/PROJECTION" names, top_k values and intermediate size."""
 
     inter: int
     sources: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ class _Layer:
 
 
 def _layers(models: Sequence[Model]) -> dict[tuple[int, int, int], _Layer]:
-    """Return the distinct layer shapes (experts, N, K)."""
+    """Return the models of each distinct layer shape (experts, N, K)."""
     layers: dict[tuple[int, int, int], _Layer] = {}
     for model in models:
         for projection, (n, k) in model.projections().items():
@@ -137,7 +137,7 @@ def _split(n: int, k: int, source: str, inter: int, rng: np.random.Generator) ->
 
 
 def _random_shape(rng: np.random.Generator) -> tuple[int, int, int, str]:
-    """Draw (groups, N, K) and the source that marks a random shape."""
+    """Draw (groups, N, K) at random; return them and the source that marks a random shape."""
     groups, n, k = (int(s) for s in np.exp(rng.uniform(np.log((1, 128, 128)), np.log((512, 16384, 16384)))))
     step = int(rng.choice((8, 64, 128)))
     n, k = (max(step, size // step * step) for size in (n, k))
@@ -158,19 +158,19 @@ def _invented_shape(rng: np.random.Generator) -> tuple[int, int, int, str]:
 
 
 def _affordable(groups: int, rows: int, n: int, k: int, most_tflop: float) -> bool:
-    """Return whether a problem is small enough to measure: its operations and the bytes of its weights are limited."""
+    """Return whether a problem needs at most `most_tflop` TFLOP and has at most `MOST_WEIGHT_BYTES` of weights."""
     return _tflop(rows, n, k) <= most_tflop and 2.0 * groups * n * k <= MOST_WEIGHT_BYTES
 
 
 def _tflop(rows: int, n: int, k: int) -> float:
-    """Return the number of floating-point operations of a product, in 1e12."""
+    """Return the floating-point operations of a (rows, K) by (K, N) product, in 1e12."""
     return 2e-12 * rows * n * k
 
 
 def _case(
     family: str, groups: int, rows: int, n: int, k: int, sources: tuple[str, ...], rng: np.random.Generator
 ) -> Case:
-    """Return a case with random routing, dtype and permutation."""
+    """Return a case of this shape and these sources, with random routing, dtype and permutation."""
     routing = str(rng.choice(list(ROUTINGS), p=list(ROUTINGS.values())))
     dtype = "fp16" if rng.uniform() < FP16_SHARE else "bf16"
     projections = [source.rsplit("/", 1)[1] for source in sources if "/" in source] or list(PERMUTATION)

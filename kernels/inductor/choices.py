@@ -80,7 +80,7 @@ def mm_config(choice: KernelTemplateChoice) -> KernelConfig | None:
 
 
 def caller_problem(caller: Any) -> Problem | None:
-    """Return the problem of a `TritonTemplateCaller`, or None."""
+    """Return the problem of a `TritonTemplateCaller`; None for a template without family or an unknown dtype."""
     found = _OF_TEMPLATE.get(_template_of(caller))
     if found is None:
         return None
@@ -93,7 +93,7 @@ def caller_problem(caller: Any) -> Problem | None:
 
 
 def caller_config(caller: Any) -> KernelConfig | None:
-    """Return the config of a `TritonTemplateCaller`, with the knobs of its family, or None."""
+    """Return the config of a `TritonTemplateCaller`, with its family's knobs; None for a template without family."""
     found = _OF_TEMPLATE.get(_template_of(caller))
     if found is None:
         return None

@@ -219,7 +219,7 @@ class InductorTemplate(Family):
         return self.loop(problem, columns_of(tuple(configs), self.knobs))
 
     def _predicted(self, problem: Problem, device: DeviceSpec, loop: TiledLoop) -> Prediction:
-        """Return the analytic model's estimates of each config."""
+        """Return the analytic model's estimates for the work `loop` of each config."""
         return predict(loop, device, dtype=self.multiplied_as(problem), least_bytes=self.bytes(problem))
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
@@ -253,7 +253,7 @@ class InductorTemplate(Family):
         return np.concatenate([generic, self.of_model(problem, device, loop)], axis=1)
 
     def of_model(self, problem: Problem, device: DeviceSpec, loop: TiledLoop) -> NDArray[np.float32]:
-        """Return the analytic model's features, (n_configs, len(OF_MODEL))."""
+        """Return the analytic model's features for the work `loop` of each config, (n_configs, len(OF_MODEL))."""
         import numpy as np
 
         found = self._predicted(problem, device, loop)
@@ -274,7 +274,7 @@ class InductorTemplate(Family):
 
 @remembered(maxsize=64)
 def columns_of(configs: tuple[KernelConfig, ...], knobs: tuple[str, ...]) -> dict[str, Column]:
-    """Return each knob's values, (n_configs,)."""
+    """Return by knob its value in each config, (n_configs,)."""
     import numpy as np
 
     rows = [config.to_json() for config in configs]

@@ -44,7 +44,7 @@ _KEPT = 4
 
 @dataclass(frozen=True)
 class GeneratedKernel:
-    """One config's kernel.
+    """The Triton kernel that Inductor generated for one problem and config.
 
     Its arguments are the operands, the output, and a workspace if `workspace_bytes` is not 0.
     """
@@ -55,7 +55,7 @@ class GeneratedKernel:
     workspace_bytes: int
 
     def arguments(self, operands: Sequence[torch.Tensor], out: torch.Tensor) -> dict[str, Any]:
-        """Return a launch's arguments by parameter name."""
+        """Return the arguments of a launch on these operands and this output, by parameter name."""
         import torch
 
         tensors = [*operands, out]

@@ -97,7 +97,7 @@ def draw(
 
 
 def _add(sources: dict[Problem, list[str]], source: str, limit: float, drawn: Callable[[], Problem]) -> bool:
-    """Draw problems until a new one is within the limits, add it to `sources` and return True.
+    """Call `drawn` until it returns a new problem within the limits, add that to `sources` and return True.
 
     Return False if many draws in a row give none. `limit` is the maximum number of floating-point operations.
     """
@@ -164,7 +164,7 @@ class InductorMM(InductorMMFamily, MeasuredFamily):
     """
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
-        """Return the cases of a file's models, or of the shipped models if None."""
+        """Return the cases that `cases` draws from a file of models or the shipped one; see `MeasuredFamily.draw`."""
         return draw(workloads.load_dense_models(models), most_tflop=max_tflop, **drawn)
 
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:

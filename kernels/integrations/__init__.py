@@ -29,7 +29,7 @@ _removers: dict[str, Callable[[], None]] = {}
 
 
 def use(project: str, **options: Any) -> Use:
-    """Put Foretune into a project until `undo()`, or for a `with` block.
+    """Make a project use Foretune until `undo()`, or for a `with` block.
 
     - "inductor" (torch 2.11 to 2.13): under max_autotune, `torch.compile` generates, compiles and times only the `k`
       choices predicted fastest of mm, addmm, bmm, scaled_mm, grouped_mm, convolution and flex attention, out of the

@@ -45,7 +45,7 @@ _AUTOTUNED = {
 
 
 class _Tables(NamedTuple):
-    """The rows of a layer by number of tokens: of both products, or of the first and (SGLang) of the second one."""
+    """The rows (configs by number of tokens) of an MoE layer's tuned files; SGLang may have one file per product."""
 
     up: Mapping[int, Mapping[str, Any]]
     down: Mapping[int, Mapping[str, Any]] | None
@@ -63,7 +63,7 @@ def plug_into_sglang() -> None:
 
 @cache  # engines may call their plugins several times
 def _plug_into(engine: str) -> None:
-    """Answer an engine's lookups of configs, and attach its autotuned kernels. Trouble is one warning."""
+    """Answer an engine's lookups of configs, and attach its autotuned kernels. An error becomes one warning."""
     try:
         when_imported(_MODULES[engine], partial(_answer, engine))
         attach_more_packages(_AUTOTUNED[engine])
@@ -112,7 +112,7 @@ def _answer(engine: str, module: Any) -> None:
 
 
 def _is_free(engine: str, module: Any) -> bool:
-    """Return whether configs may be chosen: not if Foretune is off, or if results must not depend on the choice."""
+    """Return whether Foretune may choose an engine's configs: it is on, and results may depend on the choice."""
     try:
         if resolve_mode() is Mode.OFF or is_requested():
             return False
@@ -128,7 +128,10 @@ def _is_free(engine: str, module: Any) -> bool:
 def _tables(
     engine: str, experts: int, inter: int, hidden: int, topk: int, dtype: str | None, block_shape: tuple[int, ...]
 ) -> _Tables | None:
-    """Return the rows of a layer; None if the kernel of its dtype is not known, or in case of trouble."""
+    """Return an MoE layer's predicted rows; None for an unknown dtype, and with a warning if predicting fails.
+
+    `dtype` and `block_shape` (the scales' blocks) are the engine's: None and () for unquantized weights.
+    """
     if dtype is None and not block_shape:
         ours = "bf16"  # the engines have the same files for fp16
     elif dtype == "fp8_w8a8" and block_shape == (SCALED_BLOCK, SCALED_BLOCK):

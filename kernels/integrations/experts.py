@@ -153,7 +153,7 @@ def fp8_experts_forward(
 
 
 def _routed(chosen: torch.Tensor, groups: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the experts (rows,) in ascending order, the order that sorts them, and the rows of each, (groups,)."""
+    """Return the chosen experts in ascending order (rows,), the order that sorts them, and each one's rows."""
     sorted_choice, order = chosen.sort(stable=True)
     each = torch.arange(groups, dtype=chosen.dtype, device=chosen.device)
     return sorted_choice, order, sizes_between(torch.searchsorted(sorted_choice, each, right=True))

@@ -90,7 +90,7 @@ class Limits:
         return f"foretune-{self.k}-{digest_of([digest, *sources])}"
 
     def of_templates(self, choices: Sequence[Any], inputs: Any, op: str) -> list[Any]:
-        """Return the `KernelTemplateChoice`s of one lowering that are kept.
+        """Return those of the `KernelTemplateChoice`s of one lowering of `op` that are kept.
 
         Choices without a tile (ATen, decompose-k) come first, then the fastest ones. If Inductor lists choices for
         several hints of a size, k of each are kept.
@@ -244,10 +244,10 @@ def choices_with_uuid(uuid: str, theirs: Callable[[], Any] | None) -> Any:
 
 
 def timed_by_us(theirs: Callable[..., Any], is_on: Callable[[], bool]) -> Callable[..., Any]:
-    """Return a `benchmark_gpu` for Inductor's benchmarker that uses `Timer`, in milliseconds.
+    """Return a replacement of `theirs`, Inductor's `benchmark_gpu`, that times launches with `Timer`, in milliseconds.
 
-    Calls with other options, on other devices or in Inductor's deterministic mode, and launches that synchronize, use
-    the original method.
+    Calls while `is_on` returns False, with other options, on other devices or in Inductor's deterministic mode, and
+    launches that synchronize, use the original method.
     """
 
     @wraps(theirs)

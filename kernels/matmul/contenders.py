@@ -81,14 +81,14 @@ def suite_cases(models: Sequence[DenseModel]) -> dict[str, Case]:
 def _case(
     source: str, scenario: str, m: int, n: int, k: int, *, dtype: str = "bf16", flags: tuple[str, ...] = ()
 ) -> Case:
-    """Return the case of one matrix product."""
+    """Return the case of one (m, k) by (k, n) product from this source; `scenario` is its pass, such as "forward"."""
     return Case(Problem.of("matmul", dtype=dtype, flags=flags, batch=1, m=m, n=n, k=k), (source,), scenario)
 
 
 class MatmulComparison:
     """The comparison of the dense GEMM with other implementations: problems, contenders and goals.
 
-    The harness that times them is `runtime.timing.compare.Comparison`.
+    It implements `runtime.timing.compare.Comparison`; `compare_kernels` times the contenders.
     """
 
     others = ("cublas", "inductor")
@@ -100,7 +100,7 @@ class MatmulComparison:
     def contenders(
         self, family: Measurable, problem: Problem, inputs: Inputs, device: DeviceSpec, best: BestConfigs
     ) -> dict[str, Callable[[], Any]]:
-        """Return the contenders by name.
+        """Return functions by contender that each compute the problem once.
 
         "cublas" is `torch.matmul`, `addmm`, `bmm` or `_int_mm`, followed by the activation as a separate kernel.
         "inductor" is the same under `torch.compile(mode="max-autotune-no-cudagraphs")`, which fuses the activation.
@@ -116,7 +116,7 @@ class MatmulComparison:
         }
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath:
-        """Time the op and a bare launch of its kernel."""
+        """Return the host times of the op and of a bare launch of its kernel."""
         return time_launch_path(device)
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
@@ -201,7 +201,10 @@ def max_autotuned(product: Callable[..., torch.Tensor]) -> Callable[..., torch.T
 
 
 def time_launch_path(device: DeviceSpec) -> LaunchPath:
-    """Time the op and a bare launch of its kernel in turns, on a problem that keeps the GPU ahead of the host."""
+    """Return the host times of the op and of a bare launch of its kernel, timed in turns.
+
+    The problem is so small that the GPU finishes each launch before the host makes the next.
+    """
     import torch
 
     from .op import matmul

@@ -47,7 +47,7 @@ MOST_PARTIALS = 2**31 - 1
 #: The smallest K at which a sum of products of int8, each at most 2^14, may overflow int32.
 _EXACT_DEPTH = 2**17
 #: The dtypes whose bits were compared on a card between kinds of instructions, and between values of BLOCK_K.
-_COMPARED = ("bf16", "tf32")
+_COMPARED = ("bf16", "fp16", "tf32")
 
 
 @dataclass(frozen=True)
@@ -102,11 +102,11 @@ class Matmul(GemmFamily, MeasuredFamily):
     launch_knobs = BANDS_AND_PROGRAMS | {"SPLIT_K": (1, 2), "PROGRAMS_PER_SM": (0, 1)}
 
     def full_space(self) -> tuple[KernelConfig, ...]:
-        """Return every config worth declaring."""
+        """Return every config worth measuring, for all devices."""
         return full_space()
 
     def smem_bytes(self, config: Knobs, elements: Any, device: DeviceSpec) -> int:
-        """Return the shared memory of one program, in bytes."""
+        """Return the shared memory of one program, in bytes, if an element has `elements` bytes."""
         return smem_bytes(config, elements, device)
 
     def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
@@ -148,7 +148,9 @@ class Matmul(GemmFamily, MeasuredFamily):
         return None
 
     def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
-        """Return the numerics class: that of the product (float32 is multiplied as tf32), and the parts of K.
+        """Return the numerics class: `product_class` of the tile, and into how many parts SPLIT_K divides K.
+
+        float32 is multiplied as tf32.
 
         Integer sums are exact in any order unless they overflow, where only some instructions saturate.
         """
@@ -184,7 +186,7 @@ class Matmul(GemmFamily, MeasuredFamily):
         return flags + [activation for activation in ACTIVATIONS if activation == arguments.get("ACTIVATION")]
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
-        """Draw the problems to measure from the models of a file, or from the shipped models."""
+        """Return the cases that `cases` draws from a file of models or the shipped one; see `MeasuredFamily.draw`."""
         most_tflop = workload.MOST_TFLOP if max_tflop is None else max_tflop
         return workload.draw(load_dense_models(models), most_tflop=most_tflop, **drawn)
 

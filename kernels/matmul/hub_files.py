@@ -43,7 +43,10 @@ _PLAIN = {"SPLIT_K": 1, "PROGRAMS_PER_SM": 0, "TMA": 0, "CONSUMERS": 0, "PINGPON
 
 @dataclass(frozen=True)
 class HubFile:
-    """The file for one shape of the weights on one card; `rows` has the configs by number of rows."""
+    """The config file that a kernel of Hugging Face's hub reads for one shape of the weights on one card.
+
+    `rows` has the configs by number of rows.
+    """
 
     n: int
     k: int
@@ -93,7 +96,7 @@ class HubFile:
 def predict_hub_file(
     n: int, k: int, device: DeviceSpec, *, dtype: str = "bf16", bundle: Bundle | None = None
 ) -> HubFile:
-    """Return the file for y (M, N) = a (M, K) @ b (K, N), with b stored as (K, N), for M from 1 to 16,384.
+    """Return the config file for y (M, N) = a (M, K) @ b (K, N), with b stored as (K, N), for M from 1 to 16,384.
 
     Args:
         n: The columns of b.

@@ -102,7 +102,7 @@ class Operands(NamedTuple):
 
     @classmethod
     def of(cls, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None) -> Operands:
-        """Return the operands of a call that `check_call` accepts."""
+        """Return the problem and the storage of a call's tensors, which `check_call` has accepted."""
         (m, k), n = a.shape[-2:], b.shape[-1]
         out_shape, out_dtype = (*a.shape[:-1], n), torch.int32 if a.dtype == torch.int8 else a.dtype
         batch = len(b) if b.dim() == 3 else 1
@@ -145,7 +145,7 @@ class Operands(NamedTuple):
 
 
 def check_call(a: Any, b: Any, bias: Any, activation: str | None) -> None:
-    """Check everything of a call that the host can see without waiting for the device.
+    """Check all arguments of `matmul` that the host can check without waiting for the device.
 
     Raises:
         ForetuneError: An argument is invalid; the message names it.
@@ -226,7 +226,7 @@ def _run(
     activation: str | None,
     *options: Any,
 ) -> torch.Tensor:
-    """Return y, after copying operands that the kernel cannot read."""
+    """Return y = activation(a @ b + bias), after copying operands that the kernel cannot read."""
     operands = call.seen
     if call.copies or (operands.is_aligned and not are_placed((a, b))):
         bias = None if bias is None else bias.contiguous()
@@ -242,7 +242,7 @@ def _run(
 
 
 def _activated(y: torch.Tensor, activation: str) -> torch.Tensor:
-    """Apply the activation of this name with PyTorch."""
+    """Return the activation of this name of y, computed with PyTorch."""
     _check_activation(activation)
     y = getattr(functional, activation)(y)
     return y
@@ -251,13 +251,13 @@ def _activated(y: torch.Tensor, activation: str) -> torch.Tensor:
 def _fake(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None, *_: str | None
 ) -> torch.Tensor:
-    """Return an uninitialized y, after checking the arguments."""
+    """Check the arguments, and return an uninitialized tensor like the result y."""
     check_call(a, b, bias, activation)
     return a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=torch.int32 if a.dtype == torch.int8 else a.dtype)
 
 
 def _save(ctx: Any, arguments: tuple[Any, ...], output: torch.Tensor) -> None:
-    """Save the operands that the gradients need."""
+    """Save the operands that the gradients need in the autograd context."""
     a, b, _, activation, *_ = arguments
     if activation is not None:
         raise ForetuneError(
@@ -270,7 +270,7 @@ def _save(ctx: Any, arguments: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    """Return the gradients: two more products, and the sum over all rows for the bias."""
+    """Return the gradients for `dy`: two more products, and the sum over all rows for the bias."""
     a, b = ctx.saved_tensors
     options = (None, None, None, ctx.options[-1])  # neither bias nor activation, a config by prediction, the mode
     da = None if b is None else OP.call(dy, b.mT, *options)
@@ -298,9 +298,9 @@ def _has_rows(matrix: torch.Tensor) -> bool:
 
 
 def _stored(matrix: torch.Tensor, batch: int, is_transposed: bool) -> torch.Tensor:
-    """Return a view as the kernel expects it: (batch, rows, columns), transposed if it is read along its columns.
+    """Return a matrix as the kernel expects it, (batch, rows, columns), transposed if read along its columns.
 
-    It is a copy if no view has that shape.
+    It is a view if possible, else a copy.
     """
     if matrix.dim() == 3 and batch == 1:
         matrix = matrix.reshape(-1, matrix.shape[-1])
@@ -320,7 +320,7 @@ def _lies_well(matrix: torch.Tensor, stored: torch.Tensor, aligned: bool) -> boo
 
 
 def _copied(matrix: torch.Tensor, is_transposed: bool) -> torch.Tensor:
-    """Return a copy with contiguous rows, or contiguous columns if it is read along them."""
+    """Return a copy of a matrix with contiguous rows; with contiguous columns if `is_transposed`."""
     if is_transposed:
         return matrix.mT.clone(memory_format=torch.contiguous_format).mT
     return matrix.clone(memory_format=torch.contiguous_format)

@@ -60,9 +60,10 @@ def tile_smem_bytes(
     split: bool = False,
     arch: str,
 ) -> int:
-    """Return the shared memory of a program with CONSUMERS = 0 and these knobs, in bytes.
+    """Return the shared memory in bytes of a program with CONSUMERS = 0, for an m x n x k tile and these knobs.
 
-    `smem_bytes` explains what it consists of.
+    `smem_bytes` explains what it consists of. `tma` is the knob TMA, `itemsize` the bytes of an operand's element, and
+    `split` whether SPLIT_K > 1.
     """
     is_async = m >= 64 and arch in ASYNC_PRODUCT_ARCHS
     buffers = stages if is_async or arch.startswith("gfx") else max(stages - 1, 1)
@@ -168,7 +169,7 @@ def wrong_knob(knobs: Mapping[str, Any]) -> str | None:
 
 
 def _wrong_tile(m: int, n: int, k: int, warps: int) -> str | None:
-    """Return why a tile is too large, because registers spill or compilation takes minutes, or None if it is not."""
+    """Return why an m x n x k tile is too large (spilled registers, or minutes of compilation), or None."""
     threads = 32 * warps
     if accumulator_registers(m, n, warps) > _MOST_ACCUMULATOR_REGISTERS:
         return (
@@ -197,12 +198,12 @@ def _wrong_consumers(knobs: Mapping[str, Any]) -> str | None:
 
 @lru_cache(maxsize=1)
 def full_space() -> tuple[KernelConfig, ...]:
-    """Return every config worth declaring, for all dtypes: the grid of blocks without those that cannot be fast."""
+    """Return every config worth measuring, for all dtypes: all combinations of blocks that can be fast."""
     return tuple(KernelConfig.of(**dict(zip(KNOBS, knobs, strict=True))) for knobs in _grid())
 
 
 def _grid() -> Iterator[tuple[int, ...]]:
-    """Yield the knob values of the space."""
+    """Yield the values of `KNOBS` of each config worth measuring."""
     for (m, n, k), warps, stages in product(_blocks(), (4, 8), (2, 3, 4, 5, 6)):
         if (warps == 8 and m * n < 128 * 128) or _wrong_tile(m, n, k, warps) is not None:
             continue
@@ -228,7 +229,7 @@ def _blocks() -> Iterator[tuple[int, int, int]]:
 
 
 def _launch_choices(m: int, n: int, k: int, warps: int, stages: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (TMA, PROGRAMS_PER_SM, GROUP_M, SPLIT_K) to try for one tile."""
+    """Yield (TMA, PROGRAMS_PER_SM, GROUP_M, SPLIT_K) to try for an m x n x k tile."""
     if m <= 32:
         yield from ((tma, 0, 1, splits) for tma in (0, 1) for splits in (1, 2, 4, 8))
         yield 1, 2, 1, 1

@@ -132,9 +132,9 @@ class _Counts:
 
 
 def _owners(models: Sequence[DenseModel]) -> dict[Layer, set[tuple[str, ...]]]:
-    """Return each layer, at all tensor-parallel degrees, with the model families that have a layer of the same shape.
+    """Return by layer, at all tensor-parallel degrees, the sets of model families that have a layer of the same shape.
 
-    A tuple has the families of one model, as `Case.model_families` returns them.
+    Each tuple has the families of one model, as `Case.model_families` returns them.
     """
     by_sizes: dict[tuple[bool, tuple[int, int]], set[tuple[str, ...]]] = {}
     layers = {}
@@ -150,7 +150,7 @@ def _owners(models: Sequence[DenseModel]) -> dict[Layer, set[tuple[str, ...]]]:
 
 
 def _degree(model: DenseModel, rng: np.random.Generator) -> int:
-    """Draw a tensor-parallel degree: 1 in half of the cases."""
+    """Draw a tensor-parallel degree that a model's layers allow: 1 in half of the cases."""
     degrees = [degree for degree in TENSOR_PARALLEL[1:] if model.splits(degree)]
     return int(rng.choice(degrees)) if degrees and rng.uniform() < 0.5 else 1
 
@@ -163,7 +163,7 @@ def _on_rank(model: DenseModel, name: str, degree: int) -> Layer:
 
 
 def _problem_of(layer: Layer, tokens: int, rng: np.random.Generator) -> Problem:
-    """Draw a problem of a layer: one of its passes, its dtype and its epilogue.
+    """Draw a problem of a layer and a number of tokens: one of its passes, its dtype and its epilogue.
 
     For attention it is one of two batched products: queries by keys (the scores), or scores by values.
     """
@@ -187,7 +187,7 @@ def _problem_of(layer: Layer, tokens: int, rng: np.random.Generator) -> Problem:
 
 
 def _random_problem(counts: _Counts | None, rng: np.random.Generator) -> Problem:
-    """Draw a product of random shape."""
+    """Draw a product of random shape; `counts` gives its number of tokens, if it is not None."""
     tokens, n, k = (int(size) for size in np.exp(rng.uniform(*np.log(np.transpose(RANDOM_SIZES)))))
     tokens = tokens if counts is None else counts.draw()
     step = chosen(RANDOM_STEPS, rng)
@@ -207,7 +207,7 @@ def _epilogue(dtype: str, rng: np.random.Generator) -> tuple[str, ...]:
 
 
 def _affordable(problem: Problem, most_tflop: float) -> bool:
-    """Return whether a problem is small enough to measure, by its operations and the bytes of its tensors."""
+    """Return whether a problem needs at most `most_tflop` TFLOP, and its tensors are small enough to measure."""
     batch, m, n, k = (problem[dim] for dim in ("batch", "m", "n", "k"))
     touched = 4.0 * batch * (m * k + n * k + m * n)
     return 2e-12 * batch * m * n * k <= most_tflop and touched <= MOST_BYTES

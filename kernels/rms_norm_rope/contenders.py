@@ -26,7 +26,7 @@ PHASES = {"decode": 64, "mid": 1024, "training": 16384}
 class RmsNormRopeComparison:
     """The comparison of both families with other implementations: problems, contenders and goals.
 
-    The harness that times them is `runtime.timing.compare.Comparison`.
+    It implements `runtime.timing.compare.Comparison`; `compare_kernels` times the contenders.
     """
 
     others = ("eager", "liger", "compile")
@@ -53,7 +53,7 @@ class RmsNormRopeComparison:
     def contenders(
         self, family: Measurable, problem: Problem, inputs: Inputs, device: DeviceSpec, best: BestConfigs
     ) -> dict[str, Callable[[], Any]]:
-        """Return the contenders by name.
+        """Return functions by contender that each compute the problem once.
 
         Each has tensors of its own, with q and k contiguous, as from separate projections. For the backward family,
         each repeats the backward pass of one forward pass. "liger" is included if it is installed and supports the
@@ -66,7 +66,7 @@ class RmsNormRopeComparison:
         return {name: _backward_of(function, inputs) for name, function in ways.items()}
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath:
-        """Time the op and a bare launch of its kernel."""
+        """Return the host times of the op and of a bare launch of its kernel."""
         from .launches import launch_forward
         from .op import rms_norm_rope
 
@@ -131,12 +131,12 @@ def _backward_of(implementation: Implementation, inputs: Inputs) -> Callable[[],
 
 
 def _plain(q: torch.Tensor, k: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the layer in plain PyTorch."""
+    """Return q and k, normalized and rotated with plain PyTorch."""
     return rotated(q, k, rotation)
 
 
 def _compiled() -> Implementation:
-    """Return the layer under `torch.compile`, compiled again for each problem.
+    """Return the layer compiled by `torch.compile`, which compiles it again for each problem.
 
     After many shapes, Dynamo would otherwise use one dynamic compilation for all of them.
     """
@@ -154,7 +154,7 @@ def _compiled() -> Implementation:
 
 
 def _liger(problem: Problem, inputs: Inputs) -> Implementation | None:
-    """Return Liger's RMSNorm of q and of k, followed by its in-place rotation of both.
+    """Return a function that applies Liger's RMSNorm to q and to k, and then its in-place rotation to both.
 
     None if Liger is not installed, or for interleaved pairs, which it does not support.
     """

@@ -114,7 +114,7 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
         cls.feature_names = cls._generic.names + TILE_FEATURES
 
     def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:
-        """Return every config worth declaring; the same for all devices."""
+        """Return every config worth measuring; the same for all devices."""
         return full_space(self.name)
 
     def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
@@ -158,7 +158,7 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
         configs: Sequence[KernelConfig],
         binaries: Mapping[KernelConfig, BinaryFacts] | None,
     ) -> Sequence[FeatureGroup]:
-        """Return the features of one problem: generic ones, and those of its tiles."""
+        """Return the feature groups of one problem: generic features, and those of tiles."""
         programs, flops, touched = self._programs(problem, configs), self.flops(problem), self.bytes(problem)
         generic = self._generic.groups(problem, device, configs, programs, binaries, flops=flops, touched_bytes=touched)
         first, each = len(self._generic.names), np.arange(len(configs))
@@ -166,7 +166,7 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
         return (*generic, FeatureGroup(tuple(range(first, len(self.feature_names))), of_tiles[None], each))
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
-        """Return the time to move the problem's bytes, increased for a head's padding and an unfilled last wave."""
+        """Return the microseconds to move the problem's bytes, more for padded heads and an unfilled last wave."""
         if not len(configs):
             return np.empty(0)
         programs = np.maximum(self._programs(problem, configs), 1.0)
@@ -191,7 +191,7 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
         return flags + ["unnormed"] * ("unnormed" in self.flags and arguments.get("q_weight_ptr") is None)
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
-        """Draw the problems to measure from the models of a file, or from the shipped models."""
+        """Return the cases that `cases` draws from a file of models or the shipped one; see `MeasuredFamily.draw`."""
         most = float(workload.MOST_ELEMENTS)
         if max_tflop is not None:
             if not max_tflop > 0:
@@ -401,7 +401,7 @@ class RmsNormRopeBackward(RmsNormRope):
 
 @remembered(maxsize=64)
 def _tiles(configs: tuple[KernelConfig, ...], knobs: tuple[str, ...]) -> Mapping[str, NDArray[np.int64]]:
-    """Return the values that all configs have for each knob, (n_configs,)."""
+    """Return by knob its value in each config, (n_configs,)."""
     return {knob: np.array([config[knob] for config in configs], np.int64) for knob in knobs}
 
 

@@ -23,7 +23,7 @@ _SUMMED_ROWS, _SUMMED_COLUMNS = 128, 16
 
 
 class Rotation(NamedTuple):
-    """The arguments of a call other than q and k."""
+    """The arguments of the op other than q and k: the rotation's tables and the norm's weights and settings."""
 
     cos: torch.Tensor  # (positions, columns); the first HEAD_DIM / 2 columns are used
     sin: torch.Tensor
@@ -127,7 +127,7 @@ def prepare_backward(
 
 
 def _numbers(heads: Sequence[torch.Tensor], rotation: Rotation) -> tuple[Any, ...]:
-    """Return the kernels' numeric arguments, which follow the tensors.
+    """Return the kernels' numeric arguments, which follow the tensors: strides, sizes, and numbers of `rotation`.
 
     `heads` are the tensors of heads that the kernel reads, (tokens, heads, head_dim), of which q and k are the last.
     """

@@ -118,7 +118,7 @@ def check_call(
     weight_offset: float,
     interleaved: bool,
 ) -> None:
-    """Check everything of a call that the host can see without waiting for the device.
+    """Check all arguments of `rms_norm_rope` that the host can check without waiting for the device.
 
     Raises:
         ForetuneError: An argument is invalid; the message names it.
@@ -155,7 +155,7 @@ def check_call(
 
 
 def check_options(eps: Any, weight_offset: Any, interleaved: Any) -> None:
-    """Check the options.
+    """Check the numeric options and the flag `interleaved` of `rms_norm_rope`.
 
     Raises:
         ForetuneError: An option is invalid; the message names it.
@@ -167,7 +167,7 @@ def check_options(eps: Any, weight_offset: Any, interleaved: Any) -> None:
 
 
 def _check_angles(cos: torch.Tensor, sin: torch.Tensor, tokens: int, head_dim: int, interleaved: bool) -> None:
-    """Check cos and sin against the number of tokens and the size of a head."""
+    """Raise `ForetuneError` unless cos and sin suit the number of tokens, the size of a head, and `interleaved`."""
     require(
         (cos.shape, cos.dtype) == (sin.shape, sin.dtype),
         f"cos and sin must have the same shape and dtype but are {tuple(cos.shape)} {cos.dtype} and "
@@ -206,7 +206,7 @@ def _find(place: int, *arguments: Any) -> Call[None]:
 
 
 def _find_backward(place: int, *arguments: Any) -> Call[None]:
-    """Return the call of a backward pass, without checks, because the forward pass was checked."""
+    """Return the `Call` of a backward pass on GPU `place`, unchecked, because the forward pass was checked."""
     return _call(place, _read_backward(arguments[:8]), *arguments[8:], is_backward=True)
 
 
@@ -222,10 +222,11 @@ def _call(
     *,
     is_backward: bool = False,
 ) -> Call[None]:
-    """Return the call of a forward or backward pass, with a launch unless it needs copies or has nothing to compute.
+    """Return the `Call` of a forward or backward pass, with a launch unless it needs copies or computes nothing.
 
     `tensors` are the heads, (q, k) or (dq, dk, q, k), then cos, sin, and both weights or None. The gradient of a
-    rotation without norm is the opposite rotation, which the forward kernel computes.
+    rotation without norm is the opposite rotation, which the forward kernel computes. `place` is the index of the GPU;
+    the other arguments are those of `rms_norm_rope`.
     """
     q, k = (_tokens(x) for x in tensors[-6:-4])
     copies = not all(_lie_well(tensors))
@@ -294,7 +295,7 @@ def _read_backward(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _backward(ctx: Any, dq: torch.Tensor, dk: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    """Return the gradients, one per tensor argument."""
+    """Return the gradients for `dq` and `dk`: one per tensor argument of the op, None where there is none."""
     q, k, q_weight, k_weight = GRADIENT.within(ctx)(dq, dk, *ctx.saved_tensors, *ctx.options)
     return q, k, None, None, q_weight, k_weight
 

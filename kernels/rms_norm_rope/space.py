@@ -50,7 +50,7 @@ def full_space(family: str) -> tuple[KernelConfig, ...]:
 
 
 def _is_of_use(family: str, knobs: Mapping[str, int]) -> bool:
-    """Return whether a config is worth declaring: its tile has a useful size, and its num_stages has an effect."""
+    """Return whether a config is worth measuring: its tile has a useful size, and its num_stages has an effect."""
     held = elements_per_thread(knobs, _USUAL_HEAD)
     takes_one_step = knobs.get("STEPS") == 1  # then num_stages has no effect
     return _LEAST_ELEMENTS <= held <= MOST_ELEMENTS[family] and not (takes_one_step and knobs["num_stages"] > 1)
@@ -81,7 +81,7 @@ def head_blocks(heads: int, config: Knobs) -> Any:
 
 
 def forward_grid(tokens: int, q_heads: int, k_heads: int, config: Knobs) -> Any:
-    """Return the number of programs of a forward launch."""
+    """Return the number of programs of a forward launch: one for each tile of ROWS tokens and HEADS heads of q or k."""
     blocks = head_blocks(q_heads, config) + head_blocks(k_heads, config)
     return blocks * -(-tokens // config["ROWS"])
 
@@ -95,7 +95,7 @@ def chunks_of(tokens: int, config: Knobs) -> Any:
 
 
 def backward_grid(tokens: int, q_heads: int, k_heads: int, config: Knobs) -> Any:
-    """Return the number of programs of a backward launch."""
+    """Return the number of programs of a backward launch: one for each chunk of tokens and tile of heads of q or k."""
     return chunks_of(tokens, config) * (head_blocks(q_heads, config) + head_blocks(k_heads, config))
 
 

@@ -99,7 +99,10 @@ def _layers(models: Sequence[DenseModel]) -> dict[tuple[int, int, int], tuple[st
 
 
 def _problem(family: str, tokens: int, shape: tuple[int, int, int], normed: bool, rng: np.random.Generator) -> Problem:
-    """Return a problem with these heads, of random dtype and layout."""
+    """Return a problem with these tokens and heads (q heads, kv heads, head size), of random dtype and layout.
+
+    Unless `normed`, heads are only rotated.
+    """
     dtype = "fp16" if rng.uniform() < FP16_SHARE else "bf16"
     flags = ("interleaved",) if rng.uniform() < INTERLEAVED_SHARE else ()
     if not normed and family == "rms_norm_rope_fwd":  # the gradient of a rotation is a rotation too: see `op`

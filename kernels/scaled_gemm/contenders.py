@@ -39,7 +39,7 @@ _PHASES = {"decode": (256, "uniform"), "mid": (4096, "zipf"), "training": (32768
 class ScaledGemmComparison:
     """The comparison of the scaled GEMMs with other implementations: problems, contenders and goals.
 
-    The harness that times them is `runtime.timing.compare.Comparison`.
+    It implements `runtime.timing.compare.Comparison`; `compare_kernels` times the contenders.
     """
 
     others = ("torch", "fast", "bf16")
@@ -51,7 +51,7 @@ class ScaledGemmComparison:
     def contenders(
         self, family: Measurable, problem: Problem, inputs: Inputs, device: DeviceSpec, best: BestConfigs
     ) -> dict[str, Callable[[], Any]]:
-        """Return the contenders by name.
+        """Return functions by contender that each compute the problem once.
 
         "torch" is torch's product with these scales, accumulated in float32 as in Foretune's kernel. "fast" accumulates
         in the tensor cores only, which is less exact. "bf16" is the product of the operands in bf16, which has twice
@@ -100,7 +100,7 @@ def _experts(family: str) -> Iterator[tuple[str, Case]]:
 
 
 def _dense_contenders(i: Inputs) -> dict[str, Callable[[], torch.Tensor]]:
-    """Return the contenders of a dense product by name."""
+    """Return functions by contender that each compute the dense product of these inputs once."""
     import torch
 
     granularity = granularity_of(i.problem)
@@ -122,7 +122,7 @@ def _dense_contenders(i: Inputs) -> dict[str, Callable[[], torch.Tensor]]:
 
 
 def _grouped_contenders(i: Inputs) -> dict[str, Callable[[], torch.Tensor]]:
-    """Return the contenders of a grouped product by name."""
+    """Return functions by contender that each compute the grouped product of these inputs once."""
     import torch
 
     assert i.group_sizes is not None

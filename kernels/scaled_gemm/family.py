@@ -86,11 +86,11 @@ class ScaledGemmFamily(GemmFamily, MeasuredFamily):
         return values_of(self.name).wrong(knobs)
 
     def full_space(self) -> tuple[KernelConfig, ...]:
-        """Return every config worth declaring."""
+        """Return every config worth measuring, for all devices."""
         return full_space(Ranges.of(), "groups" in self.dims)
 
     def space(self, device: DeviceSpec | None = None, **ranges: Sequence[int]) -> tuple[KernelConfig, ...]:
-        """Return every config worth declaring; with a device, only those that can run some problem on it.
+        """Return every config worth measuring; with a device, only those that can run some problem on it.
 
         Args:
             device: The GPU, or None for the whole space.
@@ -117,7 +117,7 @@ class ScaledGemmFamily(GemmFamily, MeasuredFamily):
         return granularity_of(problem)
 
     def smem_bytes(self, config: Knobs, elements: Any, device: DeviceSpec) -> int:
-        """Return the shared memory of one program, in bytes."""
+        """Return the shared memory of one program, in bytes; `elements` is the granularity of the scales."""
         return smem_bytes(config, device, elements)
 
     def limit_of(self, config: Knobs, elements: Any, device: DeviceSpec) -> str | None:
@@ -330,7 +330,7 @@ class ScaledGemm(ScaledGemmFamily):
     also_needed = ("groups",)  # which is 1 here
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
-        """Draw the problems to measure from the models of a file, or from the shipped models."""
+        """Return the cases that `cases` draws from a file of models or the shipped one; see `MeasuredFamily.draw`."""
         drawn["most_tflop"] = workload.MOST_TFLOP if max_tflop is None else max_tflop
         return workload.draw_dense(self.name, load_dense_models(models), with_deepseek=models is None, **drawn)
 
@@ -365,7 +365,7 @@ class ScaledGroupedGemmForward(MeasuredOverGroups, ScaledGemmFamily):
     off_blocks = (400, 1104)  # as in ScaledGemm.check_problem
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
-        """Draw the problems to measure from the models of a file, or from the shipped models."""
+        """Return the cases that `cases` draws from a file of models or the shipped one; see `MeasuredFamily.draw`."""
         drawn["most_tflop"] = workload.MOST_TFLOP if max_tflop is None else max_tflop
         return workload.draw_grouped(self.name, load_models(models), **drawn)
 

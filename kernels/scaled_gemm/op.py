@@ -152,7 +152,11 @@ def scaled_grouped_gemm(
 def _how_chosen(
     mode: str | None, same_bits: bool | None, invariant: str | None, x_scale: Any, granularity: str
 ) -> str | None:
-    """Return `how_chosen`. Raises `ForetuneError` for `invariant` if quantizing makes each row depend on all rows."""
+    """Return `mode`, `same_bits` and `invariant` as one option, as `how_chosen` does.
+
+    Raises:
+        ForetuneError: `invariant` is given, but quantizing x makes each row of the result depend on all rows.
+    """
     if invariant is not None and granularity == TENSORWISE and x_scale is None:
         raise ForetuneError(
             f"invariant={invariant!r} needs rowwise or blockwise scales, or a given x_scale: one scale of all of x "
@@ -173,7 +177,7 @@ def _scaled(
     config_dw: KernelConfig | None,
     mode: str | None,
 ) -> torch.Tensor:
-    """Run either op: dense if there are no group sizes."""
+    """Return the result of `scaled_gemm`, or with group sizes that of `scaled_grouped_gemm`."""
     y: torch.Tensor
     if is_transformed():
         _refuse_derivatives(x, w)
@@ -210,7 +214,7 @@ class _ScaledGemm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> torch.Tensor:
-        """Return y, and save what the gradients need."""
+        """Return y, and save what the gradients need in the autograd context."""
         x, w, group_sizes, x_scale, w_scale, granularity, config, config_dx, config_dw, mode = arguments
         x8, own_scale = _quantized("x", x, x_scale, granularity, 2)
         w8, w_scale = _quantized("w", w, w_scale, granularity, 2 if group_sizes is None else 3)
@@ -226,7 +230,7 @@ class _ScaledGemm(torch.autograd.Function):
     @once_differentiable
     @outside_autocast
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of x and w, and None for the other arguments."""
+        """Return the gradients of x and w for `dy`, and None for the other arguments."""
         x, x_scale, w8, w_scale, group_sizes = ctx.saved_tensors
         granularity, config_dx, config_dw, mode = ctx.options
         dy = dy.contiguous()
@@ -249,7 +253,7 @@ class _ScaledGemm(torch.autograd.Function):
 def _quantized(
     name: str, operand: torch.Tensor, scale: torch.Tensor | None, granularity: str, dims: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the operand in fp8 with its scales, quantizing bf16."""
+    """Return the operand, with `dims` dimensions, in fp8 with its scales; bf16 is quantized at this granularity."""
     check_tensor(name, operand)
     if operand.dtype == FP8:
         if operand.requires_grad:
@@ -284,7 +288,7 @@ def check_product(
     group_sizes: torch.Tensor | None,
     granularity: str,
 ) -> Shape:
-    """Return the shape of a product of fp8 operands after checking it.
+    """Check the fp8 operands, scales and group sizes of a product, and return its shape.
 
     Raises:
         ForetuneError: An argument is invalid; the message names it.
@@ -399,7 +403,7 @@ def _fake(
     granularity: str,
     *_: Any,
 ) -> torch.Tensor:
-    """Return an uninitialized y, after checking the arguments."""
+    """Check the arguments, and return an uninitialized tensor like the result y."""
     shape = check_product(x, w, x_scale, w_scale, group_sizes, granularity)
     return x.new_empty((shape.rows, shape.n), dtype=torch.bfloat16)
 

@@ -22,7 +22,7 @@ Quantized: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 
 def quantize_tensor(x: torch.Tensor) -> Quantized:
-    """Return (fp8, scale (1,)): one scale for the whole tensor.
+    """Return x in fp8, and its scale, (1,): one for the whole tensor.
 
     >>> fp8, scale = quantize_tensor(torch.tensor([[1.0, -896.0]]))
     >>> fp8.float().tolist(), scale.tolist()
@@ -33,7 +33,7 @@ def quantize_tensor(x: torch.Tensor) -> Quantized:
 
 
 def quantize_groups(w: torch.Tensor) -> Quantized:
-    """Return (fp8, scales (groups,)) of weights (groups, N, K): one scale per group.
+    """Return weights (groups, N, K) in fp8, and their scales, (groups,): one per group.
 
     >>> quantize_groups(torch.full((2, 8, 16), 448.0))[1].tolist()
     [1.0, 1.0]
@@ -43,7 +43,7 @@ def quantize_groups(w: torch.Tensor) -> Quantized:
 
 
 def quantize_rows(x: torch.Tensor) -> Quantized:
-    """Return (fp8, scales (..., rows, 1)) of (..., rows, K): one scale per row.
+    """Return x, (..., rows, K), in fp8, and its scales, (..., rows, 1): one per row.
 
     >>> quantize_rows(torch.tensor([[448.0, 1.0], [0.0, 0.0]]))[1].tolist()
     [[1.0], [1.0]]
@@ -53,7 +53,7 @@ def quantize_rows(x: torch.Tensor) -> Quantized:
 
 
 def quantize_rows_128(x: torch.Tensor) -> Quantized:
-    """Return (fp8, scales (rows, blocks of K)) of (rows, K): one scale per 1x128, as DeepSeek's activations have.
+    """Return x, (rows, K), in fp8, and its scales, (rows, blocks of K): one per 1x128, as DeepSeek's activations have.
 
     The scales are stored block by block (`stride()` is (1, rows)), as the kernel, cuBLAS and DeepGEMM read them.
 
@@ -70,7 +70,7 @@ def quantize_rows_128(x: torch.Tensor) -> Quantized:
 
 
 def quantize_blocks_128(w: torch.Tensor) -> Quantized:
-    """Return (fp8, scales (..., blocks of N, blocks of K)) of (..., N, K): one scale per 128x128.
+    """Return w, (..., N, K), in fp8, and its scales, (..., blocks of N, blocks of K): one per 128x128.
 
     DeepSeek's weights are quantized so. The quantized transpose is the transpose of both results, so dX of a layer uses
     the same rounded weights as the forward pass.
@@ -89,13 +89,16 @@ def quantize_blocks_128(w: torch.Tensor) -> Quantized:
 
 
 def quantize_x(x: torch.Tensor, granularity: str) -> Quantized:
-    """Return activations (rows, K) in fp8, and their scales."""
+    """Return activations (rows, K) in fp8, and their scales of this granularity."""
     ways: dict[str, Callable[[torch.Tensor], Quantized]] = {BLOCKWISE: quantize_rows_128, ROWWISE: quantize_rows}
     return ways.get(granularity, quantize_tensor)(x)
 
 
 def quantize_w(w: torch.Tensor, granularity: str) -> Quantized:
-    """Return weights (N, K), or (groups, N, K), in fp8, and their scales; rowwise ones are (N, 1), or (groups, N)."""
+    """Return weights (N, K), or (groups, N, K), in fp8, and their scales of this granularity.
+
+    Rowwise scales are (N, 1), or (groups, N).
+    """
     if granularity == BLOCKWISE:
         return quantize_blocks_128(w)
     if granularity == ROWWISE:

@@ -54,7 +54,7 @@ def scale_shapes(granularity: str, rows: int, n: int, k: int, groups: int | None
 
 
 def scale_bytes(granularity: str, rows: Any, n: Any, k: Any, groups: Any) -> Any:
-    """Return the bytes of all float32 scales of a call; sizes are numbers or arrays."""
+    """Return the bytes of all float32 scales of a call with scales of this granularity; sizes may be arrays."""
     blocks_n, blocks_k = -(-n // SCALED), -(-k // SCALED)
     if granularity == BLOCKWISE:
         return 4 * blocks_k * (rows + groups * blocks_n)

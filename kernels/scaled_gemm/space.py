@@ -53,7 +53,7 @@ _SPLIT_TILES = ((16, 64), (16, 128), (32, 64), (64, 32), (64, 64), (64, 128), (1
 
 @dataclass(frozen=True)
 class Ranges:
-    """The knob values that a space is made of."""
+    """The values of each knob from which the config space is built."""
 
     block_m: tuple[int, ...] = (*BLOCKS_M, 192)
     block_n: tuple[int, ...] = (32, 64, 128, 160, 192, 256)
@@ -156,7 +156,7 @@ def _wrong_consumers(config: KernelConfig) -> str | None:
 
 @lru_cache(maxsize=16)
 def full_space(r: Ranges, grouped: bool) -> tuple[KernelConfig, ...]:
-    """Return every config worth declaring: the grid without configs that cannot be fast.
+    """Return every config worth measuring: the grid without configs that cannot be fast.
 
     Configs are left out if their accumulators spill, warps idle, too few bytes are in flight, or they need more shared
     memory than an SM of sm_90 or sm_100 has. Only dense products have SPLIT_K > 1 or BLOCK_M = 192.
@@ -166,7 +166,7 @@ def full_space(r: Ranges, grouped: bool) -> tuple[KernelConfig, ...]:
 
 
 def _plain(r: Ranges) -> Iterator[KernelConfig]:
-    """Yield the configs with CONSUMERS = 0 and SPLIT_K = 1."""
+    """Yield the configs with CONSUMERS = 0 and SPLIT_K = 1 that combine the ranges `r`."""
     if 0 not in r.consumers or 1 not in r.split_k:
         return
     for m, n, k, warps, stages, programs in product(
@@ -194,7 +194,7 @@ def _plain(r: Ranges) -> Iterator[KernelConfig]:
 
 
 def _split(r: Ranges) -> Iterator[KernelConfig]:
-    """Yield the configs with SPLIT_K > 1."""
+    """Yield the configs with SPLIT_K > 1 that combine the ranges `r`."""
     if 0 not in r.consumers or 0 not in r.programs_per_sm or 4 not in r.num_warps:
         return
     for (m, n), k, stages, splits, load in product(_SPLIT_TILES, r.block_k, (4, 6), r.split_k, (0, 1)):
@@ -205,7 +205,7 @@ def _split(r: Ranges) -> Iterator[KernelConfig]:
 
 
 def _specialized(r: Ranges) -> Iterator[KernelConfig]:
-    """Yield the configs with CONSUMERS > 0."""
+    """Yield the configs with CONSUMERS > 0 that combine the ranges `r`."""
     for (consumers, n), stages in _SPECIALIZED.items():
         m = _INSTRUCTION_ROWS * consumers
         allowed = consumers in r.consumers and m in r.block_m and n in r.block_n and SCALED in r.block_k
@@ -220,7 +220,7 @@ def _config(*knobs: int) -> KernelConfig:
 
 
 def _operand_choices(m: int, n: int) -> tuple[tuple[int, int, int], ...]:
-    """Return the values of (SWAP_AB, TMA_LOAD, TMA_STORE) to try for a tile."""
+    """Return the values of (SWAP_AB, TMA_LOAD, TMA_STORE) to try for an m x n tile."""
     if m >= _INSTRUCTION_ROWS:
         return (0, 0, 0), (0, 1, 0), (0, 1, 1)
     plain: tuple[tuple[int, int, int], ...] = ((0, 0, 0), (0, 1, 0))

@@ -211,7 +211,7 @@ def _case(
     scenario: str = "",
     **shape: int | Mapping[str, Sequence[int]],
 ) -> Case:
-    """Return the case of a problem with scales of one granularity; `shape` holds the problem's dimensions."""
+    """Return the case of a problem with scales of one granularity; `shape` has its dimensions and group sizes."""
     problem = Problem.of(family, dtype=DTYPE, flags=flags_of(granularity), **shape)  # type: ignore[arg-type]
     return Case(problem, sources, scenario)
 
@@ -223,19 +223,19 @@ def _endless(rng: np.random.Generator, values: Sequence[T]) -> Iterator[T]:
 
 
 def _granularities(rng: np.random.Generator) -> Iterator[str]:
-    """Yield granularities; in every ten, each appears as often as GRANULARITY_SHARES says."""
+    """Yield granularities of scales without end; of every ten, each has the number that GRANULARITY_SHARES gives it."""
     return _endless(
         rng, [granularity for granularity in GRANULARITIES for _ in range(round(10 * GRANULARITY_SHARES[granularity]))]
     )
 
 
 def _affordable(m: int, n: int, k: int, most_tflop: float) -> bool:
-    """Return whether a problem is small enough to measure, by its operations and the bytes of its tensors."""
+    """Return whether a problem needs at most `most_tflop` TFLOP, and its tensors are small enough to measure."""
     return 2e-12 * m * n * k <= most_tflop and m * (k + 2.0 * n) + n * k <= MOST_BYTES
 
 
 def _random_widths(rng: np.random.Generator) -> tuple[int, int]:
-    """Draw (N, K) of a random layer."""
+    """Draw the widths (N, K) of a random layer."""
     step = int(rng.choice(_RANDOM_STEPS))
     low, high = np.log(_RANDOM_WIDTHS)
     widths = np.exp(rng.uniform(low, high, size=2)).astype(int)

@@ -277,7 +277,7 @@ LISTS = ("default", "extra", "exhaustive", "persistent", "int8", "scaled")
 
 
 def _config_of(tile: _Tile, device: DeviceSpec, dtype: str) -> KernelConfig | None:
-    """Return a tile's config with as many stages as fit, or None if it cannot run.
+    """Return a tile's config for operands of a dtype, with as many stages as fit, or None if it cannot run.
 
     A tile that states its number of stages gets exactly this number.
     """

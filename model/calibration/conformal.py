@@ -62,7 +62,10 @@ class Calibration:
     regret: tuple[float, ...]  # (len(_SCORES),) mean excess if all configs up to the score are tried: 0.02 = 2 % slower
 
     def threshold(self, coverage: float = COVERAGE) -> float:
-        """Return the largest nonconformity score on a shortlist; infinite if too few problems have a score."""
+        """Return the largest nonconformity score of a config on a shortlist that has this coverage of good configs.
+
+        It is infinite if there are not enough problems.
+        """
         place = math.ceil((self.problems + 1) * coverage)
         return self.scores[place - 1] if place <= len(self.scores) else math.inf
 

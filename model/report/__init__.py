@@ -212,7 +212,7 @@ class Section:
 
 
 def section(found: Findings, key: str) -> Section:
-    """Draw all figures of one family, for a key that is unique on the page."""
+    """Draw all figures of one family's findings, for a key that is unique on the page, and return its section."""
     return Section(
         key=key,
         name=found.evaluation.family,

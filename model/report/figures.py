@@ -72,7 +72,10 @@ def _band(
     alpha: float = 0.16,
     **style: Any,
 ) -> None:
-    """Draw a line with its 95 % interval, no lower than the noise floor."""
+    """Draw a line through the means of `summaries` at the x-values `at`, and their 95 % interval as a band.
+
+    Values below `floor`, a noise floor, are drawn at it.
+    """
     low, high = ([_over(one["ci95"][edge], floor) for one in summaries] for edge in (0, 1))
     ax.fill_between(at, low, high, color=style["color"], alpha=alpha, linewidth=0)
     ax.plot(at, [_over(one["geomean"], floor) for one in summaries], markersize=4, **style)

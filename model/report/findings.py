@@ -76,7 +76,7 @@ class Findings:
 
     @cached_property
     def headline(self) -> Headline:
-        """The result in one line."""
+        """The benefit of a shortlist for this family, in one line."""
         judged = self.evaluation
         k = max((one for one in judged.regret if one <= HEADLINE_K), default=min(judged.regret))
         is_candidate = np.isfinite(judged.predicted[0])
@@ -110,7 +110,8 @@ class Findings:
     def coverage_by_k(self, *, sizes_known: bool = True) -> NDArray[np.float64]:
         """Return the share of problems whose shortlist of k configs has one within `WITHIN` of the best.
 
-        The result is (n_ks,), for k from 1 to `LONGEST` or to the number of configs.
+        The result is (n_ks,), for k from 1 to `LONGEST` or to the number of configs. `sizes_known` is whether the sizes
+        of groups are known when configs are ranked.
         """
         predicted = self.evaluation.predicted[0 if sizes_known else 1]
         slowdowns = np.where(np.isnan(predicted), np.inf, _slowdowns(self.evaluation.grid, predicted))
@@ -125,7 +126,7 @@ class Findings:
         return [self.choice(int(row)) for row in np.argsort(-regret, kind="stable")[:most]]
 
     def choice(self, row: int) -> Choice:
-        """Return the first choice and the best config of one problem."""
+        """Return the first choice and the best config of the problem in a row."""
         judged, grid = self.evaluation, self.evaluation.grid
         predicted, times = judged.predicted[0][row], grid.second_us[row]
         first, best = int(self.places[row, 0]), int(np.nanargmin(times))
@@ -206,12 +207,12 @@ class Choice:
 
     @property
     def first_predicted_us(self) -> float:
-        """The predicted slowdown of the first choice times the best measured time: rankers do not predict times."""
+        """The predicted slowdown of the first choice times the best measured time, in microseconds."""
         return self.first_predicted * self.best_us
 
     @property
     def best_predicted_us(self) -> float | None:
-        """The predicted slowdown of the best config times the best measured time."""
+        """The predicted slowdown of the best config times the best measured time, in microseconds."""
         return None if self.best_predicted is None else self.best_predicted * self.best_us
 
     @property

@@ -87,9 +87,10 @@ def _short(size: int) -> str:
 
 
 def _means(across: _Binned, down: _Binned, regret: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
-    """Return the mean regret of the first choice in each cell, in percent, and the number of problems.
+    """Return the mean regret of the first choice in each cell, in percent, and the number of problems in it.
 
-    Both are (n_down, n_across). Means are geometric, and NaN in a cell without problems.
+    Cells are the pairs of a bin of `across` and one of `down`. Both arrays are (n_down, n_across). Means are geometric,
+    and NaN in a cell without problems.
     """
     shape = len(down.labels), len(across.labels)
     cell = across.number + (shape[1] * down.number if len(down.number) else 0)
@@ -103,7 +104,7 @@ def _means(across: _Binned, down: _Binned, regret: NDArray[np.float64]) -> tuple
 def _pair(
     across: _Binned, down: _Binned, means: NDArray[np.float64], counts: NDArray[np.intp], top: float, key: str
 ) -> Figure:
-    """Draw the mean regret over two dimensions; `top` is the largest mean of all maps, in percent."""
+    """Draw a map of mean regrets and problem counts over two dimensions; `top` is the largest mean of all maps."""
 
     def paint(ax: Axes) -> None:
         texts = [
@@ -243,7 +244,7 @@ def _named(knob: str | None, value: object) -> str:
 
 
 def _cell_text(time_us: float, places: Sequence[int]) -> str:
-    """Return the text of a cell: the time, and the ranks of the shortlist's configs in it."""
+    """Return the text of a cell: the time in microseconds, and the shortlist places of the configs in it."""
     if not np.isfinite(time_us):
         return ""
     time = f"{time_us:.3g}" if time_us < 1000 else f"{time_us:.0f}"

@@ -70,7 +70,10 @@ class _Paths:
 
 
 def _paths(forest: Forest, start: int, leaves: int, background: NDArray[np.float32]) -> _Paths:
-    """Return the paths of the tree whose splits begin at `start`."""
+    """Return the paths in the tree of `leaves` leaves whose splits begin at `start`.
+
+    The `background` rows, (n_background, n_features), give the branches of each split their shares.
+    """
     on_path, left = np.zeros((2, leaves, leaves - 1), bool)
     shares = np.ones((leaves, leaves - 1))
     open_nodes = [(start, 0, leaves, np.arange(len(background)))]
@@ -96,7 +99,10 @@ def _add_values(
     feature: NDArray[np.uint16],
     threshold: NDArray[np.float32],
 ) -> None:
-    """Add the Shapley values of one tree."""
+    """Add the Shapley values of one tree, for each row to explain, to `values`.
+
+    `feature` and `threshold` are those of the tree's splits, (n_splits,), and `leaf_value` are its leaves' values.
+    """
     follows = paths.left[:, :, None] == (rows[:, feature] <= threshold).T  # (n_leaves, n_splits, n_rows)
     follows |= ~paths.on_path[:, :, None]
     used = np.unique(feature)

@@ -164,7 +164,7 @@ class _Scorer:
         self._lasting: GroupMemo[Floats] = GroupMemo()
 
     def logs(self, groups: Sequence[FeatureGroup]) -> Floats:
-        """Return log slowdowns, (n_problems, n_configs), before rounding."""
+        """Return log slowdowns, (n_problems, n_configs), from feature groups, before rounding."""
         least1, weight2, least2, weight3, last = self._later
         parts = parts_of(groups, self._units_of, np.add)
         problems, configs = len(parts[0][0]), len(parts[0][1])
@@ -182,7 +182,7 @@ class _Scorer:
         return logs
 
     def inputs(self, columns: tuple[int, ...], table: NDArray[np.float32]) -> Floats:
-        """Return the first layer's inputs, (n_rows, n_columns + n_values), from the features in some columns."""
+        """Return the first layer's inputs, (n_rows, n_columns + n_values), for a table of the features in `columns`."""
         share = self._share_of(columns)
         inputs: Floats = table - share.mean
         inputs /= share.scale
@@ -192,7 +192,7 @@ class _Scorer:
         return inputs
 
     def _units_of(self, group: FeatureGroup) -> Floats:
-        """Return the first layer's partial sums of each row of a group, (n_problems, n_kinds, units1)."""
+        """Return the first layer's partial sums for each distinct row of a group, (n_problems, n_kinds, units1)."""
         if group.lasting:
             return self._lasting(group, lambda: self._partial_sums(group))
         return self._partial_sums(group)
@@ -203,7 +203,7 @@ class _Scorer:
         return _product(inputs, self._share_of(group.columns).weight).reshape(*group.values.shape[:2], -1)
 
     def _share_of(self, columns: tuple[int, ...]) -> _Share:
-        """Return the part of the first layer that belongs to some columns."""
+        """Return the parameters of the first layer that apply to the features in some columns; cached."""
         if columns not in self._shares:
             net, places = self._network, list(columns)
             indicators = np.flatnonzero(np.isin(net.which, places))

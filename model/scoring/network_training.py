@@ -58,7 +58,7 @@ def train_network(rows: TrainingRows, *, seed: int, epochs: int = EPOCHS, share:
 
 
 def _trained(rows: TrainingRows, seed: int, epochs: int, share: float) -> Network:
-    """Train the network with torch's current number of threads."""
+    """Train the network as `train_network` does, with torch's current number of threads."""
     import torch
     from torch import nn
 
@@ -165,7 +165,7 @@ def _inputs(network: Network, features: NDArray[np.float32], size: int = 4096) -
 
 
 def _encoding(rows: TrainingRows) -> Network:
-    """Return a network with empty layers, whose `inputs` standardizes features and adds indicators."""
+    """Return a network without trained layers, whose `inputs` standardizes the rows' features and adds indicators."""
     table = rows.features
     mean, scale = table.mean(axis=0, dtype=np.float64), table.std(axis=0, dtype=np.float64)
     starts = _starts(rows.query_sizes)

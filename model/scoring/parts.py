@@ -24,7 +24,7 @@ _MOST_GROUPS = 4
 def parts_of(
     groups: Sequence[FeatureGroup], of_kinds: Callable[[FeatureGroup], NDArray[Any]], combine: np.ufunc
 ) -> list[Part]:
-    """Return the parts that `combined` needs, from a function of one group.
+    """Return the parts that `combined` needs, from a function of one group; a kind is a distinct row of a group.
 
     Parts that differ between problems come first, and of these the one with the fewest kinds. A part with one kind,
     which is equal for all configs, is combined with the next one at once.

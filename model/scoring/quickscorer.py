@@ -69,7 +69,7 @@ class QuickScorer:
         self._lasting: GroupMemo[Masks] = GroupMemo()
 
     def predict(self, groups: Sequence[FeatureGroup]) -> NDArray[np.float64]:
-        """Return the sums over all trees, (n_problems, n_configs)."""
+        """Return the sums over all trees, (n_problems, n_configs), for feature groups."""
         parts = parts_of(groups, self._of_kinds, np.bitwise_and)
         problems, trees = len(parts[0][0]), len(self._base)
         result = np.empty((problems, len(parts[0][1])))
@@ -88,13 +88,13 @@ class QuickScorer:
         return result
 
     def _of_kinds(self, group: FeatureGroup) -> Masks:
-        """Return the mask of remaining leaves of each kind, (n_problems, n_kinds, n_trees)."""
+        """Return the mask of the leaves that each distinct row can still reach, (n_problems, n_kinds, n_trees)."""
         if group.lasting:
             return self._lasting(group, lambda: self._left_over(group))
         return self._left_over(group)
 
     def _left_over(self, group: FeatureGroup) -> Masks:
-        """Compute the masks of remaining leaves that `_of_kinds` returns, without its cache."""
+        """Compute the masks of reachable leaves that `_of_kinds` returns, without its cache."""
         codes = self._codes(group)
         problems, kinds, columns = codes.shape
         rows = np.ascontiguousarray(codes.reshape(problems * kinds, columns).T)
@@ -102,7 +102,10 @@ class QuickScorer:
         return masks.reshape(problems, kinds, -1)
 
     def _codes(self, group: FeatureGroup) -> NDArray[np.intp]:
-        """Return the table row of each value, (n_problems, n_kinds, n_used_columns)."""
+        """Return the row of the scorer's tables in which to look up each value, (n_problems, n_kinds, n_used_columns).
+
+        A kind is one of the distinct rows of a group.
+        """
         columns = self._columns.get(group.columns)
         if columns is None:
             used = [place for place, column in enumerate(group.columns) if column in self._before]

@@ -37,18 +37,15 @@ _ALWAYS = {
 
 
 def dealt(query_sizes: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-    """Split each query that is too long for LightGBM into several of nearly equal size, dealing its rows like cards.
+    """Split each query that is too long for LightGBM into several of nearly equal size, assigning its rows in turn.
 
-    Neighboring configs are similar, so dealing gives every piece a sample of all of them.
+    Neighboring configs are similar, so that every piece gets a sample of all of them.
 
     Args:
         query_sizes: The number of rows of each query, which are consecutive, (n_queries,).
 
     Returns:
         The order of the rows, (n_rows,), and the sizes of the resulting queries, (n_pieces,).
-
-    >>> dealt(np.array([2, 3]))
-    (array([0, 1, 2, 3, 4]), array([2, 3]))
     """
     order, sizes, start = [], [], 0
     for size in query_sizes.tolist():
@@ -129,7 +126,10 @@ class TreeTraining:
         group: NDArray[np.int64] | None = None,
         init_score: NDArray[np.float64] | None = None,
     ) -> lightgbm.Booster:
-        """Train a booster on the shared bins; see LightGBM for `label`, `weight`, `group` and `init_score`."""
+        """Train a booster of `trees` trees with the parameters in `objective`, on the shared bins.
+
+        See LightGBM for `label`, `weight`, `group` and `init_score`; `share` is that of the task's progress.
+        """
         import lightgbm
 
         # A copy with labels of its own, because another objective may be trained at the same time.

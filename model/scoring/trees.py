@@ -142,7 +142,7 @@ class Forest:
         return QuickScorer(self)
 
     def __len__(self) -> int:
-        """The number of trees."""
+        """Return the number of trees."""
         return len(self.tree_leaves)
 
     def predict(self, features: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
@@ -188,7 +188,7 @@ class Forest:
         return Forest(**self.arrays() | {"leaf_value": self.leaf_value.astype(np.float32)})
 
     def __add__(self, other: Forest) -> Forest:
-        """Return a forest that predicts the sum of both."""
+        """Return a forest that predicts the sum of this one's and the other one's predictions."""
         if other.n_features != self.n_features:
             raise ForetuneError(f"forests over {self.n_features} and {other.n_features} features cannot be added")
         pairs = {name: (getattr(self, name), getattr(other, name)) for name in _LAYOUT if name != "n_features"}

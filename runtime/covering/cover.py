@@ -226,7 +226,7 @@ def measured_cover(
     within: float | None = None,
     ranges: int | None = None,
 ) -> Cover:
-    """Return the cover by a dataset's times of the problem at sizes within `span`, on this device.
+    """Return the cover chosen by a dataset's times of the problem on this device, at sizes of `dynamic` within `span`.
 
     Configs are chosen on the first timing pass, and losses are those of the second. The arguments are as for
     `make_cover`. Raises `ForetuneError` as that function does, and if fewer than two sizes were measured.
@@ -248,7 +248,10 @@ def _dispatched(
     choose: Choose,
     device: DeviceSpec,
 ) -> Cover:
-    """Return the best cover, without configs that the family refuses anywhere in their range of sizes."""
+    """Return the `Cover` that `choose` finds for the losses, without configs that the family refuses in their range.
+
+    `span` is the smallest and the largest size of the dimension `dynamic`; `counts` has the weight of each size.
+    """
     first = losses.first.copy()
     weights = np.array([counts[size] for size in losses.sizes], dtype=np.float64)
     rows = np.arange(len(losses.sizes))
@@ -311,7 +314,7 @@ def _checked_size(size: Any) -> int:
 
 
 def _chooser(k: Any, within: Any, ranges: Any) -> Choose:
-    """Check `k`, `within` and `ranges` of `make_cover`, and return a function from losses and weights to a dispatch.
+    """Check `k`, `within` and `ranges` of `make_cover`, and return a function from losses and weights to a `Dispatch`.
 
     The function is `fewest_dispatch` with `within`, else `best_dispatch`, with the limits filled in.
     """
@@ -328,7 +331,7 @@ def _chooser(k: Any, within: Any, ranges: Any) -> Choose:
 
 
 def _checked(family: Family, problem: Problem, dynamic: str, span: Any) -> tuple[int, int]:
-    """Return the checked smallest and largest size. Raises `ForetuneError` for invalid arguments of a cover."""
+    """Check the arguments of a cover, and return the smallest and largest size; `ForetuneError` if invalid."""
     # The problem's own size of the dynamic dimension does not matter.
     check_problem_of(family, at_size(problem, dynamic, 1) if isinstance(problem, Problem) else problem)
     if not isinstance(dynamic, str) or dynamic not in family.dims:
@@ -343,7 +346,7 @@ def _checked(family: Family, problem: Problem, dynamic: str, span: Any) -> tuple
 
 
 def _sizes(low: int, high: int) -> set[int]:
-    """Return the sizes of a range to look at by default."""
+    """Return the default sizes from `low` to `high` to look at: evenly spaced ones, and some in each octave."""
     octaves = math.log2(high / low)
     steps = np.arange(math.ceil(octaves * POINTS_PER_OCTAVE) + 1) / POINTS_PER_OCTAVE
     in_octaves = np.minimum(np.rint(low * 2**steps), high)
@@ -351,7 +354,7 @@ def _sizes(low: int, high: int) -> set[int]:
 
 
 def _given_sizes(sizes: Iterable[int], low: int, high: int) -> list[int]:
-    """Return the caller's checked sizes. Raises `ForetuneError` for invalid ones."""
+    """Return the caller's sizes as a list; raise `ForetuneError` unless all are integers from `low` to `high`."""
     if isinstance(sizes, (str, bytes)) or not isinstance(sizes, Iterable):
         raise ForetuneError(f"sizes must be a list of sizes but is {shown(sizes)}")
     given = list(islice(sizes, MOST_SIZES + 1))  # an iterator may never end

@@ -34,7 +34,7 @@ class Dispatch:
     columns: tuple[int, ...]  # (n_ranges,) the column of each range's config
 
     def path(self, sizes: int) -> NDArray[np.intp]:
-        """Return the column at each size, (sizes,)."""
+        """Return the column of the config at each of `sizes` sizes, (sizes,)."""
         return np.repeat(np.array(self.columns, dtype=np.intp), np.diff((*self.starts, sizes)))
 
 
@@ -89,7 +89,7 @@ def fewest_dispatch(
 
 
 def _not_dominated(costs: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return the columns that no other column equals or beats at every size; the first one of equal columns."""
+    """Return the columns of `costs` that no other column equals or beats at every size; of equal ones the first."""
     kept: list[int] = []
     for column in np.argsort(costs.sum(axis=0), kind="stable").tolist():
         if not (costs[:, kept] <= costs[:, [column]]).all(axis=0).any():
@@ -158,7 +158,7 @@ def _by_exchange(costs: NDArray[np.float64], k: int, ranges: int) -> tuple[int, 
 def _first_best(
     costs: NDArray[np.float64], sets: NDArray[np.intp], least: NDArray[np.float64], ranges: int, bound: float
 ) -> tuple[float, tuple[int, ...]]:
-    """Return the least cost of a set below `bound`, and that set; `bound` and () if no set costs less.
+    """Return the least cost below `bound` of a dispatch over one of the sets, and that set; else `bound` and ().
 
     `sets` are (n_sets, n) columns, and `least` are lower bounds of their costs, (n_sets,).
     """

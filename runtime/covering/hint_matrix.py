@@ -38,7 +38,9 @@ GOAL = 0.02
 
 @dataclass(frozen=True)
 class HintMatrix:
-    """Losses against the best config of each size (0.02 = 2 %), by the times of one dataset.
+    """The losses of several ways of choosing a config at each size, compared with the best config there (0.02 = 2 %).
+
+    The losses come from the times of one dataset.
 
     Configs are chosen on the first timing pass and judged on the second. `noise` is the loss on the second pass of the
     config that is best on the first pass at the same size.
@@ -109,7 +111,7 @@ def make_hint_matrix(
     ranges: int | None = None,
     bundle: Bundle | Path | str | None = None,
 ) -> HintMatrix:
-    """Return the matrix of a problem's measurements at sizes within `span`.
+    """Return the losses of configs tuned at single sizes (the hints) and of covers, from a problem's measurements.
 
     Its columns are the config that is fastest at each hint, the config of the nearest hint, the predicted cover, and
     the cover chosen from the measurements. If the bundle cannot predict, that column is missing, and `reason` says why.
@@ -184,7 +186,7 @@ def make_hint_matrix(
 def _not_measured(
     family: Family, problem: Problem, dynamic: str, device: DeviceSpec, losses: SizeLosses
 ) -> NDArray[np.bool_]:
-    """Return where a supported config was not measured, (n_sizes, n_configs)."""
+    """Return the mask of the supported configs in `losses` that were not measured, (n_sizes, n_configs)."""
     missing = ~losses.tried
     for row, column in np.argwhere(missing).tolist():
         one = at_size(problem, dynamic, losses.sizes[row])

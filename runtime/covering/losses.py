@@ -42,7 +42,7 @@ class SizeLosses:
 
 
 def at_size(problem: Problem, dynamic: str, size: int) -> Problem:
-    """Return the problem with another size of one dimension, without its sizes of ragged work."""
+    """Return the problem with `size` as the size of the dimension `dynamic`, and with unknown segment sizes."""
     dims = tuple((name, size if name == dynamic else own) for name, own in problem.dims)
     return replace(problem, dims=dims, ragged=None)
 
@@ -103,7 +103,7 @@ def predicted_losses(
 def measured_losses(
     family: Family, problem: Problem, dynamic: str, low: int, high: int, device: DeviceSpec, data: Dataset
 ) -> SizeLosses:
-    """Return the losses by a dataset's measurements of the problem at sizes from `low` to `high` on this device.
+    """Return the losses by a dataset's times of the problem on this device, at sizes of `dynamic` from `low` to `high`.
 
     If a size was measured several times, for example with different ragged sizes, its loss is the mean. Sizes with
     too few measured configs are left out, and `reason` lists them. Raises `ForetuneError` if fewer than two sizes
@@ -155,7 +155,7 @@ def _cut_short(
     configs: Sequence[KernelConfig],
     tried_at: Mapping[int, NDArray[np.bool_]],
 ) -> list[int]:
-    """Return the sizes with less than half of the largest share of tried configs.
+    """Return the sizes at which less than half as many configs were tried as at the size with the most.
 
     A collection that stops early leaves such sizes; the fastest of a few configs is not a good reference.
     """
@@ -171,7 +171,7 @@ def _cut_short(
 
 
 def _log_losses(times_us: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return each config's mean log loss, (n_configs,), from times, (n_problems, n_configs).
+    """Return each config's mean log loss, (n_configs,), from microseconds, (n_problems, n_configs).
 
     It is inf for a config without a time on one of the problems.
     """
@@ -189,7 +189,7 @@ CANDIDATES = 3
 def timed_losses(
     family: Measurable, problem: Problem, dynamic: str, predicted: SizeLosses, device: DeviceSpec
 ) -> SizeLosses:
-    """Return the losses by times measured now on the current device, which `device` describes.
+    """Return the losses by times that are measured now at the sizes in `predicted`, on the current device.
 
     The configs among the `CANDIDATES` predicted to be best at a size are timed at all sizes, in four passes. A time is
     the least of two passes, because some of thousands of timings are disturbed, and a cover is judged by its worst
@@ -219,7 +219,7 @@ def timed_losses(
 
 
 def _best_somewhere(predicted: SizeLosses) -> tuple[KernelConfig, ...]:
-    """Return the configs that are among the best of at least one size, in the given order."""
+    """Return the configs that are among the `CANDIDATES` best ones at one or more sizes, in the given order."""
     best = np.argsort(predicted.first, axis=1, kind="stable")[:, :CANDIDATES]
     can_run = np.isfinite(np.take_along_axis(predicted.first, best, axis=1))
     return tuple(predicted.configs[column] for column in np.unique(best[can_run]).tolist())
@@ -233,7 +233,7 @@ def _times_us(
     configs: tuple[KernelConfig, ...],
     able: NDArray[np.bool_],
 ) -> list[float]:
-    """Return each config's time in microseconds, (n_configs,), inf if it cannot run.
+    """Return each config's time in microseconds, (n_configs,): inf if it cannot run (`able` is false) or fails.
 
     Raises `ForetuneError` if no config ran.
     """
@@ -243,9 +243,9 @@ def _times_us(
 
 
 def _logs(times_us: NDArray[np.float64], family: Measurable, problems: list[Problem]) -> NDArray[np.float64]:
-    """Return the log of each time over the least of its size, (n_sizes, n_configs).
+    """Return the log of each time over the least of its size, (n_sizes, n_configs); `times_us` has that shape.
 
-    Raises `ForetuneError` for a size at which no config ran in every pass.
+    Raises `ForetuneError`, naming the size's problem, for a size at which no config ran in every pass.
     """
     least = times_us.min(axis=1, keepdims=True)
     if not np.isfinite(least).all():

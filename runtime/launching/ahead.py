@@ -81,10 +81,11 @@ def compile_ahead_of(key: Hashable, job: Callable[[], object]) -> None:
 
 
 def load_binary(binary: Any) -> None:
-    """Load what Triton compiled into this thread's device, as the first launch would. An interpreted kernel has none.
+    """Load what Triton compiled into this thread's device, as the first launch would.
 
-    Other threads may launch the binary meanwhile, because it gets all of its handles at once. They may also capture a
-    CUDA graph, which loading in their mode would end. Raises what the launch would raise.
+    It does nothing for an interpreted kernel. Other threads may launch the binary meanwhile, because it gets all of its
+    handles at once. They may also capture a CUDA graph, which loading in their mode would end. Raises what the launch
+    would raise.
     """
     if binary is None or binary.module is not None:
         return

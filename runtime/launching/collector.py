@@ -17,7 +17,7 @@ from ...datasets.forking import renew_in_children
 
 
 class _Inside:
-    """The threads that are in a block of `collecting_later`.
+    """Counts the threads in blocks of `collecting_later`; the last one to leave turns the garbage collector on again.
 
     There is one collector for the process, so it is off while any thread is in a block.
     """
@@ -28,7 +28,7 @@ class _Inside:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """Forget the other threads, which do not exist in a forked process and so never leave their blocks."""
+        """Forget all threads but the current one: the others do not exist in a forked process and would never leave."""
         self.lock = Lock()
         mine, had = self.blocks[get_ident()], bool(self.blocks)
         self.blocks.clear()

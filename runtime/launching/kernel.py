@@ -117,7 +117,7 @@ class Kernel:
         return given
 
     def _settle(self) -> None:
-        """Compute cache keys in the order that Triton 3.6 needs; see `launcher.settle`."""
+        """Compute the cache keys of the functions that the kernel calls before its own, as Triton 3.6 needs."""
         if not self.is_interpreted:
             from .launcher import settle
 
@@ -145,7 +145,7 @@ def hash_of_tuned(kernel: Any, configs: Sequence[triton.Config]) -> str:
 
 
 def _hook_text(hook: Any) -> str:
-    """Return a hook's code, and the plain values that it captured, as text; "" for None."""
+    """Return a text that identifies a hook: its code and the plain values that it captured; "" for None."""
     if hook is None:
         return ""
     if isinstance(hook, partial):

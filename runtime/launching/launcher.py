@@ -79,7 +79,7 @@ class Launcher:
     def prepare(
         self, grid: tuple[int, int, int], integers: Sequence[int], config: KernelConfig | None = None, **constants: Any
     ) -> PreparedLaunch:
-        """Return a launch with fixed arguments, to be called repeatedly with different tensors."""
+        """Return a launch with the grid, integers, config and constants fixed, to be called with different tensors."""
         known = self._known.setdefault((config, *constants.values()), {})
         return PreparedLaunch(self, known, grid, tuple(integers), config, constants)
 
@@ -120,7 +120,7 @@ class PreparedLaunch:
         self._config, self._constants = config, constants
 
     def __call__(self, tensors: Sequence[torch.Tensor | None]) -> None:
-        """Launch on the current device and stream."""
+        """Launch on these tensors, on the current device and stream."""
         if not self._launcher.is_compiled:
             self._through_jit(tensors)
             return
@@ -164,7 +164,7 @@ class PreparedLaunch:
             self._remember(key, binary)
 
     def _remember(self, key: tuple[Any, ...], binary: Any) -> None:
-        """Keep the binary for further launches with aligned tensors."""
+        """Keep a binary under `key`, so that later launches with equally aligned tensors bypass Triton's JIT."""
         # AMD's binaries also depend on which tensors have less than 2 GiB, so they are not remembered.
         if binary is not None and binary.metadata.target.backend == "cuda":
             given = len(key) - 1 + len(self._integers)
@@ -172,15 +172,12 @@ class PreparedLaunch:
             self._known[key] = binary, tuple(values[name] for name in self._launcher.kernel.arg_names[given:])
 
     def _through_jit(self, tensors: Sequence[torch.Tensor | None]) -> Any:
-        """Launch through Triton's JIT; return the binary, or None in the interpreter.
-
-        Triton parses the kernel before it compiles and launches, perhaps while other binaries are compiled ahead.
-        """
+        """Launch on these tensors through Triton's JIT; return the binary, or None in the interpreter."""
         kernel, values = self._launcher.kernel[self._grid], self._values()
         return undisturbed(lambda: kernel(*tensors, *self._integers, **values))
 
     def _compile_ahead(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor | None]) -> None:
-        """Start to compile the binary in a thread; in a block of `only_compiling(load=True)` also to load it."""
+        """Start to compile the binary for these tensors in a thread; in `only_compiling(load=True)` also to load it."""
         kernel, device, given, loads = self._launcher.kernel, key[0], (*tensors, *self._integers), is_loading()
         kernel.device_caches[device]  # created here: two threads would create one each
 
@@ -198,11 +195,11 @@ class PreparedLaunch:
         compile_ahead_of(("loaded", *self._job(key)) if loads else self._job(key), compile_there)
 
     def _job(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the key of the compile job, as for `compile_ahead_of`."""
+        """Return the key by which `compile_ahead_of` and `wait_for` know the compile of the launch with this `key`."""
         return self._launcher, self._config, *self._constants.values(), *key
 
     def _values(self) -> dict[str, Any]:
-        """Return the config's knobs and the constants."""
+        """Return the config's knobs and the constants as one dict by name."""
         return self._constants if self._config is None else self._constants | self._config.to_json()
 
 
@@ -211,7 +208,7 @@ def launch_nothing(tensors: Sequence[torch.Tensor | None]) -> None:
 
 
 def begin_compiling() -> None:
-    """Wait for Triton's hash, and meanwhile do the other work that the first compile of a process starts with.
+    """Do the work that a process's first compile starts with ahead of time, and wait for the hash of Triton.
 
     Triton imports Gluon when it specializes its first argument (50 ms), and asks the assembler for its version (10 ms).
     """
@@ -243,7 +240,7 @@ def settle(kernel: JITFunction[Any]) -> None:
 
 
 def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
-    """Allocate scratch memory with PyTorch: stream-ordered, and from the pool while a CUDA graph is captured."""
+    """Return `size` bytes of scratch memory from PyTorch, stream-ordered; in a CUDA graph's capture from its pool."""
     import torch
 
     return torch.empty(size, dtype=torch.int8, device="cuda")
@@ -258,7 +255,7 @@ def ensure_allocator() -> None:
 def with_scratch(
     prepared: Callable[[Sequence[torch.Tensor | None]], None],
 ) -> Callable[[Sequence[torch.Tensor | None]], None]:
-    """Return a launch that makes sure of an allocator before each call of `prepared`."""
+    """Return a function that sets Triton's allocator (see `ensure_allocator`), and then calls `prepared`."""
 
     def launch(tensors: Sequence[torch.Tensor | None]) -> None:
         ensure_allocator()

@@ -15,7 +15,7 @@ REDZONE_BYTES = 4 << 20
 
 
 class Redzones:
-    """Move every tensor of a launch's inputs into a larger buffer, and find what is written around it there.
+    """Places every tensor of a launch's inputs in a larger buffer, to find writes outside of the tensors.
 
     Tensors that share memory still do afterwards. The redzones have random bytes, so that writing what was read there
     changes them too, and that reading them where the result depends on it makes the result wrong.
@@ -89,7 +89,10 @@ class _Buffer:
 
 
 def _same_part(buffer: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the view of a buffer that a tensor is of another one; expanded dimensions have one element."""
+    """Return a view of `buffer` with the offset, sizes and strides that `tensor` has in its own storage.
+
+    Expanded dimensions (stride 0) have one element.
+    """
     sizes = [size if stride else min(size, 1) for size, stride in zip(tensor.size(), tensor.stride(), strict=True)]
     view = tensor.new_empty(0)
     return view.set_(buffer.untyped_storage(), tensor.storage_offset(), sizes, tensor.stride())
@@ -104,7 +107,10 @@ def _bytes_of(tensor: torch.Tensor) -> int:
 
 
 def _tensors(value: Any, name: str, seen: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield each tensor in a value once, with the name of the attribute, key or index that holds it."""
+    """Yield (name, tensor) for each tensor in a value once; the name is the attribute, key or index that holds it.
+
+    `name` is that of the value itself, and `seen` has the ids of objects that were visited.
+    """
     import torch
 
     if id(value) in seen:

@@ -29,7 +29,7 @@ _DEEPEST = 20
 
 
 def structure(source: str) -> str:
-    r"""Return a function's syntax tree as text, without docstring, comments and line breaks.
+    r"""Return the syntax tree of a function's source as text, without docstring, comments and line breaks.
 
     These do not change the binary, so measurements of a kernel stay valid when its comments change. The text is the
     same in every version of Python.
@@ -107,14 +107,14 @@ def hash_of_kernel(kernel: Any) -> str:
 
 
 def combined_hash(hashes: Iterable[str]) -> str:
-    """Return the hash of several kernels that are measured together, from the hash of each."""
+    """Return one hash for several kernels that are measured together, made from the hash of each."""
     hashes = list(hashes)
     base = digest_of(one.partition(SEPARATOR)[0] for one in hashes)
     return f"{base}{SEPARATOR}{digest_of(hashes)}" if any(SEPARATOR in one for one in hashes) else base
 
 
 def _gather(kernel: Any, found: dict[str, tuple[Any, str]]) -> None:
-    """Add the kernel and the functions that it calls by bare names to `found`.
+    """Add the kernel, and each function that it calls by a bare name, to `found`: its name -> (function, source).
 
     They make up the first part of a hash, which must not change, because data have been recorded with it.
     """
@@ -130,7 +130,7 @@ def _gather(kernel: Any, found: dict[str, tuple[Any, str]]) -> None:
 
 
 def _with_dependencies(base: str, kernels: Iterable[Any], covered: Iterable[Any]) -> str:
-    """Return a hash with its second part, unless the `covered` functions are all that the kernels depend on."""
+    """Return the hash `base`, with a second part if the kernels depend on more than the `covered` functions."""
     found = _Dependencies(covered)
     for kernel in kernels:
         found.add(kernel)
@@ -177,7 +177,10 @@ class _Dependencies:
         return "\n".join(lines)
 
     def _described(self, path: str, value: Any, depth: int = 0) -> str | None:
-        """Return a text for a value, the same in every process; None for modules and for parts of Triton."""
+        """Return a text that identifies a value in every process; None for modules and for parts of Triton.
+
+        `path` is how the function refers to the value, such as "a.b", and `depth` is how deeply the value is nested.
+        """
         from triton.language.core import constexpr
 
         def deeper(one: Any) -> str:
@@ -259,7 +262,7 @@ def captured_by(function: Any) -> dict[str, Any]:
 
 
 def _path(node: ast.AST) -> tuple[str, ...]:
-    """Return the names of an expression like `a.b.c`; () for anything else."""
+    """Return the names in a syntax node like `a.b.c`, ("a", "b", "c"); () for any other node."""
     if isinstance(node, ast.Name):
         return (node.id,)
     if isinstance(node, ast.Attribute) and (path := _path(node.value)):
@@ -268,7 +271,7 @@ def _path(node: ast.AST) -> tuple[str, ...]:
 
 
 def _local_names(tree: ast.FunctionDef) -> set[str]:
-    """Return a function's parameters, and the names that it assigns before it reads them.
+    """Return the parameters of a function's syntax tree, and the names that it assigns before it reads them.
 
     Triton lets a function read a global and assign a local variable of that name afterwards.
     """
@@ -299,7 +302,10 @@ def _computed_defaults(arguments: ast.arguments) -> set[str]:
 
 
 def _python_function(function: Any) -> str:
-    """Return a text that identifies a plain Python function that a kernel calls in Triton's interpreter."""
+    """Return a text that identifies a plain Python function that a kernel calls in Triton's interpreter.
+
+    It is the structure of the function's source; without source, the function's qualified name.
+    """
     try:
         return f"python {structure(textwrap.dedent(inspect.getsource(function)))}"
     except (OSError, TypeError, SyntaxError):

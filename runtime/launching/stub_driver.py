@@ -134,7 +134,7 @@ class StubDriver:
         self.launches: list[StubLaunch] = []
 
     def launcher_cls(self, src: Any, metadata: Any) -> Callable[..., None]:
-        """Return a launcher for a compiled kernel, which appends to `launches` and does nothing else."""
+        """Return a launcher for a compiled kernel, which appends each launch to `launches` and does nothing else."""
 
         def launch(grid_x: int, grid_y: int, grid_z: int, *_: Any) -> None:
             self.launches.append(StubLaunch(metadata.name, (grid_x, grid_y, grid_z), metadata))
@@ -187,7 +187,7 @@ class _Utils:
         return {"max_shared_mem": self._smem_per_block_bytes}
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[None, None, int, int, int]:
-        """Return (module, function, registers, spills, the largest block in threads) without loading anything.
+        """Return (module, function, registers, spills, maximum threads per block) without loading the binary.
 
         The module is None, because Triton 3.8 and later unload a kernel's module with the driver that is active when
         the kernel is deleted.

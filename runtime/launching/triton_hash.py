@@ -35,12 +35,12 @@ _known: list[str] = []
 
 
 def hash_triton_ahead() -> None:
-    """Start to compute Triton's hash in a thread."""
+    """Start to compute the hash of Triton's installation, which its cache keys contain, in a thread."""
     compile_ahead_of(_JOB, _hash)
 
 
 def wait_for_the_hash() -> None:
-    """Wait for the hash, if `hash_triton_ahead` has started it, and give it to Triton.
+    """Wait for the hash that `hash_triton_ahead` computes, if it was called, and pass it to Triton.
 
     A compile that does not wait would compute the hash a second time.
     """
@@ -52,13 +52,13 @@ def wait_for_the_hash() -> None:
 
 @lru_cache
 def hash_triton() -> None:
-    """Give Triton its hash, once in a process: from the file, or computed and written to it."""
+    """Set Triton's hash of its own installation, once in a process: read from a file, or computed and written to it."""
     hash_triton_ahead()
     wait_for_the_hash()
 
 
 def _give_to_triton(key: str) -> None:
-    """Make Triton use a known hash of its installation."""
+    """Make Triton use `key` as the hash of its installation."""
     from triton.runtime import cache
 
     cache.triton_key = lru_cache(lambda: key)

@@ -39,7 +39,7 @@ BestConfigs = Mapping[Problem, Sequence[KernelConfig]]
 
 @dataclass(frozen=True)
 class Row:
-    """One problem of a comparison; times in microseconds."""
+    """The times of one problem of a comparison, in microseconds: our kernel's, the contenders' and the roofline's."""
 
     name: str
     family: str
@@ -57,12 +57,12 @@ class Row:
 
     @property
     def ours_us(self) -> float:
-        """The time with the best config if it is known, else with the predicted one."""
+        """The time with the best config if it is known, else with the predicted one, in microseconds."""
         return self.best_us or self.predicted_us
 
     @property
     def roofline_us(self) -> float:
-        """The larger one of the compute and the memory time."""
+        """The roofline time: the larger of the compute time and the memory time, in microseconds."""
         return max(self.compute_us, self.memory_us)
 
     def to_json(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Goal:
-    """One goal, and whether the rows that it applies to reach it."""
+    """A performance goal, and whether the compared problems (rows) that it applies to reach it."""
 
     goal: str
     aim: str
@@ -93,7 +93,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class LaunchPath:
-    """Host time of one hot call, in microseconds, without waiting for the GPU."""
+    """Host time of one repeated call of an op, and of a bare launch of its kernel, in microseconds; no GPU time."""
 
     op: str  # the op's name
     op_us: float  # of the op: choosing a config and all launches
@@ -106,7 +106,7 @@ class LaunchPath:
 
     @classmethod
     def timed(cls, name: str, op: Callable[[], Any], bare: Callable[[], Any], calls: int = 200) -> LaunchPath:
-        """Time an op and a bare launch of its kernel in interleaved rounds, without gradients.
+        """Return the host times of an op and of a bare launch of its kernel, in interleaved rounds without gradients.
 
         Args:
             name: The op's name.
@@ -141,7 +141,9 @@ class Comparison(Protocol):
     def contenders(
         self, family: Measurable, problem: Problem, inputs: Any, device: DeviceSpec, best: BestConfigs
     ) -> Mapping[str, Callable[[], Any]]:
-        """Return functions by contender that queue the same work, or a part of it, on the inputs of our kernel.
+        """Return functions by contender that each queue the work of our kernel, or a part of it, on the same inputs.
+
+        `best` has the known best configs of problems.
 
         Slow preparations, such as compiling, belong into the first call, which is not timed.
         """
@@ -150,7 +152,7 @@ class Comparison(Protocol):
         """Return the goals for these rows."""
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath | None:
-        """Return the host time of a hot call of the family's op; None if it has no op."""
+        """Return the host time of a repeated call of the family's op; None if the family has no op."""
 
 
 @dataclass(frozen=True)
@@ -310,7 +312,11 @@ def _judge(
     mean: float | None,
     worst_of: Callable[[Sequence[float]], float],
 ) -> list[Goal]:
-    """Return a list of one goal: the ratio of each row, and their geometric mean, reach bounds. Empty without rows."""
+    """Return a list of one goal, described by `goal`; an empty list without rows.
+
+    The goal is that each row's ratio compares as `sign` says (">=" or "<=") with `each`, and their geometric mean with
+    `mean` if that is given. `worst_of` selects the worst ratio.
+    """
     if not rows:
         return []
     geomean = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
@@ -364,7 +370,10 @@ def _row(
     timer: Timer,
     against: Sequence[str],
 ) -> Row:
-    """Time our configs and the contenders of one problem."""
+    """Time our configs and those of the comparison's contenders that are in `against`; return the `Row`.
+
+    All contenders are timed if `against` is empty; one that fails is left out with a warning.
+    """
     inputs = family.inputs(problem, device)
     launches: dict[str, Callable[[], Any]] = {
         f"ours {i}": (lambda config=config: family.launch(inputs, config))  # type: ignore[misc]
@@ -396,5 +405,5 @@ def _row(
 
 
 def _us(time_us: float | None) -> str:
-    """Return a time for a table; "" for None."""
+    """Return a time in microseconds as text for a table; "" for None."""
     return "" if time_us is None else f"{time_us:.1f}"

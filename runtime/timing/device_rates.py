@@ -109,7 +109,7 @@ class RateMeter(Protocol):
         """Return the rate of an elementwise kernel outside of the L2, in 10^9 bytes read and written per second."""
 
     def matrix_tflops(self, dtype: str) -> float:
-        """Return the rate of torch's dense product of random square matrices, in 10^12 operations per second."""
+        """Return the rate of torch's product of random square matrices of a dtype, in 10^12 operations per second."""
 
 
 class CudaRateMeter:
@@ -155,7 +155,7 @@ class CudaRateMeter:
         return 2e-3 * self.most_bytes / self._us(lambda: torch.neg(self._x, out=y))
 
     def matrix_tflops(self, dtype: str) -> float:
-        """Return the rate of a matrix product in 10^12 operations per second."""
+        """Return the rate of a matrix product of a dtype in 10^12 operations per second."""
         import torch
 
         element = torch_dtype(dtype)

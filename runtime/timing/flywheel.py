@@ -302,7 +302,7 @@ def expect(
 
 @contextmanager
 def _harmless() -> Iterator[None]:
-    """Warn about an error instead of raising it, because logging never stops a launch."""
+    """Turn an exception of the block into a warning, because logging must not stop a launch."""
     try:
         yield
     except Exception as error:  # noqa: BLE001

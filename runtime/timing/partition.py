@@ -66,7 +66,7 @@ def _green_context(sms: int) -> Iterator[int]:
 
 @cache
 def _made(index: int, sms: int) -> tuple[Any, Any]:
-    """Return a green context and its stream, which live until the process ends.
+    """Return a green context with `sms` SMs of a device, and its stream; both live until the process ends.
 
     PyTorch's allocator keeps memory by stream, so a deleted stream's handle must not be used again.
     """

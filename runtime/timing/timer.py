@@ -59,7 +59,7 @@ class Timing:
 
     @classmethod
     def of(cls, times_us: Sequence[float]) -> Timing:
-        """Return the summary of at least one sample, in microseconds."""
+        """Return the median, spread and number of at least one sample; samples are in microseconds."""
         median = statistics.median(times_us)
         if len(times_us) == 1:
             return cls(median, 0.0, 1)
@@ -177,7 +177,7 @@ class Timer:
 
 
 def _samples(budget_us: float, each_us: float) -> int:
-    """Return how many samples fit into a budget."""
+    """Return how many samples of `each_us` microseconds fit into a budget, from `MIN_SAMPLES` to `MAX_SAMPLES`."""
     return min(max(int(budget_us / max(each_us, 1.0)), MIN_SAMPLES), MAX_SAMPLES)
 
 
@@ -247,7 +247,7 @@ class CudaQueue:
         self._cycles_per_us = self._calibrate()
 
     def _calibrate(self) -> float:
-        """Return the cycles per microsecond of torch's spinning kernel."""
+        """Return the GPU's clock cycles per microsecond, measured with `torch.cuda._sleep`."""
         us = 0.0
         for _ in range(2):  # the first launch also loads the kernel and wakes the clocks
             start = self.mark()
@@ -259,7 +259,7 @@ class CudaQueue:
         return _CALIBRATION_CYCLES / us
 
     def hold(self, us: float) -> None:
-        """Queue torch's spinning kernel."""
+        """Queue a kernel that does nothing for about `us` microseconds (`torch.cuda._sleep`)."""
         with self._cuda.device(self._device):
             self._cuda._sleep(int(us * self._cycles_per_us))
 

@@ -72,7 +72,7 @@ def attach_created(tuner: triton.runtime.Autotuner) -> bool:
 
 
 def _hold(tuner: triton.runtime.Autotuner) -> list[Attachment]:
-    """Attach a tuner for one `attached` block, or count the block; return [] if `attach` has attached it."""
+    """Attach a tuner for one more `attached` block, and return [its attachment]; [] if `attach` has attached it."""
     with _changing.lock:
         there = Attachment.of(tuner)
         if there is None:
@@ -85,7 +85,7 @@ def _hold(tuner: triton.runtime.Autotuner) -> list[Attachment]:
 
 
 def _release(there: Attachment) -> list[ForetuneError]:
-    """End one block's hold and detach after the last one; return the error if the tuner cannot be detached."""
+    """End one block's hold on an attachment, and detach after the last one; return [the error] if that fails."""
     with there.lock, _changing.lock:  # wait for a running launch, which may attach something itself
         there.holders -= 1
         if there.holders == 0 and there.is_on:  # otherwise it was detached meanwhile
@@ -112,18 +112,19 @@ def detach(kernel: Any) -> None:
 
 
 @contextmanager
-def attached(kernels: ModuleType | Iterable[Any]) -> Iterator[list[triton.runtime.Autotuner]]:
-    """Attach all autotuners of a package, or a list of kernels, for the duration of a `with` block.
+def attached(kernels: Any) -> Iterator[list[triton.runtime.Autotuner]]:
+    """Attach all autotuners of a package, one kernel or several, for the duration of a `with` block.
 
     Kernels attached by `attach` or FORETUNE_ATTACH are left alone. Blocks may overlap, also in several threads: the
     last one detaches.
 
     Args:
-        kernels: Autotuned kernels; or a module, whose submodules are imported (one warning lists those that cannot be).
+        kernels: An autotuned kernel, or a list of them; or a module, whose submodules are imported (one warning lists
+            those that cannot be).
 
     Raises:
-        ForetuneError: `kernels` is neither; or, at the end of a block that has not raised, a kernel cannot be detached
-            (see `detach`). The other kernels are detached then, too.
+        ForetuneError: `kernels` is none of these; or, at the end of a block that has not raised, a kernel cannot be
+            detached (see `detach`). The other kernels are detached then, too.
 
     >>> import json
     >>> with attached(json) as tuners:
@@ -149,11 +150,13 @@ def _release_all(held: Sequence[Attachment]) -> list[ForetuneError]:
 
 
 def _autotuners(kernels: Any) -> list[triton.runtime.Autotuner]:
-    """Return the autotuners of a module or of a list of kernels, each once."""
+    """Return the autotuners of a module, a kernel or a list of kernels, each once."""
     if isinstance(kernels, ModuleType):
         return autotuners_in(kernels)
+    if hasattr(kernels, "fn"):
+        kernels = [kernels]
     if isinstance(kernels, (str, bytes)) or not isinstance(kernels, Iterable):
-        raise ForetuneError(f"kernels must be a module or a list of autotuned kernels but is {shown(kernels)}")
+        raise ForetuneError(f"kernels must be a module, an autotuned kernel or a list of them but is {shown(kernels)}")
     return list(dict.fromkeys(autotuner_of(kernel) for kernel in kernels))
 
 

@@ -25,7 +25,7 @@ _LAUNCHES, _ALL_LAUNCHES = 16, 1000
 
 @dataclass
 class KeyTuning:
-    """The tuning of one key of an attached kernel.
+    """The state of an attached autotuner's tuning of one key, while Triton's loop times its configs.
 
     Attributes:
         allowed: The configs that the kernel's own pruning leaves.
@@ -67,7 +67,10 @@ class KeyTuning:
             self.uncompiled = tuple(left)
 
     def compile(self, args: Sequence[Any], meta: Mapping[str, Any]) -> None:
-        """Compile configs in parallel; errors are ignored, because Triton meets them when it times the config."""
+        """Compile the `uncompiled` configs in parallel for a launch with these arguments.
+
+        Errors are ignored, because Triton meets them when it times the config.
+        """
         configs, self.uncompiled = self.uncompiled, ()
         given = {name: value for name, value in meta.items() if name != "warmup"}
         self.session.compile(configs, lambda config: self.tuner.fn.warmup(*args, **given, **config.all_kwargs()))

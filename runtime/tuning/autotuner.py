@@ -169,7 +169,7 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
     def _refined_run(
         self, key: tuple[Any, ...], found: tuple[Refinement[triton.Config], float], call: OneLaunch
     ) -> Any:
-        """Launch a key whose config is not decided yet in mode `refine`."""
+        """Launch a key whose config is not decided yet in mode `refine`, with the config that `found` chooses."""
 
         def launch(config: triton.Config) -> Any:
             self.best_config = config
@@ -226,7 +226,7 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         configs: Sequence[triton.Config],
         key: Sequence[Any] | None = None,
     ) -> triton.Config | None:
-        """Return the config that the pin file in force has for a launch; None without one.
+        """Return the config that the pin file has for `stand_in` and that can run `problem`; None without a file.
 
         Raises:
             PinError: The file does not cover the launch.
@@ -271,7 +271,7 @@ class _Tuning:
         self.allowed = tuner._allowed(call)
 
     def choose(self) -> tuple[triton.Config, bool]:
-        """Return the config to launch, and whether it has been launched before, or must run whatever happens.
+        """Return the config to launch, and whether no other config is tried if its launch fails.
 
         Raises:
             TuningFailed: All configs have failed.
@@ -316,7 +316,10 @@ class _Tuning:
         raise none_launched(tuner.name, session)
 
     def _refined(self, left: Sequence[triton.Config], chosen: Sequence[triton.Config]) -> triton.Config:
-        """Return the config to launch first in mode `refine`, and prepare the next launches."""
+        """Return the config to launch first in mode `refine`, and prepare how later launches choose among `chosen`.
+
+        `left` are the configs that the kernel's own pruning leaves; `chosen` is their shortlist, best first.
+        """
         tuner, problem, first = self._tuner, self._problem, chosen[0]
         shortlister, slowdowns, scale = tuner._shortlister, (1.0,) * len(chosen), 1.0
         if problem is not None:
@@ -365,7 +368,7 @@ class _Tuning:
         }
 
     def _time_one(self, config: triton.Config) -> Measured | Exception:
-        """Time a config, in a separate process if `isolate` asks for it and it is possible; return its exception."""
+        """Time a config, and return its result or the exception that it raised; with `isolate` in another process."""
         try:
             if self._isolated is not None:
                 try:

@@ -154,7 +154,7 @@ class _Request:
 
     @classmethod
     def of(cls, tuner: Any, call: OneLaunch) -> _Request:
-        """Return the request for a launch."""
+        """Return the request to measure the configs of `tuner`, an autotuner, for a launch."""
         import torch
 
         stub, index = stubbed(), torch.cuda.current_device() if torch.cuda.is_available() else None
@@ -221,7 +221,7 @@ def _packed(value: Any) -> Any:
 
 
 def _unpacked(value: Any) -> Any:
-    """Return the argument of a picklable form."""
+    """Return the argument that `_packed` converted to a value that can be pickled."""
     return value.tensor() if isinstance(value, _Tensor) else value
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class KnownTimes:
-    """The times of one kernel on one device; `of` returns those of one key.
+    """The known times of one kernel on one device; `of` returns those of one key.
 
     Some times are kept in memory only: those of a launch that is not a `Problem`, of a config that a `KernelConfig`
     cannot express, and times that no GPU measured. Methods never raise for trouble with the cache.
@@ -83,7 +83,7 @@ class KnownTimes:
                         self.shortlister.finish(problem)
 
     def of(self, stand_in: Problem | None, key: Hashable = None) -> KeyTimes:
-        """Return the times of a stand-in problem, or of a key without one."""
+        """Return the times of a launch: of `stand_in`, the problem that represents it, or else of its `key`."""
         return KeyTimes(self, stand_in, self._here.setdefault(key if stand_in is None else stand_in, {}), str(key))
 
     def values(self, configs: Sequence[triton.Config]) -> dict[triton.Config, KernelConfig]:
@@ -123,7 +123,10 @@ class KnownTimes:
         return None if value is None else config_of[value]
 
     def log(self, problem: Problem, config: triton.Config, time_us: float | None, timed: str = "") -> None:
-        """Log a row if FORETUNE_LOG is set; `timed` is given for a time that another than the tuner measured."""
+        """Log a time in microseconds if FORETUNE_LOG is set; None for a config that failed.
+
+        `timed` says how it was measured, if not by the kernel's autotuner.
+        """
         if not (self._logs or timed) or self.device is None:
             return
         from ..timing.flywheel import is_logging, log_row, source_that_ran
@@ -145,7 +148,7 @@ class KnownTimes:
 
 
 class KeyTimes:
-    """The times of one key of a kernel: the `Known` of a `TuningSession`, and the agreement of ranks.
+    """The times of one key of a kernel: the `Known` of a `TuningSession`. They also let ranks agree on a config.
 
     On disk and for the shortlister, `problem` represents the key; None if the launch is not a `Problem`.
     """
@@ -190,7 +193,7 @@ class KeyTimes:
         arguments: Mapping[str, Any],
         limit: dict[str, float],
     ) -> Refinement[triton.Config] | None:
-        """Return what chooses the config of each launch of this key in mode `refine`; None without a GPU.
+        """Return the object that chooses the config of each launch of this key in mode `refine`; None without a GPU.
 
         Launches share it if they are of the same stand-in problem and run the same binaries.
 
@@ -237,7 +240,7 @@ class KeyTimes:
     def agree(
         self, configs: Sequence[triton.Config], times_us: Times | Callable[[], Times]
     ) -> tuple[triton.Config | None, float]:
-        """Return the config that is fastest on the rank where it is slowest, and its time there in microseconds.
+        """Return the config whose time on its slowest rank is the shortest, and this time in microseconds.
 
         Args:
             configs: The configs, the same on each rank.

@@ -34,7 +34,7 @@ def are_kept_arguments(value: Any) -> bool:
 
 
 def stand_ins(kept: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments for which Triton compiles the same binary as for the stored ones.
+    """Return arguments for which Triton compiles the same binary as for the stored ones (of `kept_arguments`).
 
     Raises:
         ForetuneError: A stored type does not exist in torch or Triton.

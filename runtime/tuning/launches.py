@@ -224,9 +224,9 @@ class LaunchFamily(Family):
         configs: Sequence[KernelConfig],
         binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
     ) -> NDArray[np.float32]:
-        """Return no features, an array of shape (n_configs, 0).
+        """Return no features, an array of shape (n_configs, 0), because `OwnTimings` does not use the meaning of knobs.
 
-        `OwnTimings` computes its own from the knobs and the problem's dimensions.
+        It computes features from the knobs and the problem's dimensions itself.
         """
         import numpy as np
 
@@ -254,7 +254,7 @@ def flag_of(name: str, value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return a text that tells a value from all others."""
+    """Return a value as text, which is different for different values."""
     if isinstance(value, Enum):
         return f"<{type(value).__module__}.{type(value).__qualname__}.{value.name or value.value}>"
     if isinstance(value, str):
@@ -274,7 +274,7 @@ def _has_objects(values: Any) -> bool:
 
 
 def _is_number(text: str) -> bool:
-    """Return whether a text reads as a number."""
+    """Return whether Python's `complex` can read a text as a number."""
     try:
         complex(text)
     except ValueError:

@@ -51,7 +51,7 @@ class OneConfigCache(dict[Any, Any]):
         return self._config
 
     def get(self, key: Any, default: Any = None) -> triton.Config:
-        """Return the one config."""
+        """Return the one config, for any key."""
         return self._config
 
 
@@ -85,7 +85,7 @@ def launch_undecided(
     arguments: Mapping[str, Any],
     launch: Callable[[triton.Config], Any],
 ) -> Any:
-    """Launch a key whose config is not decided yet in mode `refine`, and remember the decision in the tuner's cache.
+    """Launch a key whose config is not decided yet in mode `refine`; once it is decided, store it in the tuner's cache.
 
     Args:
         tuner: The autotuner.
@@ -220,17 +220,18 @@ def save_tensors(tuner: Autotuner, arguments: Mapping[str, Any], reset_only: boo
 
 
 def restore_tensors(tuner: Autotuner, arguments: Mapping[str, Any], exception: BaseException | None) -> None:
-    """Restore the tensors that `save_tensors` saved: the default `post_hook`."""
+    """Restore the tensors that `save_tensors` saved: the default `post_hook`. `exception` is not used."""
     copies, tuner.restore_copies = tuner.restore_copies, {}
     for name, value in copies.items():
         arguments[name].copy_(value)
 
 
 def _timed_ms(tuner: Autotuner, run: Callable[[], None], give_up_us: float) -> float:
-    """Return the time of a function that launches, in milliseconds; of one launch if that takes over `give_up_us`.
+    """Return the time of `run`, a function that launches the kernel, in milliseconds.
 
-    The autotuner's own `do_bench` measures it if there is one. Otherwise our timer does, which takes 5 ms of device
-    time and counts no launch gaps (Triton's benchmark takes 125 ms a config); if it cannot, Triton's does.
+    If the first launch takes longer than `give_up_us`, it is the only one. The autotuner's own `do_bench` measures if
+    there is one. Otherwise our timer does, which takes 5 ms of device time and counts no launch gaps (Triton's
+    benchmark takes 125 ms a config); if it cannot, Triton's does.
     """
     if tuner._do_bench is None and stubbed() is None:
         import torch

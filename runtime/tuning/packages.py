@@ -94,7 +94,7 @@ def _spec_of(name: str, path: Sequence[str] | None, target: ModuleType | None = 
 
 
 def attach_named() -> None:
-    """Attach the packages that FORETUNE_ATTACH names; in case of trouble none of them, with one warning."""
+    """Attach the packages that FORETUNE_ATTACH names. After an error none is attached, and one warning is given."""
     try:
         attach_packages(packages_of(os.environ[VARIABLE]))
     except Exception as error:  # noqa: BLE001 - importing Foretune must not fail
@@ -162,7 +162,7 @@ def _call_after_import(name: str, then: Callable[[Any], None]) -> None:
 
 
 def _follow_children() -> None:
-    """Attach in child processes of `multiprocessing`, too.
+    """Make child processes of `multiprocessing` attach the same packages as this process.
 
     They unpickle a description of their parent process before they import its program. Unpickling `_Parent` imports
     Foretune, which attaches what FORETUNE_ATTACH names.
@@ -209,7 +209,7 @@ class _Finder(MetaPathFinder):
 
 
 def _wrap(module: Any) -> None:
-    """Have each new autotuner of the packages attached, and warn of packages that are not installed."""
+    """Make `Autotuner` of Triton's module attach each new autotuner of the packages; warn of packages not installed."""
     autotuner = module.Autotuner
     if autotuner is not _State.wrapped:
         _State.wrapped, create = autotuner, autotuner.__init__
@@ -240,7 +240,7 @@ def _package_of(module: str) -> str | None:
 
 
 def _attach(tuner: triton.runtime.Autotuner) -> None:
-    """Attach an autotuner if it is one of a named package and not attached. Trouble is one warning."""
+    """Attach an autotuner if it is one of a named package and not attached. An error becomes one warning."""
     if (package := _package_of(tuner.base_fn.__module__)) is None or _is_ours(tuner):
         return
     from .attach import attach_created

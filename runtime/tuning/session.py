@@ -48,7 +48,7 @@ class Measured(NamedTuple):
 
     @classmethod
     def of(cls, time_us: float | None) -> Measured:
-        """Return the result for a known time; None stands for an earlier failure whose reason was not kept."""
+        """Return the result for a known time in microseconds; None stands for an earlier failure of unknown reason."""
         return cls(Status.LAUNCH_FAILED, error="it failed before") if time_us is None else cls(Status.OK, time_us)
 
     @classmethod
@@ -59,7 +59,7 @@ class Measured(NamedTuple):
 
 
 def failure_of(error: Exception) -> tuple[Status, str]:
-    """Return the status that an exception stands for, and its text for tables and messages."""
+    """Return the status of a candidate that raised an exception, and the exception's text for tables and messages."""
     kind = type(error).__name__
     text = printable(abridged(f"{kind}: {error}" if str(error) else kind))
     if kind in ("OutOfResources", "OutOfMemoryError", "MemoryError"):
@@ -264,7 +264,7 @@ def checked_time(time_us: float) -> Measured:
 
 
 def none_launched(kernel: str, session: TuningSession[Any]) -> TuningFailed:
-    """Return the error for a kernel whose configs all failed.
+    """Return the error for a kernel whose configs all failed in a tuning session.
 
     The message lists each reason once, with the configs that failed for it; the error's cause is the first exception.
     """

@@ -94,7 +94,7 @@ class Shortlister(ABC):
         return (1.0,) * count
 
     def scale(self, problem: Problem, config: triton.Config) -> float:
-        """Return the predicted time of a launch in microseconds, to compare launches of different sizes."""
+        """Return a launch's predicted time in microseconds, to compare launches of different sizes; 1.0 if unknown."""
         return 1.0
 
     def supports(self, config: triton.Config, problem: Problem) -> bool:
@@ -150,11 +150,11 @@ class FamilyShortlister(Shortlister):
         return self._pruner.positions(problem, configs)
 
     def slowdowns(self, problem: Problem, configs: tuple[triton.Config, ...], count: int) -> tuple[float, ...]:
-        """See `Shortlister`."""
+        """Return the slowdowns that the family's ranker predicts; see `Shortlister.slowdowns`."""
         return self._pruner.slowdowns(problem, configs)
 
     def scale(self, problem: Problem, config: triton.Config) -> float:
-        """See `Shortlister`."""
+        """Return the family's estimate of a launch's time in microseconds; see `Shortlister.scale`."""
         return predicted_us(self.family, problem, self._pruner.device or device_here(), self.value(config))
 
     def supports(self, config: triton.Config, problem: Problem) -> bool:
@@ -256,7 +256,7 @@ class TracedPrune(TracedPositions):
     def __call__(
         self, configs: Sequence[triton.Config], named_args: Mapping[str, Any], /, **kwargs: Any
     ) -> list[triton.Config]:
-        """Return the configs that Dynamo's autotuner gets, or break the graph."""
+        """Return the configs that Dynamo's autotuner gets for a launch, or break the graph."""
         leave_launches_to_triton()
         own = in_full(self._own)
         allowed = configs if own is None else own(configs, named_args, **kwargs)
@@ -268,7 +268,7 @@ class TracedPrune(TracedPositions):
         return list(allowed)
 
     def let_through(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
-        """Return the positions of the configs for Dynamo; none if the graph must break."""
+        """Return the positions of the configs that Dynamo's autotuner gets; () if the graph must break."""
         try:
             if (best := self._best_known(problem, configs)) is not None:
                 return (best,)

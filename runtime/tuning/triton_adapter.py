@@ -178,7 +178,7 @@ class Attachment:
                 self._tuning, self._pinned_now, self._is_running = None, None, False
 
     def _is_in(self, mode: Mode) -> bool:
-        """Return whether this is the mode of launches. An invalid FORETUNE_MODE counts as none."""
+        """Return whether launches run in this mode; False if FORETUNE_MODE is not valid."""
         return self._or_warn(resolve_mode, self._mode) is mode
 
     def _run_once(self, config: triton.Config, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -253,7 +253,7 @@ class Attachment:
         return pruned
 
     def _refined(self, configs: Sequence[triton.Config]) -> triton.Config:
-        """Return the config to launch first in mode `refine`, and prepare the next launches."""
+        """Return the config to launch first in mode `refine`, and prepare to time those of the next launches."""
         if (tuning := self._tuning) is None:
             return configs[0]
         first, slowdowns = configs[0], [tuning.slowdowns[config] for config in configs]
@@ -322,7 +322,9 @@ class Attachment:
     def _pinned(
         self, theirs: Any, configs: Sequence[triton.Config], named_args: Mapping[str, Any], kwargs: Mapping[str, Any]
     ) -> triton.Config | None:
-        """Return the config that the pin file in force has for a launch; None without one.
+        """Return the config that the pin file in force has for a launch; None without a pin file.
+
+        `theirs` is the kernel's own prune callback, if any, which must allow the config.
 
         Raises:
             PinError: The file does not cover the launch.
@@ -336,7 +338,7 @@ class Attachment:
     def _shortlisted(
         self, allowed: Sequence[triton.Config], named_args: Mapping[str, Any], kwargs: Mapping[str, Any]
     ) -> list[triton.Config]:
-        """Return the configs to time first, best first; all of them for a `perf_model` to choose from."""
+        """Return the configs to time first, best first; all allowed ones for a `perf_model` to choose from."""
         known, arguments = self._known_here(), {**named_args, **kwargs}
         problem = known.shortlister.problem(arguments)
         times = known.of(known.shortlister.stand_in(problem))
@@ -358,7 +360,10 @@ class Attachment:
         return kept
 
     def _finish(self, tuning: KeyTuning, before: Any) -> None:
-        """Store the choice after a tuned launch, and learn times that came from Triton's own cache."""
+        """Store the choice after a tuned launch, and learn times that came from Triton's own cache.
+
+        `before` is the autotuner's `configs_timings` before the launch.
+        """
         tuner, session = self.tuner, tuning.session
         if tuning.refining is not None and tuning.refining[0].final is None:
             for key in tuner.cache.keys() - tuning.keys:
@@ -381,7 +386,7 @@ class Attachment:
             tuning.times.choose(tuner.best_config, new, tuning.arguments, is_pruned=is_pruned, bundle="")
 
     def _known_here(self, opens: bool = True) -> KnownTimes:
-        """Return the known times on the current device, loaded from the cache at the first launch that `opens` it."""
+        """Return the known times on the current device; if `opens`, load those in the cache unless this was done."""
         device = device_here()
         with self.lock:
             if device not in self._known:
@@ -410,7 +415,7 @@ class Attachment:
         return OwnShortlister(self.tuner, self._k, ranks=lambda: scope() if choose_together() else 0)
 
     def _best_pinned(self, problem: Problem, configs: tuple[triton.Config, ...]) -> int | None:
-        """Return the position of the config that the pin file in force has for a problem; None without one."""
+        """Return the position of the config that the pin file in force has for a problem; None without a pin file."""
         known = self._known_here(opens=False)
         pinned = known.pinned(known.shortlister.stand_in(problem), configs)
         return None if pinned is None else configs.index(pinned)

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Measurable, Problem, check_problem_of
 from ...datasets.console import table
@@ -32,6 +32,9 @@ from .cache.known import KnownProblem, known_kernels
 from .launch_arguments import stand_ins
 from .launches import ELEMENTS, OTHER_ELEMENTS, LaunchFamily, autotuners_named
 from .own_timings import OwnTimings
+
+if TYPE_CHECKING:
+    from ...model import Bundle
 
 T = TypeVar("T")
 _OTHER_COLUMNS = ("dtype", "flags")
@@ -64,7 +67,13 @@ class WarmedUp:
 
 
 def warm_up(
-    family: Measurable, problems: Sequence[Problem], device: DeviceSpec, *, k: int = 1, workers: int | None = None
+    family: Measurable,
+    problems: Sequence[Problem],
+    device: DeviceSpec,
+    *,
+    k: int = 1,
+    bundle: Bundle | Path | str | None = None,
+    workers: int | None = None,
 ) -> WarmedUp:
     """Compile the `k` configs predicted to be fastest for each problem, each binary once.
 
@@ -75,10 +84,12 @@ def warm_up(
         problems: The family's problems.
         device: The device to predict for.
         k: The number of configs per problem.
+        bundle: The bundle that predicts, or its folder; the shipped one if None.
         workers: The number of compiling threads; one per core if left out.
 
     Raises:
-        ForetuneError: The family cannot be compiled, there are no problems, one is another family's, or `k` < 1.
+        ForetuneError: The family cannot be compiled, there are no problems, one is another family's, `k` < 1, or the
+            bundle is invalid.
     """
     if not isinstance(family, Measurable):
         raise ForetuneError(f"{family.name} only predicts: a warm-up needs a Measurable family")
@@ -89,7 +100,7 @@ def warm_up(
     family = keeping(family)
     for problem in problems:
         check_problem_of(family, problem)
-        chosen = make_shortlist(family, family.at_call_time(problem), device, k=k)
+        chosen = make_shortlist(family, family.at_call_time(problem), device, k=k, bundle=bundle)
         # Without a prediction, a shortlist has all configs.
         launches += [(family, config, problem) for config in chosen.configs[:k]]
     return warm_up_launches(family.name, device, len(problems), launches, workers=workers)
@@ -124,7 +135,7 @@ def warm_up_launches(
 def _compiled(
     name: str, device: DeviceSpec, n_problems: int, jobs: Mapping[Hashable, tuple[str, Any]], workers: int | None
 ) -> WarmedUp:
-    """Run compile jobs (by binary; each a description and a function) and return the result."""
+    """Run compile jobs (by binary; each a description and a function) in `workers` threads, and return the result."""
     errors = compile_ahead([job for _, job in jobs.values()], workers)
     failed = [
         f"{what}: {type(error).__name__}: {abridged(str(error), 200)}"
@@ -272,7 +283,7 @@ def _from_log(problems: Sequence[Problem], launches: Sequence[Launch], skipped: 
 def _predicted(
     family: LaunchFamily, seen: Sequence[KnownProblem], wanted: Sequence[Wanted], k: int
 ) -> Iterator[Launch]:
-    """Yield each wanted launch with the configs that the kernel's own timings predict for it."""
+    """Yield each wanted launch with the `k` configs that the timings of the problems in `seen` predict for it."""
     own, configs = OwnTimings(family), tuple(dict.fromkeys(config for one in seen for config in one.times_us))
     for one in seen:
         own.learn(one.problem, one.times_us)
@@ -308,8 +319,8 @@ def problems_from_csv(path: Path | str, family: Family) -> list[Problem]:
     if unknown or missing or len(set(header)) < len(header):
         wrong = f"has {shown(unknown[0])}" if unknown else f"lacks {missing[0]}" if missing else "has a column twice"
         raise ForetuneError(
-            f"{shown(str(path))} must have the columns {', '.join(family.dims)}, and may have dtype and flags, "
-            f"but {wrong}"
+            f"{shown(str(path))} must have the columns {', '.join(family.dims)}, and may have dtype and flags "
+            f"(separated by spaces), but {wrong}"
         )
     return list(dict.fromkeys(_each(path, header, rows, partial(_problem, family))))
 
@@ -317,7 +328,7 @@ def problems_from_csv(path: Path | str, family: Family) -> list[Problem]:
 def _each(
     path: Path, header: Sequence[str], rows: Iterable[tuple[int, list[str]]], read: Callable[[dict[str, str]], T]
 ) -> list[T]:
-    """Return what `read` makes of each row (by column); raise `ForetuneError` with the line's number if it cannot."""
+    """Return what `read` makes of each row as a dict by `header`; an error names the file and the row's line."""
     found, line = [], 0
     try:
         for line, row in rows:  # noqa: B007 - the message names it
@@ -331,7 +342,7 @@ def _each(
 
 
 def _size(column: str, text: str) -> int:
-    """Return the size that a column of a CSV file has in a row."""
+    """Return the size that a CSV row has, as `text`, in a column; raise `ForetuneError` if it is not valid."""
     is_number = re.fullmatch(r"\s*[0-9]{1,18}\s*", text)  # fewer digits than Python refuses to read
     return check_integer(f"column {column}", int(text) if is_number else text, 0, MOST_SIZE)
 
@@ -353,9 +364,11 @@ def _read_csv(path: Path | str) -> tuple[Path, list[str], list[tuple[int, list[s
 
 
 def _problem(family: Family, row: Mapping[str, str]) -> Problem:
-    """Return the problem of a row."""
+    """Return the problem that a CSV row, by column name, describes; dimensions that it lacks have the default size."""
     dims = tuple((dim, _size(dim, row[dim]) if dim in row else family.default_dims[dim]) for dim in family.dims)
     flags = tuple(row.get("flags", "").split())
+    if any(set(flag) & set(",;+|/") for flag in flags):
+        raise ForetuneError(f"column flags must have flags separated by spaces but has {shown(row['flags'])}")
     problem = Problem(family.name, dims, row.get("dtype", "").strip() or family.dtypes[0], flags)
     check_problem_of(family, problem)
     return problem

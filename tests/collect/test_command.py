@@ -163,8 +163,8 @@ def test_more_sms_than_the_card_has_are_refused_before_anything_is_measured(monk
 def test_a_plan_that_there_is_not_is_refused_before_anything_is_measured(monkeypatch, tmp_path):
     monkeypatch.setattr(campaign, "visible_gpus", lambda wanted: 1)
     result = call(f"{FAMILY} --out {tmp_path / 'measured'} --plan greedy")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert "Error: plan must be one of exhaustive, adaptive, thin, missing but is 'greedy'" in result.stderr
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "must be one of exhaustive, adaptive, thin, missing but is 'greedy'" in result.stderr
     assert not (tmp_path / "measured").exists()
 
 

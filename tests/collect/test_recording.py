@@ -135,7 +135,8 @@ def test_replayed_times_are_not_merged_with_others(recorded, tmp_path):
     collect_replayed([FAMILY], CASES[:1], tmp_path / "again", recorded)
     again = load(tmp_path / "again")
     with pytest.raises(
-        DatasetError, match=r"its times were replayed from the dataset fake, .* alone, or leave .*again out"
+        DatasetError,
+        match=r"was collected with --replay: its times are copies of .*named fake .* alone, or leave .*again out",
     ):
         merge_datasets([recorded, again], name="both")
     assert len(merge_datasets([again], name="alone").measurements) == len(again.measurements)

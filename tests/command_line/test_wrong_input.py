@@ -203,7 +203,6 @@ def test_an_empty_argument_is_refused(line: str) -> None:
         ("datasets seal no/such --out o", "no/such"),
         ("train --data no/such/folder --out bundle", "no/such/folder"),
         ("evaluate --data no/such/folder", "no/such/folder"),
-        ("evaluate --data h100 --baselines random,other", "one is 'other'"),
         ("evaluate --bundle no/such/bundle", "no/such/bundle"),
         ("replay --data no/such/folder", "no/such/folder"),
         (f"predict gemm --device h200 {LAYER}", "unknown kernel family 'gemm'; known: "),
@@ -223,7 +222,6 @@ def test_an_empty_argument_is_refused(line: str) -> None:
         (f"predict {FAMILY} --device no/such.json {LAYER}", "no/such.json: cannot be read"),
         ("device h200 --sms 133", "the number of SMs must be 1 to 132 for NVIDIA H200 but is 133"),
         ("export h300 --format csv --out o", "h300"),
-        (f"export {MEASURED} --format xml --out o", "format must be one of t4, csv but is 'xml'"),
         (f"export {MEASURED} --format t4 --out o --problem 100000", "problem must be 0 to "),
         (f"export {MEASURED} --format t4 --out no/such/folder/o --problem 0", "no/such/folder/o"),
         ("device h300", "unknown device 'h300'; known: "),
@@ -234,7 +232,6 @@ def test_an_empty_argument_is_refused(line: str) -> None:
         ("cache show no.such.kernel", "has no choices of 'no.such.kernel'"),
         ("cache clear no.such.kernel", "has no choices of 'no.such.kernel'"),
         ("cache export --out o", "there is nothing to export"),
-        ("cache export --out o --format xml", "format must be foretune or fla but is 'xml'"),
         ("cache export --out no/such/folder/o", "no/such/folder/o cannot be written"),
         ("cache import no/such/file", "no/such/file: cannot be read"),
         ("cache freeze no.such.kernel --out o", "has no choices of 'no.such.kernel'"),
@@ -257,6 +254,24 @@ def test_bad_input_exits_with_1_and_is_named(
     assert named in json.loads(as_json.stdout)["error"]
 
 
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("evaluate --data h100 --baselines random,other", "one is 'other'"),
+        ("evaluate --split modle", "must be one of model, device, size but is 'modle' (did you mean 'model'?)"),
+        (f"{COLLECT} --plan greedy", "must be one of exhaustive, adaptive, thin, missing but is 'greedy'"),
+        (f"export {MEASURED} --format xml --out o", "must be one of t4, csv but is 'xml'"),
+        ("cache export --out o --format xml", "must be one of foretune, fla but is 'xml'"),
+        ("export vllm --model Mixtral-8x7B --out o --dtype int8", "must be one of bf16, fp16, fp8e4m3 but is 'int8'"),
+    ],
+)
+def test_a_word_that_an_option_does_not_have_exits_with_2(line: str, named: str) -> None:
+    plain, as_json = call(line), call(line, "--json")
+    assert (plain.exit_code, as_json.exit_code) == (2, 2)
+    assert named in words(plain.stderr)
+    assert named in json.loads(as_json.stdout)["error"]
+
+
 def test_a_family_in_a_file_is_found_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "in_a_file.py").write_text("from fakes import FakeFamily\nclass Mine(FakeFamily):\n    name = 'mine'\n")
@@ -268,6 +283,17 @@ def test_a_family_in_a_file_is_found_by_its_path(tmp_path: Path, monkeypatch: py
     assert shadowed.exit_code == 1
     assert "importing 'json' finds " in shadowed.stderr
     assert "rename the file" in shadowed.stderr
+
+
+def test_the_options_of_dimensions_and_flags_may_have_dashes() -> None:
+    line, sizes = "predict rms_norm_rope_fwd --device h200 --configs 2 --json", "--tokens 64 --q_heads 8 --kv_heads 2"
+    underscores = call(f"{line} {sizes} --head_dim 128")
+    dashes = call(f"{line} {sizes.replace('_', '-')} --head-dim 128")
+    assert underscores.exit_code == 0, underscores.stderr
+    assert dashes.stdout == underscores.stdout
+    twice = call(f"{line} {sizes} --q-heads 8 --head_dim 128")
+    assert twice.exit_code == 2
+    assert "'--q-heads' is given twice" in words(twice.stderr)
 
 
 def test_the_old_name_of_an_option_works_with_a_warning_and_is_not_in_the_help() -> None:

@@ -24,7 +24,7 @@ def log(monkeypatch):
 
 def test_how_long_it_will_take_is_said_first(log):
     with showing("training on [red]", 300.0):
-        assert log.getvalue() == "training on [red]: about 5 min\n"
+        assert log.getvalue() == "training on [red]: about 5 min on two idle cores\n"
 
 
 def test_what_is_soon_over_says_nothing(log):

@@ -32,6 +32,7 @@ from grouped import (
     tma_ways,
     trouble,
 )
+from triton.backends.nvidia import compiler as nvidia
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("own_cache")]
 
@@ -107,6 +108,9 @@ def compiled(request, device, own_cache):
         for item in request.session.items
         if getattr(item, "function", None) is test_every_config_of_the_space_is_right  # others have that name, too
     ]
+    # Inductor sets TRITON_PTXAS_PATH, which the pool's processes get, but Triton keeps the version that it read before,
+    # and it is a part of every binary's key.
+    nvidia.get_ptxas_version.cache_clear()
     with Watch() as watch:
         pool = CompilePool(families(), watch)
         pool.start()

@@ -149,6 +149,10 @@ def test_it_says_where_a_baseline_is_better_and_where_none_is():
     first = told["better_baselines"][0]
     assert first["baseline_regret"] == told["baselines"]["random"]["1"]["geomean"] < first["regret"]
     assert "static is better, sizes known, at the best of 1 (" in worst.__rich__().below
+    assert first["is_within_noise"] is False
+    noisy = replace(worst, full_search=np.full_like(worst.full_search, first["regret"]))
+    assert all(one["is_within_noise"] for one in noisy.to_json()["better_baselines"])
+    assert "static is as good, within the noise, sizes known, at the best of 1 (" in noisy.__rich__().below
 
 
 def test_only_the_baselines_that_were_asked_for_are_judged_and_the_others_said():

@@ -121,6 +121,9 @@ def test_detach_leaves_it_as_it_was(kernel):
         assert tuners == [kernel]
         assert kernel.__dict__ != before
     assert kernel.__dict__ == before
+    with foretune.attached(triton.heuristics({})(kernel)) as tuners:  # one kernel, without a list
+        assert tuners == [kernel]
+    assert kernel.__dict__ == before
 
 
 def test_what_somebody_put_on_the_autotuner_is_given_back(elsewhere, kernel, bench):
@@ -151,7 +154,7 @@ def test_what_cannot_be_attached_is_named(kernel):
     foretune.attach(kernel)
     with pytest.raises(foretune.ForetuneError, match="fill_kernel is attached already"):
         foretune.attach(triton.heuristics({})(kernel))
-    with pytest.raises(foretune.ForetuneError, match="a module or a list of autotuned kernels but is 'fla'"):
+    with pytest.raises(foretune.ForetuneError, match="a module, an autotuned kernel or a list of them but is 'fla'"):
         foretune.attached("fla").__enter__()
 
 

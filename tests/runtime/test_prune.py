@@ -6,6 +6,7 @@ import copy
 
 import pytest
 from foretune.datasets import ForetuneError, Problem
+from foretune.model import open_bundle
 from foretune.runtime import ForetuneWarning, Pruner, make_explanation, resolve_mode
 
 CALL = {"a_ptr": None, "M": 64, "N": 64, "K": 64}
@@ -135,3 +136,26 @@ def test_a_prune_without_a_prediction_is_logged_as_one(toy, caplog):
     with caplog.at_level("INFO", logger="foretune"):
         prune(toy.triton_configs(), {"M": 64, "N": 16, "K": 32, "a_ptr": None})
     assert caplog.messages == ["foretune: toy 64x16x32 fp16 on NVIDIA H200: 6 -> 6 configs (no prediction)"]
+
+
+@pytest.mark.filterwarnings("ignore::foretune.ForetuneWarning")
+def test_a_launch_that_is_no_problem_is_logged_as_one_without_a_prediction(toy, caplog):
+    prune = Pruner(toy.ToyFamily(), k=2, device=toy.H200, bundle=toy.ToyBundle())
+    with caplog.at_level("INFO", logger="foretune"):
+        for _ in range(2):
+            prune(toy.triton_configs(), {"M": 64})
+    assert caplog.messages == ["foretune: toy: 6 -> 6 configs (no prediction)"]
+
+
+def test_that_foretune_is_off_is_logged_once(toy, caplog, monkeypatch):
+    monkeypatch.setenv("FORETUNE_MODE", "off")
+    prune = Pruner(toy.ToyFamily(), k=2, device=toy.H200, bundle=toy.ToyBundle())
+    with caplog.at_level("INFO", logger="foretune"):
+        for rows in (64, 128):
+            prune(toy.triton_configs(), {"M": rows, "N": 16, "K": 32, "a_ptr": None})
+    assert caplog.messages == ["foretune: toy: FORETUNE_MODE=off, so all supported configs go through"]
+
+
+def test_a_bundle_without_the_family_is_refused_at_the_declaration(toy):
+    with pytest.raises(ForetuneError, match="the bundle has no family 'toy'; it has "):
+        Pruner(toy.ToyFamily(), bundle=open_bundle())

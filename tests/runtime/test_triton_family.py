@@ -311,6 +311,19 @@ def test_a_grid_that_is_none_is_named_where_it_is_first_used(grid):
         launched_without_memory(family, problem(16), family.space()[0])
 
 
+def test_an_argument_that_arguments_leaves_out_is_named():
+    def arguments(self, problem, where):
+        return {name: value for name, value in Scale.arguments(self, problem, where).items() if name != "n"}
+
+    family = scale_under("plain", arguments=arguments)
+    message = r"^family scale: arguments\(\) must return all parameters of the kernel except the knobs but lacks n$"
+    for use in (family.compile, family.binary_key):
+        with pytest.raises(FamilyError, match=message):
+            use(family.space()[0], problem(16))
+    with pytest.raises(FamilyError, match=message):
+        family.inputs(problem(16), CPU)
+
+
 def test_a_grid_may_be_of_numpys_integers():
     family = scale_under("plain", grid=lambda self, problem, config: [np.int64(problem["n"]), 2])
     assert np.isfinite(family.features(problem(16), H200, family.space())).all()

@@ -11,9 +11,10 @@ import foretune
 import pytest
 import triton
 import triton.language as tl
-from commands import call
+from commands import call, words
 from foretune.datasets import ForetuneError, KernelConfig, Problem
 from foretune.kernels import find_family
+from foretune.model import Bundle
 from foretune.runtime import ForetuneWarning, TritonFamily, use_stub_driver
 from foretune.runtime.tuning.cache.known import known_kernels
 from foretune.runtime.tuning.launch_arguments import are_kept_arguments, stand_ins
@@ -85,7 +86,7 @@ def test_a_column_may_be_left_out_that_has_a_default(tmp_path):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "must have the columns n, and may have dtype and flags, but lacks n"),
+        ("", "must have the columns n, and may have dtype and flags .separated by spaces., but lacks n"),
         ("m,n\n1,2\n", "but has 'm'"),
         ("n,n\n1,2\n", "but has a column twice"),
         ("n\nmany\n", "shapes.csv', line 2: column n must be an integer between 0 and 1099511627776 but got 'many'"),
@@ -98,6 +99,7 @@ def test_a_column_may_be_left_out_that_has_a_default(tmp_path):
         ('n,flags\n1,"\n"\n\nmany,\n', "line 5: column n must be .* but got 'many'"),  # a quoted line break
         ("n,dtype\n1,int3\n", "line 2: dtype must be one of"),
         ("n,flags\n1,odd\n", "line 2: odd is not a flag of scale"),
+        ("n,flags\n1,odd;even\n", "line 2: column flags must have flags separated by spaces but has 'odd;even'"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named(tmp_path, text, why):
@@ -132,13 +134,24 @@ def test_the_command_fills_triton_s_cache_without_a_gpu(tmp_path, monkeypatch):
     assert any(name.endswith(".cubin") for _, _, names in os.walk(tmp_path / "triton") for name in names)
 
 
+def test_the_bundle_that_predicts_may_be_named(tmp_path):
+    path = _shapes(tmp_path, "groups,rows,n,k\n8,256,512,512\n")
+    Bundle({}, "0.1.0").save(tmp_path / "empty")
+    result = call("warmup grouped_gemm_fwd --device h200 --shapes", path, "--bundle", tmp_path / "empty")
+    assert result.exit_code == 1
+    assert "the bundle has no family 'grouped_gemm_fwd'" in result.stderr
+    result = call("warmup some.kernel --device h200 --bundle", tmp_path / "empty")
+    assert result.exit_code == 2
+    assert "needs a kernel family, whose configs a bundle predicts" in words(result.output)
+
+
 def test_the_problems_of_a_dataset_may_be_taken(tmp_path, monkeypatch):
     import stores
     from foretune.runtime.tuning import warmup
 
     taken = []
     monkeypatch.setattr(
-        warmup, "warm_up", lambda family, problems, device, k: taken.append(problems) or WarmedUp("", "", 1, 1, ())
+        warmup, "warm_up", lambda family, problems, **more: taken.append(problems) or WarmedUp("", "", 1, 1, ())
     )
     mine = [Problem.of("grouped_gemm_fwd", groups=2, rows=64, n=64, k=64, dtype="bf16")]
     stores.write(tmp_path / "log", problems=[*mine, Problem.of("another", n=8)])

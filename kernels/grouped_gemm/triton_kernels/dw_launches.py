@@ -74,7 +74,7 @@ def prepare_dw(
 
 
 def partial_sums(dw: torch.Tensor, tile_map: TileMap) -> torch.Tensor:
-    """Return memory for the partial sums, (slots, words, N, K): float32 values stored as words of dw's dtype.
+    """Return memory for the partial sums of `dw`, (slots, words, N, K): float32 values stored as words of dw's dtype.
 
     If no group can be split, return dw itself, because a TMA descriptor needs a valid address.
     """
@@ -86,7 +86,7 @@ def partial_sums(dw: torch.Tensor, tile_map: TileMap) -> torch.Tensor:
 
 
 def add_partials(partial: torch.Tensor, dw: torch.Tensor, tile_map: TileMap) -> None:
-    """Add up the partial sums of split groups, if any group can be split."""
+    """Launch the sum of the partial sums of split groups into `dw`, if any group can be split."""
     _, n, k = dw.shape
     if tile_map.most_splits:
         _launch_sum(

@@ -94,7 +94,10 @@ def prepare_gemm(
 
 
 def grid_of(m_tiles: int, n: int, config: KernelConfig, sm_count: int) -> int:
-    """Return the number of programs: PROGRAMS_PER_SM per SM, or one per tile if that is 0."""
+    """Return the number of programs: PROGRAMS_PER_SM on each of `sm_count` SMs; if that knob is 0, one per tile.
+
+    There are `m_tiles` tiles along M, and `n` columns.
+    """
     tiles: int = m_tiles * -(-n // config["BLOCK_N"])  # triton.cdiv takes 1.5 us
     programs: int = sm_count * config["PROGRAMS_PER_SM"]
     return min(programs or tiles, tiles)

@@ -230,7 +230,10 @@ _launch = Launcher(tile_map_kernel)
 
 @lru_cache(maxsize=4096)  # calls of a layer have the same sizes
 def _prepared(rows: int, groups: int, chunk_rows: int) -> tuple[int, PreparedLaunch]:
-    """Return the length of a map, and a prepared launch that builds one from the arguments (group sizes, map)."""
+    """Return the length of a tile map for these sizes, and a function that launches its computation.
+
+    The function takes (group sizes, map).
+    """
     chunks = rows // chunk_rows + groups
     tiles = -(-rows // BLOCKS_M[0]) + groups
     size = 8 + len(BLOCKS_M) * tiles * 3 + chunks * 4 + rows // chunk_rows * 3

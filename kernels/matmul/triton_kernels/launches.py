@@ -106,7 +106,7 @@ def are_aligned(a: torch.Tensor, b: torch.Tensor, y: torch.Tensor) -> bool:
 
 
 def grid_of(batch: int, m: int, n: int, config: KernelConfig, sm_count: int) -> int:
-    """Return the number of programs: PROGRAMS_PER_SM per SM, or one per tile if that is 0."""
+    """Return the number of programs for `batch` (m, n) outputs: PROGRAMS_PER_SM per SM; if that is 0, one per tile."""
     tiles: int = batch * config["SPLIT_K"] * -(-m // config["BLOCK_M"]) * -(-n // config["BLOCK_N"])
     programs: int = sm_count * config["PROGRAMS_PER_SM"]
     return min(programs or tiles, tiles)
@@ -123,7 +123,9 @@ def compile_matmul(
     activation: str,
     aligned: bool,
 ) -> Any:
-    """Compile what `launch_matmul` launches for the active driver's target, into Triton's cache.
+    """Compile what `launch_matmul` launches for such arguments and the active driver's target, into Triton's cache.
+
+    `element` is the operands' dtype, and `out` that of y. `bias`: there is one. `aligned`: see `are_aligned`.
 
     Returns:
         The binary of the product.

@@ -93,7 +93,7 @@ def add_partials(
 def compile_add_partials(
     wide: torch.dtype, out: torch.dtype, bias: bool, activation: str, aligned: bool, pdl: bool
 ) -> None:
-    """Compile what `add_partials` launches, into Triton's cache."""
+    """Compile what `add_partials` launches for sums of dtype `wide` and y of dtype `out`, into Triton's cache."""
     add_partials_kernel.warmup(
         wide,
         out if bias else None,
@@ -111,6 +111,6 @@ def compile_add_partials(
 
 @cache
 def _options(pdl: bool) -> dict[str, Any]:
-    """Return the constexprs and options of the second kernel's launch, with Triton's PDL option only if PDL is used."""
+    """Return the constexprs and options of a launch of the kernel that adds partial sums; PDL's option only if used."""
     blocks = {"BLOCK_ROWS": _ROWS, "BLOCK_COLUMNS": _COLUMNS, "AT_ONCE": _AT_ONCE}
     return blocks | {"PDL": pdl} | ({"launch_pdl": True} if pdl else {})

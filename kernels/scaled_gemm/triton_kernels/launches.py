@@ -95,7 +95,7 @@ def prepare_scaled_gemm(
 
 
 def compile_scaled_gemm(config: KernelConfig, *, grouped: bool, rowwise: bool, blockwise: bool) -> Any:
-    """Compile what `launch_scaled_gemm` launches for the active driver's target, into Triton's cache.
+    """Compile what `launch_scaled_gemm` launches for such scales and the active driver's target, into Triton's cache.
 
     Returns:
         The binary of the product.

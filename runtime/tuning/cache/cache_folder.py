@@ -69,7 +69,7 @@ class CacheContents:
         )
 
     def _of_kernels(self) -> Any:
-        """Return the table of kernels."""
+        """Return the table with a row per kernel, or per problem of one kernel."""
         below = [f"In {self.folder}"]
         if not self.of_one:
             return _table("Choices", [one.counted() for one in self.kernels], below=below)
@@ -78,7 +78,7 @@ class CacheContents:
         return _table(self.kernels[0].kernel, rows, columns, below=below, once=("device", "triton", "source"))
 
     def _of_functions(self) -> Any:
-        """Return the table of functions."""
+        """Return the table with a row per function, or per key of one function."""
         below = [f"In {functions_folder()}"]
         if not self.of_one:
             return _table("Functions", [one.counted() for one in self.functions], below=below)
@@ -111,7 +111,10 @@ class Counted:
         functions: Sequence[KnownFunction] = (),
         left: Sequence[str] = (),
     ) -> Counted:
-        """Count kernels and functions. `what` names the action, such as "Exported"."""
+        """Count kernels, functions, their problems and times. `what` names the action, such as "Exported".
+
+        `left` becomes the attribute of that name.
+        """
         problems = [problem for kernel in kernels for problem in kernel.problems]
         times = [len(one.times_us) for one in problems] + [one.times for one in functions]
         n_problems = len(problems) + sum(len(one.entries) for one in functions)
@@ -283,7 +286,7 @@ def _read_or_error(read: Callable[[Any], tuple[T, int]], value: Any) -> tuple[T,
 
 
 def _not_exported(path: Path, error: Exception) -> ForetuneError:
-    """Return the error for a file that is not an exported one."""
+    """Return the error to raise for a file that is not an exported one, as `error` shows."""
     return ForetuneError(f"{abridged(str(path))}: not exported choices: {abridged(str(error))}")
 
 
@@ -299,7 +302,10 @@ def _all(name: str | None) -> tuple[list[KnownKernel], list[KnownFunction]]:
 
 
 def _remove_own(folder: Path, begins: re.Pattern[bytes], names: Collection[str] | None) -> tuple[set[Path], list[str]]:
-    """Remove the cache's own files (of these names) from a folder; return them, and a line per file left."""
+    """Remove the cache's files from a folder; return the removed ones, and a line for each file that was left.
+
+    Files of the cache begin with `begins`. Only those in `names` are removed; all if None.
+    """
     if names is not None and not names:
         return set(), []
     if folder.is_symlink():
@@ -325,7 +331,10 @@ def _remove_own(folder: Path, begins: re.Pattern[bytes], names: Collection[str] 
 
 
 def _why_not_ours(folder: int, name: str, begins: re.Pattern[bytes]) -> str | None:
-    """Return why a file must not be removed; None for a file of the cache, or one that is gone."""
+    """Return why a file in a folder (its descriptor) must not be removed; None for a file of the cache, or no file.
+
+    A file of the cache begins with `begins`.
+    """
     try:
         with os.fdopen(open_regular(name, dir_fd=folder), "rb") as file:
             head = file.read(_HEAD_BYTES)
@@ -343,6 +352,6 @@ def _why_not_ours(folder: int, name: str, begins: re.Pattern[bytes]) -> str | No
 
 
 def _table(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = (), **more: Any) -> Any:
-    """Return a table of these columns; of all columns of the rows if left out."""
+    """Return a table of rows with these columns, by default all; `more` is as for `console.table`."""
     columns = columns or list(rows[0])
     return table(title, columns, [[row[column] for column in columns] for row in rows], **more)

@@ -67,13 +67,13 @@ def new_document(kernel: str, device: DeviceSpec) -> Document:
 
 
 def times_of(document: Document, entry: Document) -> dict[KernelConfig, float | None]:
-    """Return an entry's times in microseconds, by config."""
+    """Return the times of a document's entry in microseconds, by config; None for a failed config."""
     configs = document["configs"]
     return {KernelConfig.from_json(configs[int(place)]): time_us for place, time_us in entry["times"].items()}
 
 
 def refined_of(document: Document, entry: Document) -> Refined | None:
-    """Return what a refinement measured of an entry's problem; None without one."""
+    """Return what a refinement measured of the problem of a document's entry; None without one."""
     if (refined := entry.get(REFINED)) is None:
         return None
     configs = [KernelConfig.from_json(document["configs"][int(place)]) for place in refined["times"]]
@@ -152,7 +152,7 @@ def _check_entry(entry: Any, places: Collection[int]) -> None:
 
 
 def _check_refined(refined: Any, places: Collection[int]) -> None:
-    """Raise `ForetuneError` for malformed results of a refinement."""
+    """Raise `ForetuneError` for malformed results of a refinement; `places` are the positions of valid configs."""
     if not isinstance(refined, dict) or set(refined) != {"times", "decided"} or not isinstance(refined["times"], dict):
         raise ForetuneError(f"{REFINED} must have times and decided but is {shown(refined)}")
     for place, time in refined["times"].items():
@@ -165,7 +165,7 @@ def _check_refined(refined: Any, places: Collection[int]) -> None:
 
 
 def merge_launches(older: Sequence[Document], newer: Sequence[Document]) -> list[Document]:
-    """Return the launches of one problem from two documents, each once with its newer config."""
+    """Return the launches of one problem from an older and a newer document, each once with its newer config."""
 
     def without_config(launch: Document) -> Document:
         return {name: value for name, value in launch.items() if name != "config"}
@@ -213,7 +213,7 @@ def forget_oldest(document: Document) -> bool:
 
 
 def _keep_used_configs(document: Document) -> None:
-    """Drop the configs that no entry refers to, and renumber the others."""
+    """Drop a document's configs that no entry refers to, and renumber the others."""
     used = sorted({place for entry in document["entries"] for place in _used_places(entry)})
     moved = {old: new for new, old in enumerate(used)}
     document["configs"] = [document["configs"][old] for old in used]
@@ -228,7 +228,7 @@ def _used_places(entry: Document) -> list[int]:
 
 
 def _renumbered(entry: Document, places: Mapping[int, int]) -> Document:
-    """Return an entry's times, choices and refinement with new positions of its configs."""
+    """Return an entry's times, choices and refinement with the positions of configs replaced as in `places`."""
     refined = entry.get(REFINED)
     moved = (
         {}

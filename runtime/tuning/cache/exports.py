@@ -177,7 +177,7 @@ def _pinned(kernel: str | None, pins: PinFile | None) -> list[PinnedKernel]:
 
 
 def _examples(pinned: PinnedKernel) -> list[Example]:
-    """Return the examples for `learn_rules` in the choices of a kernel."""
+    """Return the choices of a kernel as examples for `learn_rules`."""
     return [
         Example(one.problem.without_sizes(), pinned.device.name, one.slowdowns or {one.config: 1.0})
         for one in pinned.choices.values()
@@ -194,7 +194,11 @@ def _frozen(
     *,
     are_measured: bool = True,
 ) -> Frozen:
-    """Learn rules from choices, write them as source, and compute what they lose."""
+    """Learn rules from pinned choices, write them as source, and compute what they lose.
+
+    The docstring of the source says how the choices were made (`how`) and has the lines `origins`.
+    `predicted_slowdowns` has those of each choice, or nothing. `are_measured`: the choices have measured slowdowns.
+    """
     examples = [example for one in pinned for example in _examples(one)]
     measured_slowdowns = [example.slowdowns for example in examples] if are_measured else []
     rules = learn_rules(examples, most_rules)
@@ -303,7 +307,7 @@ class ExportedTables:
 
 
 def export_fla_tables(out: Path | str, kernel: str | None = None, pins: PinFile | None = None) -> ExportedTables:
-    """Write the choices of all kernels, or of one, into a folder as tables for FLA.
+    """Write the choices of all kernels, or of one, into a folder as config files of flash-linear-attention (FLA).
 
     File names are made from the names of devices and kernels, and never lead out of the folder.
 
@@ -361,7 +365,7 @@ def _tables(pinned: Sequence[PinnedKernel]) -> dict[str, str]:
 
 
 def _launches(pinned: PinnedKernel) -> list[tuple[KernelConfig, list[Any]]]:
-    """Return the config and Triton's key of each launch."""
+    """Return the config and Triton's key of each known launch of a kernel's choices."""
     return [
         (choice.config_of(launch["key"]), launch["key"])
         for choice in pinned.choices.values()
@@ -370,14 +374,14 @@ def _launches(pinned: PinnedKernel) -> list[tuple[KernelConfig, list[Any]]]:
 
 
 def _best_for_all(pinned: PinnedKernel) -> KernelConfig:
-    """Return the config with the least geometric mean slowdown over all problems."""
+    """Return a kernel's config with the least geometric mean slowdown over all problems."""
     examples = _examples(pinned)
     configs = dict.fromkeys(config for example in examples for config in example.slowdowns)
     return min(configs, key=lambda config: sum(math.log(one.slowdowns.get(config, UNKNOWN)) for one in examples))
 
 
 def _config(config: KernelConfig) -> dict[str, Any]:
-    """Return a config for FLA, with all options, because FLA reads even those that are unset."""
+    """Return a config in FLA's format, with all options, because FLA reads even those that are unset."""
     options = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
     return {"kwargs": dict(config.meta)} | {name: getattr(config, name) for name in options}
 

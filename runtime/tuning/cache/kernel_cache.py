@@ -232,17 +232,17 @@ class ChoiceCache:
         self.file.update(change)
 
     def _entries(self, document: Document) -> list[Document]:
-        """Return the entries of this source and software."""
+        """Return a document's entries of this kernel source and these software versions."""
         mine = self.source_hash, asdict(self._software)
         return [one for one in document.get("entries", []) if (one["source"], one["software"]) == mine]
 
     def _entry(self, document: Document, problem: Problem) -> Document | None:
-        """Return the problem's entry; None if there is none."""
+        """Return a document's entry of the problem; None if there is none."""
         wanted = problem.to_json()
         return next((entry for entry in self._entries(document) if entry["problem"] == wanted), None)
 
     def _touched(self, document: Document, problem: Problem) -> Document:
-        """Return the problem's entry, created if necessary and moved to the end as the newest."""
+        """Return a document's entry of the problem, created if necessary and moved to the end as the newest."""
         if not document:
             document |= new_document(self.kernel, self.device)
         entry = self._entry(document, problem)
@@ -290,7 +290,7 @@ def _failures_last(entry: Document) -> bool:
 
 
 def _time(time_us: float | None) -> float | None:
-    """Return a time as it is stored: rounded to 6 digits, far below the noise; None if it is out of range."""
+    """Return a time in microseconds as it is stored: rounded to 6 digits; None if it is out of range."""
     if time_us is None or not SHORTEST_US <= time_us <= LONGEST_US:
         return None
     return float(f"{time_us:.6g}")

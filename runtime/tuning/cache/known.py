@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class KnownProblem:
-    """The stored results of one problem, for one source and software."""
+    """The stored results of one problem, for one version of the kernel's source and of the software."""
 
     problem: Problem
     source: str
@@ -56,7 +56,7 @@ class KnownProblem:
 
 @dataclass(frozen=True)
 class KnownKernel:
-    """The content of a file: a kernel on a device."""
+    """The stored results of one kernel on one device: the content of one cache file."""
 
     kernel: str
     device: DeviceSpec
@@ -89,7 +89,7 @@ class KnownKernel:
         }
 
     def listed(self) -> list[dict[str, Any]]:
-        """Return a row for each problem."""
+        """Return a table row (column name -> value) for each problem."""
         return [
             {
                 "problem": str(one.problem),
@@ -129,14 +129,14 @@ class KnownKernel:
 
 @dataclass(frozen=True)
 class KnownFunction:
-    """The content of a file: a tuned function, or several that share a cache under the first one's name."""
+    """The stored results of a tuned function, or of several that share a cache file under the first one's name."""
 
     path: Path
     entries: Mapping[str, Mapping[str, Any]]  # by `record_key`, the newest last; see `ConfigCache`
 
     @property
     def name(self) -> str:
-        """The function's name."""
+        """The function's name, or that of the file if it has no results."""
         return next(map(function_of, self.entries), self.path.stem)
 
     @property
@@ -156,7 +156,7 @@ class KnownFunction:
         }
 
     def listed(self) -> list[dict[str, Any]]:
-        """Return a row for each key; in a contextual function, a row for each kernel of a key."""
+        """Return a table row (column -> value) for each key; in a contextual function, for each kernel of a key."""
         return [
             {
                 "key": key.partition("#")[2],
@@ -245,7 +245,7 @@ def known_kernels(kernel: str | None) -> list[KnownKernel]:
 
 
 def known_functions() -> list[KnownFunction]:
-    """Return the known results of each function, by file. Warn about files that cannot be read."""
+    """Return the known results of functions, one item per file. Warn about files that cannot be read."""
     return _in_folder(functions_folder(), KnownFunction.read)
 
 
@@ -282,6 +282,6 @@ def _is_well_formed(entry: Mapping[str, Any]) -> bool:
 
 
 def _best_us(record: KeyRecord) -> float | str:
-    """Return the chosen config's time to six digits, as for kernels; "" if it was not timed."""
+    """Return the time of a record's chosen config in microseconds, to six digits; "" if it was not timed."""
     time_us = record.measured[record.chosen].time_us if record.chosen in record.measured else None
     return "" if time_us is None else float(f"{time_us:.6g}")

@@ -74,7 +74,7 @@ def pins_of_kernel(known: KnownKernel) -> PinnedKernel | None:
 
 
 def _choice(known: KnownProblem, config: KernelConfig) -> PinnedChoice:
-    """Return the choice of a problem in the cache."""
+    """Return a pin of `config` for a known problem, with its known launches and the configs' measured slowdowns."""
     times = {one: time_us for one, time_us in known.times_us.items() if time_us is not None}
     slowdowns = {config: 1.0}
     if times:
@@ -187,7 +187,7 @@ def predicted_slowdowns_of(
     bundle: Bundle | None,
     configs: tuple[KernelConfig, ...] | None = None,
 ) -> Mapping[KernelConfig, float] | None:
-    """Return the predicted slowdowns of all configs that support a problem; None without a prediction."""
+    """Return the predicted slowdowns of all configs that can run a problem; None without a prediction."""
     chooser = chooser_of(family, device, configs, bundle)
     answer = chooser.choose(problem, HowMany(len(chooser.configs)))
     return dict(zip(answer.configs, answer.predicted_slowdown, strict=True)) if answer.predicted else None
@@ -264,7 +264,7 @@ def check_pins(
 
 
 def _of_device(entries: Any, here: set[Any], found: dict[Difference, None], name: str) -> list[Any]:
-    """Return the entries for the devices here, and add a difference for each kernel that is pinned for others only.
+    """Return the entries for a device in `here`; add a difference to `found` for each kernel without one.
 
     `name` is the attribute with the kernel's or function's name. A function that ranks tuned together is pinned for a
     device and their number.

@@ -34,7 +34,7 @@ class RefinedTime(NamedTuple):
 
     @classmethod
     def from_json(cls, value: Any) -> RefinedTime:
-        """Return the time that a list in a cache file stands for; raise `ForetuneError` for anything else."""
+        """Return the time that a cache file stores as a list; raise `ForetuneError` for anything else."""
         if not isinstance(value, list) or len(value) != len(cls._fields):
             raise ForetuneError(f"a refined time must be a list of {', '.join(cls._fields)} but is {shown(value)}")
         check_integer("calls", value[0], 0)

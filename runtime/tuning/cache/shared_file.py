@@ -30,8 +30,8 @@ _IN_MEMORY = ": results are kept in this process only"
 class SharedFile:
     """A JSON object in a file that many threads, processes and machines read and update without losing updates.
 
-    It never raises for trouble with the disk or the file's content. If the file cannot be written or locked, the
-    document lives on in this process's memory. A truncated or foreign file is moved to `NAME.unreadable` (replacing an
+    It never raises errors of the disk or of the file's content. If the file cannot be written or locked, the
+    document is kept in this process's memory. A truncated or foreign file is moved to `NAME.unreadable` (replacing an
     earlier one), and a new one is started. Each of these is one `ForetuneWarning`. Only the file's owner can access it
     (0600, in folders created as 0700), and each write replaces it atomically.
 
@@ -122,7 +122,7 @@ class SharedFile:
         self._hold(text, document)
 
     def _hold(self, text: bytes, document: Document, on_disk: bytes | None = None) -> None:
-        """Keep a document, its text, and the file's bytes if they differ from the text."""
+        """Keep a document, its text, and the file's bytes (`on_disk`) if they differ from the text."""
         self._text, self._document, self._bytes = text, document, text if on_disk is None else on_disk
 
     def _take_over(self) -> None:

@@ -44,7 +44,7 @@ class Place:
 
 @dataclass(frozen=True)
 class FunctionCall:
-    """A call of a tuned function."""
+    """A call of a tuned function: its arguments, and the key, problem and device for which it is tuned."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -184,7 +184,7 @@ def _one_place(arguments: Iterable[Any]) -> Place:
 
 @lru_cache
 def cpu_place() -> Place:
-    """Return this machine's CPU."""
+    """Return the `Place` of calls that run on this machine's CPU."""
     try:
         model = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
     except OSError:

@@ -56,7 +56,7 @@ class ConfigCache:
 
     @classmethod
     def for_function(cls, function: str, cache: Any) -> ConfigCache:
-        """Return the cache that an option `cache` stands for.
+        """Return the cache that an option `cache` selects.
 
         Args:
             function: The function's name, "module.qualname".

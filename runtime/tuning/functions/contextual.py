@@ -81,7 +81,7 @@ class ContextualFunction(FunctionTuner[P, R]):
         return self.function(*args, **kwargs)
 
     def _run_pinned(self, call: FunctionCall, key: tuple[str, str, int], pinned: Mapping[str, str]) -> Any:
-        """Call the function with the configs that a pin file has for the kernels in it, and settle them.
+        """Call the function with the pinned configs of the kernels in it, by label, and keep them for further calls.
 
         Raises:
             PinError: The function ran a kernel that the file does not cover.
@@ -173,7 +173,9 @@ class ContextualFunction(FunctionTuner[P, R]):
         return tuple(results)
 
     def _tune_sites(self, tuning: CallTuning, sites: Sites, records: dict[str, KeyRecord]) -> dict[str, str]:
-        """Tune one site after the other, while the others run their best config so far.
+        """Tune one kernel (site) after the other, while the others run their best config so far.
+
+        `records` receives the measurements of each site, by its label.
 
         Returns:
             What was measured for each site, by its label.

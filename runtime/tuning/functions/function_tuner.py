@@ -40,7 +40,7 @@ VARIABLE = "FORETUNE_TUNE"
 
 
 class Reuse(str, Enum):
-    """Which results of earlier processes are used for a key (FORETUNE_TUNE)."""
+    """Which tuning results of earlier processes may be reused (FORETUNE_TUNE)."""
 
     KNOWN = "known"  # all, with a warning if another driver, torch, Triton or Python measured them
     STRICT = "strict"  # those measured with the same versions
@@ -115,7 +115,7 @@ class FunctionTuner(WrappedFunction[P, R]):
             return {}
 
     def _fall_back(self, difference: str) -> None:
-        """Raise a `PinError` about the pin file in force, or warn, as `Missing` says."""
+        """Raise a `PinError` that states a `difference` from the pin file in force, or warn, as `Missing` says."""
         if (pins := pins_in_force()) is not None:
             pins.fall_back(self.name, PinError(f"{pins.path} {difference}"))
 
@@ -127,7 +127,10 @@ class FunctionTuner(WrappedFunction[P, R]):
         return self._record_key(call), fixed, Ranks(group).number
 
     def _is_repeatable(self, call: FunctionCall, consequence: str | None = None) -> bool:
-        """Return whether a call can be repeated. If not, warn of the consequence, or raise `ForetuneError` if None."""
+        """Return whether a call can be repeated.
+
+        If not, warn with the text `consequence`; if this is None, raise `ForetuneError`.
+        """
         if (reason := self._effects.used_up(call.named)) is None:
             return True
         if consequence is None:
@@ -157,7 +160,10 @@ class FunctionTuner(WrappedFunction[P, R]):
     def _tuning(
         self, call: FunctionCall, group: Any, verbose: bool, logs: Path | None = None, **terms: object
     ) -> Iterator[CallTuning]:
-        """Begin and end a tuning on all ranks, which must have equal terms (see `Ranks.together`)."""
+        """Yield a `CallTuning` of a call, begun and ended on all ranks of `group`, whose `terms` must be equal.
+
+        Progress is printed if `verbose`, and written to files in the folder `logs`.
+        """
         ranks, runs = Ranks(group), f"{self.n_warmup} + {self.n_repeat}"
         with ranks.together(self.name, {"key": call.key, "source": self._code, **terms, "runs": runs}):
             yield CallTuning(self, call, ranks, line_reporter(verbose, self.name, call.key, ranks, logs))
@@ -252,7 +258,10 @@ class CallTuning:
     def result(
         self, function: str, key: str, record: KeyRecord, best: Candidate, trials: Sequence[Trial], **rest: Any
     ) -> TuneResult:
-        """Return the `TuneResult` of a function, or of a kernel in it."""
+        """Return the `TuneResult` of a function, or of a kernel in it, whose best config is `best`.
+
+        `record` has its measurements, and `rest` has other fields of the result.
+        """
         chosen = record.measured.get(best.text)
         return TuneResult(
             function=function,
@@ -272,7 +281,7 @@ def trials_of(
     measured: Mapping[Candidate, Measured],
     metrics: Callable[[float | None], dict[str, float]] = lambda time_us: {},
 ) -> list[Trial]:
-    """Return the trials of all measured candidates, in the order of the candidates."""
+    """Return the trials of all measured candidates, in the order of the candidates, with the metrics of their times."""
     return [
         Trial(dict(one.knobs), *measured[one], metrics(measured[one].time_us)) for one in candidates if one in measured
     ]

@@ -128,7 +128,7 @@ class Ranks:
 
 
 class _Steps:
-    """The exchanges of one group, numbered in their order, which is the same on each rank."""
+    """The exchanges between the ranks of one group, numbered in their order, which is the same on each rank."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self.rendezvous, self.depth = rendezvous, 0

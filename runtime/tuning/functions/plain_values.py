@@ -103,7 +103,7 @@ class Reader:
         return [self.read(value) for value in values]
 
     def object(self, value: Any) -> Any:
-        """Return the representation of a value held by an object or function; unknown types count by type."""
+        """Return the plain form of a value held by an object or function; the type's form if the type is unknown."""
         before, self._unknown = self._unknown, self._held
         try:
             return self.read(value)
@@ -172,7 +172,7 @@ def type_name(value: Any) -> str:
 
 
 def refuse_config_value(value: Any) -> Any:
-    """Raise `ForetuneError`: the `unknown` of configs, since caches must identify their values."""
+    """Raise `ForetuneError` for a config's value that has no identifying text; passed to `plain` as `unknown`."""
     raise ForetuneError(
         f"a config's value must be a number, a string, a class, a function, a triton.Config, or a list, mapping or "
         f"dataclass of these, but one is {shown(value)}: use a name as the value and look it up in the function"

@@ -96,7 +96,7 @@ class SideEffects:
         return undo
 
     def used_up(self, named: Mapping[str, Any]) -> str | None:
-        """Describe an argument that the first run would consume, such as an iterator or open file, also in containers.
+        """Describe an argument in `named` that the first run would consume, such as an iterator, also in containers.
 
         Return None if there is none. With `reset`, only iterators of Python itself count, since `reset` may rewind all
         others.
@@ -286,7 +286,7 @@ def _keep_array(path: str, value: Any) -> _Kept:
 
 
 def _keep_container(path: str, value: Any) -> _Kept:
-    """Keep the items of a container, and the attributes of a subclass."""
+    """Return a function that restores a container's items and attributes, and its parts as (path, value)."""
     is_mapping = isinstance(value, (dict, types.MappingProxyType))
     # Call methods of the base class: those of a subclass may refuse changes.
     base: Any = next((one for one in (OrderedDict, dict, list, deque, set) if isinstance(value, one)), None)

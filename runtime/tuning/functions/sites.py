@@ -66,7 +66,7 @@ class Site:
 
     @property
     def terms(self) -> str:
-        """The name and configs as readable text, which ranks compare."""
+        """The site's name and configs as readable text, which must be the same on all ranks."""
         return f"{self.name} with {listed([one.text for one in self.candidates])}"
 
     def check(self, candidate: Candidate) -> None:
@@ -99,7 +99,7 @@ class Site:
 
 
 class Sites:
-    """The sites that a function reached, in order.
+    """The sites that a function reached, in order. A site is a kernel or function that it calls, and one key of it.
 
     Args:
         known: Earlier choices by label, each a config's text and the `Site.done` for which it is valid, None for any.
@@ -239,7 +239,7 @@ def forced() -> Iterator[None]:
 
 
 def _intercepting_attached(run: Run) -> Run:
-    """Return a `run` of attachments that lets the context of the thread, if any, choose the config.
+    """Return a replacement of `Attachment.run`, with which the thread's context, if any, chooses the config.
 
     It is as `_intercepting`, and bypasses the attachment's own tuning.
     """

@@ -124,7 +124,7 @@ class TunedFunction(FunctionTuner[P, R]):
         return self.function(*call.args, **call.kwargs, **knobs)
 
     def remember(self, call: FunctionCall, candidate: Candidate, group: Any = None) -> None:
-        """Use this config for all further calls with this key in this process."""
+        """Use this config for all further calls with this key, and ranks of this group, in this process."""
         self._chosen[self._memory_key(call, group)] = candidate
 
     def _choice(self, call: FunctionCall, tunes: bool, verbose: bool, group: Any) -> Candidate:

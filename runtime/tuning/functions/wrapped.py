@@ -237,7 +237,10 @@ class CallKey:
         return named
 
     def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], named: Mapping[str, Any]) -> Any:
-        """Return the key of a call, as JSON. Raises what `key` raises, or `ForetuneError` if an argument is missing."""
+        """Return the key of a call as JSON: what `key` returns, or else the arguments in `named` that form the key.
+
+        Raises what `key` raises, and `ForetuneError` if an argument is missing.
+        """
         if self._key is not None:
             return plain(self._key(*args, **kwargs), type_name)
         if missing := [name for name in self._names if name not in named]:

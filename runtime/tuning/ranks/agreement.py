@@ -60,7 +60,7 @@ class Agreement:
         Args:
             kernel: The kernel's name, for warnings.
             question: The same text on each rank for the same kernel, problem and configs.
-            times_us: Measures this rank's times; called only if needed.
+            times_us: Measures this rank's times in microseconds; called only if needed.
         """
         if not self._is_lost and (group := _group(self)) is not None:
             try:

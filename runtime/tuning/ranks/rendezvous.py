@@ -48,14 +48,16 @@ class Store(Protocol):
         """Set a key's value."""
 
     def add(self, key: str, amount: int, /) -> int:
-        """Add to a counter and return its new value."""
+        """Add an amount to a counter and return its new value."""
 
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Set a value if the current one is as expected ("" for none); return the resulting value."""
+        """Set a key's value to `desired` if it is `expected` ("" for none); return the resulting value."""
 
 
 class Rendezvous:
-    """One rank's side of the protocol. Exceptions of the store are passed on.
+    """One rank's end of an exchange of values between ranks, through a key-value store, that gives all one answer.
+
+    Exceptions of the store are passed on.
 
     Args:
         store: The key-value store.
@@ -155,16 +157,19 @@ class Rendezvous:
         return f"rank{'s' * (len(ranks) > 1)} {', '.join(str(self.names[rank]) for rank in ranks)}"
 
     def _answer(self, question: str) -> bytes | None:
-        """Return the answer as stored; None if there is none yet."""
+        """Return the answer to a question as it is stored; None if there is none yet."""
         key = f"{question}/answer"
         return self.store.get(key) if self.store.check([key]) else None
 
     def _settle(self, question: str, value: Any, reason: str = "") -> bytes:
-        """Store an answer, or the reason for none, unless one is stored already; return what is stored."""
+        """Store the answer to a question, or the reason for none, unless one is stored; return what is stored."""
         return self.store.compare_set(f"{question}/answer", "", json.dumps([value, reason]))
 
     def _post(self, question: str, mine: str, combine: Callable[[list[Any]], Any]) -> bytes | None:
-        """Post this rank's value; return the answer if this rank was the last to post."""
+        """Post this rank's value (JSON) for a question; as the last rank, combine all values and return the answer.
+
+        Otherwise return None.
+        """
         if self.store.add(f"{question}/posts of {self.rank}", 1) > 1:
             return None  # another thread has posted, or this rank before it was restarted
         self.store.set(f"{question}/value of {self.rank}", mine)
@@ -204,12 +209,12 @@ class Rendezvous:
             self.store.add("waiting", -1)
 
     def _missing(self, question: str) -> str:
-        """Return a text that names the ranks that have not posted a value."""
+        """Return a text that names the ranks that have not posted a value for a question."""
         missing = [rank for rank in range(self.size) if not self.store.check([f"{question}/value of {rank}"])]
         return f"{self.named(missing)} did not reach" if missing else "a rank ended before it had answered"
 
     def _release_all(self) -> None:
-        """If all ranks wait for different answers, settle each of these on that reason.
+        """If all ranks wait for different answers, store that as the error of each, which ends the waits.
 
         All of them did wait at one moment: each had stored its question before this method looked for an answer to it,
         in vain. (With several threads per rank, one may have waited while another could have gone on; then the ranks
@@ -225,7 +230,7 @@ class Rendezvous:
 
 
 def longest_of_ranks(times_us: Sequence[Times]) -> list[float | None]:
-    """Return each config's longest time, given the times of each rank.
+    """Return each config's longest time in microseconds, given the times of each rank; None if it failed on one.
 
     >>> longest_of_ranks([[3.0, 5.0], [4.0, None]])
     [4.0, None]
@@ -234,7 +239,7 @@ def longest_of_ranks(times_us: Sequence[Times]) -> list[float | None]:
 
 
 def longest(times_us: Times) -> float | None:
-    """Return the longest of a config's times on all ranks; None if it failed on one of them.
+    """Return the longest of a config's times on all ranks, in microseconds; None if it failed on one of them.
 
     >>> longest([3.0, 5.0]), longest([3.0, None])
     (5.0, None)

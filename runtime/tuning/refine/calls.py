@@ -22,7 +22,9 @@ _MAX_COST = "0.01"
 
 
 def check_cost(max_cost: Any = None) -> dict[str, float]:
-    """Return the limit of `Race` that a share or a number of seconds means; None is FORETUNE_MAX_COST, or else 1 %.
+    """Return the argument of `Race` for a share or seconds ("2s") that exploring may cost.
+
+    None means FORETUNE_MAX_COST, or else 1 %.
 
     Raises `ForetuneError` for anything else.
 
@@ -45,13 +47,13 @@ class Stopwatch(Protocol):
     """Times calls without waiting for them."""
 
     def begin(self) -> Any:
-        """Return a mark before a call."""
+        """Start to time a call, and return a mark to pass to `end` or `cancel`."""
 
     def end(self, mark: Any, about: Any) -> None:
-        """Mark the end of the call."""
+        """Mark the end of the call of this mark; `read` returns `about`, which describes it, with its time."""
 
     def cancel(self, mark: Any) -> None:
-        """Forget the call, which failed."""
+        """Forget the call of this mark, which failed."""
 
     def read(self) -> Iterator[tuple[Any, float]]:
         """Return (`about`, microseconds) of the calls that have completed, each once."""
@@ -70,7 +72,7 @@ class CudaEvents:
         self._running: deque[tuple[Any, Any]] = deque()
 
     def begin(self) -> Any:
-        """See `Stopwatch`."""
+        """Record an event before a call on the current stream, and return the mark of the call."""
         stream = self._cuda.current_stream()
         free = self.free.setdefault(stream.device_index, [])
         try:
@@ -81,16 +83,16 @@ class CudaEvents:
         return start, end, stream, free
 
     def end(self, mark: Any, about: Any) -> None:
-        """See `Stopwatch`."""
+        """Record an event after the call of this mark; `read` yields `about` with its time."""
         mark[1].record(mark[2])
         self._running.append((mark, about))
 
     def cancel(self, mark: Any) -> None:
-        """See `Stopwatch`."""
+        """Free the events of the call of this mark, which failed."""
         mark[3].append(mark[:2])
 
     def read(self) -> Iterator[tuple[Any, float]]:
-        """See `Stopwatch`."""
+        """Yield (`about`, microseconds) of each call that the GPU completed since the last time; do not wait."""
         while self._running and self._running[0][0][1].query():
             (start, end, _, free), about = self._running.popleft()
             time_us = 1e3 * start.elapsed_time(end)
@@ -99,7 +101,7 @@ class CudaEvents:
 
 
 def stopwatch() -> Stopwatch | None:
-    """Return what times the calls of one problem; None without a GPU."""
+    """Return a new `Stopwatch` to time the calls of one problem; None without a GPU."""
     torch = sys.modules.get("torch")
     return CudaEvents() if torch is not None and torch.cuda.is_available() and stubbed() is None else None
 

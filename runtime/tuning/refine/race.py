@@ -22,23 +22,25 @@ _SHORTEST, _LONGEST = 8, 24
 #: prints. `_UNPREDICTED` is the deviation if all slowdowns are the same, because nothing predicted them.
 _PRIOR, _SHRUNK, _UNPREDICTED = 0.045, 0.7, 0.3
 #: The first guess of a call's noise (standard deviation of the log time), and how fast the estimate follows the data.
-_NOISE, _NOISE_RATE = 0.02, 0.05
+#: The guess is high, because a config that the first few times show as the fastest by chance would run for long.
+_NOISE, _NOISE_RATE = 0.04, 0.02
 #: The variance by which the common level of all configs (clock, data) moves from call to call, in units of the
 #: noise's variance.
 _DRIFT = 0.05
 #: A surprise of more standard deviations is cut to this many, so that an interrupted call counts little.
 _OUTLIER = 3.0
 #: The first time of a config is ignored if its log is above the prediction by more, and by this many prior deviations.
-_FIRST, _UNLIKELY = 0.3, 3.0
+#: Even if the device waited 15 % longer only, the config would seem slow for the next ten calls, or be dropped.
+_FIRST, _UNLIKELY = 0.1, 3.0
 #: A config is dropped if it is slower than the current choice by this many standard deviations, and replaces the first
 #: choice if it is faster than that by `_CERTAIN` of them and by the margin (a share of the time).
 _DROP, _CERTAIN, MARGIN = 3.0, 1.5, 0.002
-#: A config is not dropped before it has been timed this often.
+#: A config is not dropped before it has been timed this often, and it is planned only once at a time until then.
 _LEAST = 2
 #: How many calls fewer a config gets that is predicted to be 100 % slower than the first.
 _SPARING = 100.0
 #: The limit of the cost is compared with this many standard deviations more than the estimate, and by this share of it.
-_CAUTION, _SAFE = 0.5, 0.7
+_CAUTION, _SAFE = 0.5, 0.8
 
 
 class Race:
@@ -101,7 +103,14 @@ class Race:
         self._choose()
 
     def recall(self, config: int, slowdown: float, deviation: float, calls: int) -> None:
-        """Start from what an earlier process found out about a config, relative to the first."""
+        """Add what an earlier process measured of a config.
+
+        Args:
+            config: The config's position.
+            slowdown: Its slowdown relative to the first config.
+            deviation: The standard deviation of the logarithm of the slowdown.
+            calls: The number of its timed calls.
+        """
         place = config + 1
         self._mean[place] = self._mean[1] + math.log(slowdown)
         self._cov[place, :] = self._cov[:, place] = self._cov[1, :]
@@ -136,18 +145,20 @@ class Race:
             if (number + call).bit_count() % 2 and queue:
                 allowed = limit if self._max_s is not None else limit * (number + call + 1)
                 if spent + costs[queue[0]] <= _SAFE * allowed:  # otherwise save for it
-                    picked = queue[0]
-                    queue.rotate(-1)
+                    picked = queue.popleft()
+                    if self.seen[picked] >= _LEAST:  # otherwise its time must be read before it runs again
+                        queue.append(picked)
             spent += costs[picked]
             planned.append(picked)
-        self._count(planned, 1)
+        self.count(planned)
         return planned
 
     def undo(self, planned: Sequence[int]) -> None:
         """Take back calls that were planned and do not run."""
-        self._count(planned, -1)
+        self.count(planned, -1)
 
-    def _count(self, configs: Sequence[int], sign: int) -> None:
+    def count(self, configs: Sequence[int], sign: int = 1) -> None:
+        """Count calls that run these configs, or with -1 take them back."""
         for config in configs:
             self.calls[config] += sign
         if not (self.alive & ~self.ready).any():

@@ -31,8 +31,9 @@ C = TypeVar("C", bound=Hashable)
 R = TypeVar("R")
 _log = logging.getLogger("foretune")
 
-#: The number of configs that take part; `tests/studies/refine_replay.py` compares 8, 12, 16 and 32.
-CANDIDATES = 12
+#: The number of configs that take part; `tests/studies/refine_replay.py` compares 8, 12, 16 and 32. Without a
+#: prediction, any config may be the fastest.
+CANDIDATES, UNPREDICTED = 12, 48
 #: Candidates of one problem that compile at the same time.
 _COMPILING = 2
 #: Results are stored after this many timed calls, and at the decision.
@@ -72,10 +73,11 @@ class Refinement(Generic[C]):
         limit: dict[str, float] | None = None,
         predicted_us: float = 1.0,
     ) -> None:
-        self.name, self.problem, self.candidates = name, problem, tuple(candidates[:CANDIDATES])
+        count = CANDIDATES if len(set(slowdowns)) > 1 else UNPREDICTED
+        self.name, self.problem, self.candidates = name, problem, tuple(candidates[:count])
         #: The config of all further calls, once it is decided.
         self.final: C | None = None
-        self.race = Race(slowdowns[:CANDIDATES], **(limit or check_cost()))
+        self.race = Race(slowdowns[:count], **(limit or check_cost()))
         self.race.unit_us = predicted_us
         self._watch, self._store = watch, store
         self._ranks = scope()
@@ -146,13 +148,19 @@ class Refinement(Generic[C]):
         return 0 if self._why_paused else self.race.best
 
     def _due(self, compile_one: Callable[[C], Sequence[Future[Any]]]) -> tuple[int, bool]:
-        """Return the position of the config that this call runs, and whether the call is timed."""
+        """Return the position of the config that this call runs, and whether the call is timed.
+
+        `compile_one` starts to compile a config, as for `run`.
+        """
         if is_capturing():  # not even events may be queried
             return self._chosen(), False
-        if is_deterministic() or self._epoch != epoch() or not (self._resting or self._planned):
+        reviews = is_deterministic() or self._epoch != epoch() or not (self._resting or self._planned)
+        if reviews:
             self._review(compile_one)
         if self._resting or self.final is not None:
             self._resting -= 1
+            return self._chosen(), False
+        if reviews:  # not timed, because the device may have had nothing to do meanwhile; `_review` has counted it
             return self._chosen(), False
         at = self._planned.pop()
         if at not in self._joined:  # counted, because the other ranks count it
@@ -160,7 +168,10 @@ class Refinement(Generic[C]):
         return at, self._unread < _MOST_UNREAD
 
     def _review(self, compile_one: Callable[[C], Sequence[Future[Any]]]) -> None:
-        """Read times, decide, and plan the next calls, or let some rest: what need not be done at each call."""
+        """Read times, decide if that is possible, and plan the next calls, or some calls without exploring.
+
+        It takes longer than the rest of a call, so it is called once in many calls. `compile_one` is as for `run`.
+        """
         race = self.race
         if self._planned:
             race.undo(self._planned)
@@ -178,9 +189,7 @@ class Refinement(Generic[C]):
         else:
             self._recall()
         self._compile(compile_one)
-        if self._ranks:
-            most = CALLS - int(race.calls.sum()) % CALLS
-        else:
+        if not self._ranks:
             if self._known in self._joined:
                 self._decide(self._known or 0)
             elif race.is_over:
@@ -188,13 +197,14 @@ class Refinement(Generic[C]):
             elif len(self._joined) == 1 or self._unread > _MOST_LATE:  # nothing to compare with, or no news
                 race.calls[self._chosen()] += _REST
                 return
-            most = CALLS
         self._resting = 0
         if self.final is None:
+            race.count([self._chosen()])  # this call
+            most = -int(race.calls.sum()) % CALLS if self._ranks else CALLS
             self._planned = race.plan(most)[::-1]
 
     def _read(self) -> None:
-        """Take note of the times of calls that have completed."""
+        """Read the times of calls that have completed, and add them to the race, or among ranks keep them for it."""
         configs, logs = self._held
         for (at, scale), time_us in self._watch.read():
             self._unread -= 1
@@ -230,12 +240,15 @@ class Refinement(Generic[C]):
                     self._left_out(at)
 
     def _left_out(self, at: int) -> None:
-        """Remove a config that cannot be compiled. Among ranks it stays, without a time, so that all pick the same."""
+        """Remove the config at a position, which cannot be compiled.
+
+        Where several ranks decide together it stays, without a time, so that all of them choose the same config.
+        """
         if not self._ranks:
             self.race.drop(at)
 
     def _recall(self) -> None:
-        """Start from what earlier processes stored, once it has been read."""
+        """Add the results that earlier processes stored, if they have been read from the disk."""
         if self._loading is None or not self._loading.done():
             return
         loading, self._loading = self._loading, None
@@ -251,7 +264,10 @@ class Refinement(Generic[C]):
             self._left = [at for at in self._left if at == self._known]
 
     def _meet(self, calls: int) -> None:
-        """Share the times of all ranks, and decide together: a config counts as slow as on its slowest rank."""
+        """Exchange times with all ranks, after `calls` calls of each, and decide together.
+
+        A config counts as slow as on its slowest rank.
+        """
         own = copy.deepcopy(self.race)
         if self._held[0]:
             own.see(*self._held)
@@ -271,7 +287,7 @@ class Refinement(Generic[C]):
         self._decide(best if 0 in known and known[best] < known[0] * (1 - MARGIN) else 0)
 
     def _decide(self, at: int) -> None:
-        """Choose a config for all further calls."""
+        """Choose the config at a position for all further calls, log that, and store it."""
         race, self.final = self.race, self.candidates[at]
         slowdown, deviation = race.slowdown(at)
         _log.info(

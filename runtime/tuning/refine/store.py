@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import cached_property
 from typing import Generic, TypeVar
 
 from ....datasets import DeviceSpec, KernelConfig, Problem
@@ -40,13 +41,16 @@ class Store(Generic[C]):
 
     def load(self) -> Refined | None:
         """Return what earlier processes stored."""
-        return self._cache().refined(self._problem)
+        return self._cache.refined(self._problem)
 
     def save(self, times: dict[C, RefinedTime], decided: C | None) -> None:
-        """Store the results so far. At the decision they are logged, too."""
+        """Store the results so far: times by candidate, and the chosen one, None before the decision.
+
+        At the decision the mean times are logged, too.
+        """
         kept = {self._values[one]: time for one, time in times.items() if one in self._values}
         chosen = None if decided is None else self._values.get(decided)
-        self._cache().refine(self._problem, Refined(kept, chosen), self._bundle())
+        self._cache.refine(self._problem, Refined(kept, chosen), self._bundle())
         for one, time in times.items() if decided is not None else ():
             if is_sound(time):
                 self._log(one, time.mean_us)
@@ -55,5 +59,7 @@ class Store(Generic[C]):
         """Return a candidate's `KernelConfig`."""
         return self._values.get(candidate)
 
+    @cached_property
     def _cache(self) -> ChoiceCache:
+        """The choice cache, found once: to hash a large source takes 50 ms of Python, and other threads wait for it."""
         return ChoiceCache.of(self._kernel, self._source_hash(), self._device)

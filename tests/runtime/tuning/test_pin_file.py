@@ -307,6 +307,7 @@ def test_a_pruned_kernel_is_pinned_to_one_of_its_own_configs(
     assert said.exit_code == 0, said.stderr
     import pruned_module  # type: ignore[import-not-found]
 
+    assert "No problem has a flag (" in said.stdout
     (entry,) = PinFile.read(lock).kernels
     assert entry.kernel == "pruned_module.product"
     assert {config.to_json()["BM"] for config in (one.config for one in entry.choices.values())} <= {32, 64}

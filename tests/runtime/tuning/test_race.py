@@ -40,11 +40,22 @@ def test_the_fastest_is_found_although_it_was_predicted_to_be_slower(seed):
     assert cost < 1.0
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_the_first_stays_if_no_config_is_faster_for_certain(seed):
-    race, cost = raced([1.0, 1.01, 1.02, 1.03], [1.0, 1.0, 1.001, 0.999], seed=seed)
-    assert race.best == 0
-    assert cost < 1.01
+def test_the_first_stays_if_no_config_is_faster_for_certain():
+    """In all but one of 40 races; many comparisons of noisy times are right by chance only now and then."""
+    races = [raced([1.0, 1.01, 1.02, 1.03], [1.0, 1.0, 1.001, 0.999], seed=seed) for seed in range(40)]
+    assert sum(race.best != 0 for race, _ in races) <= 1
+    assert max(cost for _, cost in races) < 1.01
+
+
+def test_a_config_runs_once_until_it_has_been_timed():
+    """Because it may be much slower than predicted."""
+    race = Race([1.0, 1.001], max_cost=1.0)
+    race.join(1)
+    for calls in (1, 1):
+        configs = race.plan()
+        assert configs.count(1) == calls
+        race.see(configs, [math.log((100.0, 101.0)[config]) for config in configs])
+    assert race.plan().count(1) > 1
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -92,6 +103,7 @@ def test_candidates_alternate_with_the_choice_so_that_the_clock_affects_all():
     race = Race([1.0] * 4, max_cost=1.0)
     for config in range(1, 4):
         race.join(config)
+    race.seen[:] = 2
     assert planned(race, 12) == [0, 1, 2, 0, 3, 0, 0, 1, 2, 0, 0, 3]  # one of each two calls, in either order
 
 
@@ -110,6 +122,7 @@ def test_only_configs_whose_binary_is_ready_run_and_the_calls_count_once_all_hav
     race = Race([1.0, 1.0, 1.0], max_cost=1.0)
     assert planned(race, CALLS + 10) == [0] * (CALLS + 10)
     race.join(2)
+    race.seen[2] = 2
     assert planned(race, 4) == [0, 2, 0, 2]
     assert not race.is_over
     race.join(1)
@@ -122,6 +135,7 @@ def test_only_configs_whose_binary_is_ready_run_and_the_calls_count_once_all_hav
 def test_calls_that_did_not_run_are_not_counted():
     race = Race([1.0, 1.0], max_cost=1.0)
     race.join(1)
+    race.seen[1] = 2
     plan = race.plan()
     race.undo(plan[4:])
     assert race.calls.tolist() == [2, 2]

@@ -228,6 +228,33 @@ def test_conditions_and_times_are_looked_up_between_plans_only(world, monkeypatc
     assert len(looked_up) <= CALLS / 8 + 5
 
 
+def test_a_call_that_plans_is_not_timed(world, monkeypatch):
+    """It takes the host longer, so the device may have nothing to do meanwhile."""
+    refined, planned = world.refined(), []
+    review = refined._review
+    monkeypatch.setattr(refined, "_review", lambda compile_one: (planned.append(1), review(compile_one)))
+    for _ in range(100):
+        before, plans, is_resting = len(world.timed) + len(world.running), len(planned), refined._resting > 0
+        world.call(refined)
+        is_timed = len(world.timed) + len(world.running) > before
+        assert is_timed == (len(planned) == plans and not is_resting)
+
+
+def test_without_a_prediction_more_configs_take_part(world):
+    configs = [KernelConfig.of(BLOCK=16 + at) for at in range(60)]
+    many = {"limit": {"max_cost": 0.01}, "watch": world}
+    assert len(Refinement("toy", PROBLEM, configs, [1.0] * 60, **many).candidates) == refinement.UNPREDICTED
+    predicted = Refinement("toy", PROBLEM, configs, [1 + 0.01 * at for at in range(60)], **many)
+    assert predicted.candidates == tuple(configs[: refinement.CANDIDATES])
+
+
+def test_the_source_is_hashed_once(world):
+    hashed = []
+    store = Store("toy", lambda: hashed.append(1) or "a1b2", PROBLEM, H200, {}, lambda *given: None, lambda: "bundle")
+    run(world, world.refined(store=store))
+    assert hashed == [1]
+
+
 def test_a_device_that_is_far_behind_gets_no_further_events(world):
     """Calls rest until some have completed, and none is lost."""
     world.has_completed = False
@@ -299,10 +326,10 @@ def test_the_mean_times_are_logged_with_their_method_at_the_decision(world, monk
 
 
 def test_a_process_that_ends_early_has_stored_what_it_timed(world):
-    run(world, world.refined(store=stored([])), 60)
+    run(world, world.refined(store=stored([])), 70)
     refined = ChoiceCache.of("toy", "a1b2", H200).refined(PROBLEM)
     assert refined.decided is None
-    assert 50 <= sum(time.calls for time in refined.times.values()) <= 60
+    assert 50 <= sum(time.calls for time in refined.times.values()) <= 70
     again = world.refined(store=stored([]))
     run(world, again, 2)
     assert again.race.seen[1:].sum() >= 10
