@@ -64,6 +64,7 @@ class OwnTimings:
 
     A caller asks `advise` which configs to time, times and learns them, and asks again until there are no new ones. The
     first problem starts with configs that are far apart, later ones with those that were fast on the nearest problems.
+    Configs that failed on near problems, and worked on none of them, are left out while there are others.
 
     Thread-safe. The same timings give the same advice, whatever the order in which they were learned.
 
@@ -141,6 +142,9 @@ class OwnTimings:
         tried = [at for at, config in enumerate(configs) if config in here]
         timed = sorted((time_us, at) for at in tried if (time_us := here[configs[at]]) is not None)
         untimed = [at for at, config in enumerate(configs) if config not in here]
+        failing = _failing(problem, known)
+        if timed or any(configs[at] not in failing for at in untimed):
+            untimed = [at for at in untimed if configs[at] not in failing]
         most = len(untimed) if k == "auto" else max(int(k) - len(tried), int(not timed))
         points, rows, log_times = _measured(problem, {**known, problem: here}, configs)
         start, new = max(3, math.ceil(len(configs) * _START)), list[int]()
@@ -200,6 +204,24 @@ def _measured(
             used.append(i)
     # `problem`, whose distance is 0, comes first; the model expects it last.
     return points[used[::-1]], [(len(used) - 1 - one, at) for one, at in rows], log_times
+
+
+def _failing(problem: Problem, known: Mapping[Problem, Mapping[KernelConfig, float | None]]) -> set[KernelConfig]:
+    """Return the configs that failed on problems near this one and worked on none of them.
+
+    Problems are near if they have the same dtype and flags, and each dimension differs by at most a factor of two.
+    """
+    dims = dict(problem.dims)
+
+    def is_near(one: Problem) -> bool:
+        sizes = dict(one.dims)
+        if (one.dtype, one.flags, sizes.keys()) != (problem.dtype, problem.flags, dims.keys()):
+            return False
+        return all(size <= 2 * dims[name] and dims[name] <= 2 * size for name, size in sizes.items())
+
+    near = [times for one, times in known.items() if is_near(one)]
+    failed = {config for times in near for config, time_us in times.items() if time_us is None}
+    return failed and failed - {config for times in near for config, time_us in times.items() if time_us is not None}
 
 
 def coordinates(problems: Sequence[Problem]) -> Array:

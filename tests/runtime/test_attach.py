@@ -222,7 +222,7 @@ def test_a_config_that_fails_is_learned_as_that(elsewhere, disk):
     failed = {config["BLOCK"] for times in kept["times"].values() for config, time in times.items() if time is None}
     assert failed == {64}
     bench.timed.clear()
-    elsewhere.launch(kernel, 1040)  # near a key on which it failed
+    elsewhere.launch(kernel, NEXT)
     assert 64 not in _blocks(bench)
 
 

@@ -122,6 +122,27 @@ def test_a_config_that_failed_is_not_chosen_and_those_like_it_come_late():
     assert all(CONFIGS[at]["BLOCK"] < 128 for at in advice.new)
 
 
+def test_a_config_that_failed_on_near_problems_is_not_tried_again():
+    fastest, far = KernelConfig.of(BLOCK=128, num_warps=2, num_stages=3), 4 * max(ROWS)
+
+    def fails(config, rows):
+        return None if config == fastest and rows < far else cost(config, rows)
+
+    def searched(own, *args, **kwargs):
+        return CONFIGS.index(fastest) in search(own, *args, **kwargs)[0]
+
+    assert searched(own_timings(), problem(512), cost=fails)
+    own = own_timings()
+    own.learn(problem(512), {fastest: None, CONFIGS[0]: cost(CONFIGS[0], 512)})
+    assert not searched(own, problem(1024), k=len(CONFIGS), cost=fails)  # even if any number may be timed
+    assert searched(own, problem(1025), k=len(CONFIGS), cost=fails)
+    assert searched(own, problem(512, dtype="fp16"), k=len(CONFIGS), cost=fails)
+    own.learn(problem(700), {fastest: 10.0})  # it does work there
+    assert searched(own, problem(600), k=len(CONFIGS), cost=fails)
+    only = learned((512,), (fastest,), fails)
+    assert only.advise(problem(520), (fastest,)).new == (0,)  # nothing else is left
+
+
 def test_where_all_failed_the_others_are_tried():
     own, of = own_timings(), problem()
     first = own.advise(of, CONFIGS).new
