@@ -41,32 +41,40 @@ class Predicted:
     Args:
         points: The coordinates of the problems, (n_problems, n_dims); the last one is the problem to predict.
         knobs: The coordinates of the configs, (n_configs, n_knobs).
-        rows: The measurements: positions of the problem and of the config. At least one.
+        rows: The measurements: positions of the problem and of the config. At least one, unless there is a `prior`.
         log_times: (n_rows,) Of working configs.
+        prior: The log times that are expected without measurements, up to a constant for each problem, (n_problems,
+            n_configs). If left out, they are equal.
 
     Attributes:
         mean: (n_configs,) The expected log times. If nothing of this problem was measured, their differences count.
     """
 
     def __init__(
-        self, points: Array, knobs: Array, rows: Sequence[tuple[int, int]], log_times: Sequence[float]
+        self,
+        points: Array,
+        knobs: Array,
+        rows: Sequence[tuple[int, int]],
+        log_times: Sequence[float],
+        prior: Array | None = None,
     ) -> None:
-        problem, config = np.array(rows).T
+        problem, config = np.array(rows, int).reshape(-1, 2).T
         times = np.array(log_times, float)
         least = np.full(len(points), np.inf)
         np.minimum.at(least, problem, times)
         times = np.minimum(times, least[problem] + MOST_SLOWDOWN)
+        times -= 0.0 if prior is None else prior[problem, config]
         count = np.bincount(problem, minlength=len(points))
         level = np.bincount(problem, times, len(points)) / np.maximum(count, 1)
         near = _FAR + (1 - _FAR) * np.exp(-0.5 * _squares(points) / _REACH**2)
         self._knobs = _scaled(knobs)
         alike, same = self._alike(config), problem[:, None] == problem
-        prior = near[np.ix_(problem, problem)] * alike[:, config] + _LEVEL * same + _NOISE * np.eye(len(rows))
+        covariance = near[np.ix_(problem, problem)] * alike[:, config] + _LEVEL * same + _NOISE * np.eye(len(rows))
         towards = near[problem, -1][:, None] * alike + _LEVEL * (problem == len(points) - 1)[:, None]
-        factor = np.linalg.cholesky(prior)
+        factor = np.linalg.cholesky(covariance)
         solved = np.linalg.solve(factor, np.column_stack([towards, times - level[problem]]))
         self._gain, residual = solved[:, :-1], solved[:, -1]
-        self.mean: Array = self._gain.T @ residual + level[-1]
+        self.mean: Array = self._gain.T @ residual + level[-1] + (0.0 if prior is None else prior[-1])
         self._scale = math.sqrt((_GUESSES * _SPREAD**2 + residual @ residual) / (_GUESSES + len(rows)))
         self._variance = 1 + _LEVEL - (self._gain**2).sum(axis=0)
 

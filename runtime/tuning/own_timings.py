@@ -84,6 +84,7 @@ class OwnTimings:
         self._name = family.name
         self._times: dict[Problem, dict[KernelConfig, float | None]] = {}
         self._finished: set[Problem] = set()
+        self._priors: dict[Problem, dict[KernelConfig, float]] = {}
         self._last: tuple[tuple[KernelConfig, ...], Array] | None = None  # a list of configs and its coordinates
         renew_in_children(self)
 
@@ -118,6 +119,7 @@ class OwnTimings:
         k: Length = "auto",
         cost_s: float = USUAL_COST_S,
         at_once: int = AT_ONCE,
+        prior: Array | None = None,
     ) -> Advice:
         """Return which of `configs` to time on a problem.
 
@@ -128,6 +130,8 @@ class OwnTimings:
                 the next config, over 60 seconds of launches, is less than `cost_s`.
             cost_s: The seconds that compiling and timing a config takes.
             at_once: The largest number of configs that are timed before this is asked again.
+            prior: The log times that are expected without timings, up to a constant, (n_configs,). It is remembered
+                with the problem.
 
         Raises:
             ForetuneError: The problem is one of another kernel, there are no configs, or `k` is not a length.
@@ -138,6 +142,8 @@ class OwnTimings:
         check_length(k)
         with self._lock:
             known, is_finished = {like: dict(times) for like, times in self._times.items()}, problem in self._finished
+            if prior is not None:
+                self._priors[problem] = dict(zip(configs, prior.tolist(), strict=True))
         here = known.pop(problem, {})
         tried = [at for at, config in enumerate(configs) if config in here]
         timed = sorted((time_us, at) for at in tried if (time_us := here[configs[at]]) is not None)
@@ -146,21 +152,33 @@ class OwnTimings:
         if timed or any(configs[at] not in failing for at in untimed):
             untimed = [at for at in untimed if configs[at] not in failing]
         most = len(untimed) if k == "auto" else max(int(k) - len(tried), int(not timed))
-        points, rows, log_times = _measured(problem, {**known, problem: here}, configs)
+        problems, points, rows, log_times = _measured(problem, {**known, problem: here}, configs)
+        expected = self._expected(problems, configs)
         start, new = max(3, math.ceil(len(configs) * _START)), list[int]()
         # If fewer configs were timed than any search starts with, the list was shorter.
         is_finished = is_finished and bool(timed) and (len(points) > 1 or len(tried) >= min(start, len(configs)))
-        if untimed and most and not rows:
+        if untimed and most and not rows and expected is None:
             apart = far_apart(knob_values([configs[at] for at in untimed]), min(most, start))
             new = [untimed[at] for at in sorted(apart)]
         elif untimed and most and not is_finished:
             # The model does not know from a kernel's first configs alone how far it errs: it chooses once in any case.
-            is_start = len(points) == 1 and len(tried) <= start
+            is_start = len(points) == 1 and len(tried) <= (start if expected is None else at_once)
             worth = 0.0 if is_start or k != "auto" else cost_s / _LAUNCHES_S
-            model = Predicted(points, self._coordinates((*configs,)), rows, log_times)
+            model = Predicted(points, self._coordinates((*configs,)), rows, log_times, expected)
             new = model.next(untimed, math.log(timed[0][0]) if timed else None, worth, min(most, at_once))
         reason = f"{len(tried)} timed, {len(new)} to time; learned from {len(points) - 1} other problems"
         return Advice((*(at for _, at in timed), *new), bool(rows), reason, (*new,))
+
+    def _expected(self, problems: Sequence[Problem], configs: Sequence[KernelConfig]) -> Array | None:
+        """Return the priors of problems, (n_problems, n_configs); None if the last problem has none.
+
+        The last problem's prior also stands in for those of problems that an earlier process timed.
+        """
+        with self._lock:
+            priors = [self._priors.get(one) for one in problems]
+        if (last := priors[-1]) is None:
+            return None
+        return np.array([[(prior or last).get(config, 0.0) for config in configs] for prior in priors])
 
     def _coordinates(self, configs: tuple[KernelConfig, ...]) -> Array:
         """Return `_knobs` of the configs; those of the last list are kept."""
@@ -175,13 +193,13 @@ class OwnTimings:
 
 def _measured(
     problem: Problem, known: Mapping[Problem, Mapping[KernelConfig, float | None]], configs: Sequence[KernelConfig]
-) -> tuple[Array, list[tuple[int, int]], list[float]]:
+) -> tuple[list[Problem], Array, list[tuple[int, int]], list[float]]:
     """Return the measurements that predict a problem: its own, and those of the nearest with the same dimensions.
 
     A failed config counts as slower than all others.
 
     Returns:
-        The coordinates of the problems, those of `problem` last; the positions of each measurement's problem and
+        The problems, `problem` last, and their coordinates; the positions of each measurement's problem and
         config; and the log times.
     """
     names = [name for name, _ in problem.dims]
@@ -203,7 +221,8 @@ def _measured(
             log_times += [slowest if time_us is None else math.log(time_us) for time_us in times.values() if worked]
             used.append(i)
     # `problem`, whose distance is 0, comes first; the model expects it last.
-    return points[used[::-1]], [(len(used) - 1 - one, at) for one, at in rows], log_times
+    used.reverse()
+    return [problems[i] for i in used], points[used], [(len(used) - 1 - one, at) for one, at in rows], log_times
 
 
 def _failing(problem: Problem, known: Mapping[Problem, Mapping[KernelConfig, float | None]]) -> set[KernelConfig]:

@@ -8,10 +8,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ...datasets import Family, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import reason_of
 from ..arguments import Mode, resolve_mode, warn_once
+from ..facts.prior import Prior
 from ..how_many import predicted_us
+from ..launching.collector import collecting_later
+from ..launching.kernel import Kernel
 from ..launching.stub_driver import device_here, stubbed
 from ..pin_file import PinError
 from ..prune import (
@@ -179,7 +184,29 @@ class OwnShortlister(Shortlister):
             what = "is not applied to kernels without a family, because nothing is known of their bits"
             warn_once(f"{VARIABLE} {what}", ": tuning may change their results")
         self._own: dict[int, OwnTimings] = {}
+        self._tuner = tuner
+        self._expected: dict[Problem, dict[KernelConfig, float]] = {}  # predicted log slowdowns by stand-in
         self._k, self._ranks, self._is_broken = k, ranks, False
+
+    def problem(self, arguments: Mapping[str, Any]) -> Problem:
+        """Return the launch's problem, and predict its configs if it is a new one; see `Shortlister.problem`."""
+        problem = super().problem(arguments)
+        stand_in = self.stand_in(problem)
+        if stand_in not in self._expected and resolve_mode(self.mode) is Mode.SHORTLIST:
+            self._expected[stand_in] = self._expect(arguments)
+        return problem
+
+    def _expect(self, arguments: Mapping[str, Any]) -> dict[KernelConfig, float]:
+        """Return the log slowdowns that the prior predicts, by config; {} if it cannot."""
+        configs = self._tuner.configs
+        try:
+            knobs = [config.all_kwargs() for config in configs]
+            with collecting_later():
+                logs = Prior.shipped().log_slowdowns(Kernel(self._tuner), arguments, knobs, device_here())
+            return {self.value(config): float(log) for config, log in zip(configs, logs, strict=True)}
+        except Exception as error:  # noqa: BLE001 - the search also works without it
+            _log.debug("%s: nothing is predicted of its source (%s)", self.family.name, reason_of(error))
+            return {}
 
     def positions(
         self, problem: Problem, configs: tuple[triton.Config, ...], cost_s: float | None = None
@@ -195,7 +222,10 @@ class OwnShortlister(Shortlister):
         ranks = self._ranks()
         # Ranks measure different costs but must take the same steps; a stub's cost says nothing.
         cost = USUAL_COST_S if ranks or cost_s is None or stubbed() is not None else cost_s
-        advice = self._timings(ranks).advise(self.stand_in(problem), values, k, cost)
+        stand_in = self.stand_in(problem)
+        expected = {} if ranks else self._expected.get(stand_in, {})  # ranks may see different sizes
+        prior = np.array([expected[value] for value in values]) if expected.keys() >= {*values} else None
+        advice = self._timings(ranks).advise(stand_in, values, k, cost, prior=prior)
         if wanted is Mode.REFINE and not advice.sure:
             return tuple(range(len(configs)))
         if wanted is Mode.PREDICT and not advice.sure:

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from foretune.datasets import ForetuneError
+from foretune.runtime.facts.prior import Prior
 
 _HERE = Path(__file__).parent
 
@@ -68,3 +70,13 @@ def fresh(monkeypatch):
     monkeypatch.setattr(arguments, "_warned", set())
     monkeypatch.setattr(sys.modules[make_shortlist.__module__], "_choosers", {})
     monkeypatch.delenv("FORETUNE_MODE", raising=False)
+
+
+@pytest.fixture
+def without_prior(monkeypatch):
+    """Search without what is predicted of a kernel's source, which is different in each release."""
+
+    def none(cls):
+        raise ForetuneError("no prior")
+
+    monkeypatch.setattr(Prior, "shipped", classmethod(none))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import warnings
 
+import foretune
 import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
 from foretune.datasets import BundleError, DeviceSpec, Problem, torch_dtype
-from foretune.runtime import ForetuneWarning, TritonFamily, make_shortlist
-from foretune.runtime.facts.features import NAMES
+from foretune.runtime import ForetuneWarning, TritonFamily, make_shortlist, use_stub_driver
+from foretune.runtime.facts.features import NAMES, grid_of
 from foretune.runtime.facts.prior import COVERAGE, Prior, coverage_length
 from foretune.runtime.launching.kernel import Kernel
 
@@ -99,3 +101,26 @@ def test_a_prior_of_other_features_is_refused(monkeypatch):
     monkeypatch.setattr("foretune.runtime.facts.prior.NAMES", NAMES[1:])
     with pytest.raises(BundleError, match="other features"):
         Prior.loads(content)
+
+
+@pytest.mark.compile
+@pytest.mark.usefixtures("own_cache", "disk")
+@pytest.mark.parametrize("trouble", [False, True])
+def test_an_attached_kernel_is_searched_from_its_best_predicted_configs(toy, elsewhere, monkeypatch, trouble):
+    bench, wanted = elsewhere.Bench(), [256, 512, 128, 1024]
+
+    def log_slowdowns(prior, kernel, arguments, configs, device):
+        assert arguments["n"] == 1 << 20
+        assert grid_of({**arguments, "BLOCK": 1024}) == (1024,)
+        if trouble:
+            raise ZeroDivisionError("odd")
+        return np.array([0.1 * wanted.index(one["BLOCK"]) if one["BLOCK"] in wanted else 3.0 for one in configs])
+
+    monkeypatch.setattr(Prior, "log_slowdowns", log_slowdowns)
+    with use_stub_driver(toy.H200), warnings.catch_warnings():
+        warnings.simplefilter("error", ForetuneWarning)
+        kernel = elsewhere.kernel(bench)
+        foretune.attach(kernel)
+        elsewhere.launch(kernel, 1 << 20)
+    timed = [config.kwargs["BLOCK"] for config, _ in bench.timed]
+    assert timed[0] == (16 if trouble else 256)

@@ -6,6 +6,7 @@ import math
 import random
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from foretune.datasets import ForetuneError, KernelConfig, Problem
 from foretune.runtime.tuning.own_timings import OwnTimings
@@ -201,3 +202,40 @@ def test_what_is_wrong_is_named():
         own.advise(problem(), ())
     with pytest.raises(ForetuneError, match="k must be 'auto' or an integer >= 1 but got 'all'"):
         own.advise(problem(), CONFIGS, "all")
+
+
+def searched(prior=None, k="auto", rows=400, own=None):
+    """The configs that are timed on a problem, in order."""
+    own, timed = own or OwnTimings(SimpleNamespace(name="toy")), []
+    while new := own.advise(problem(rows), CONFIGS, k, prior=prior).new:
+        own.learn(problem(rows), {CONFIGS[at]: cost(CONFIGS[at], rows) for at in new})
+        timed += new
+    return timed
+
+
+def logs_of(rows):
+    return np.log([cost(config, rows) for config in CONFIGS])
+
+
+def test_a_prior_decides_what_is_timed_first():
+    best = int(np.argmin(logs_of(400)))
+    assert searched(k=2)[0] == 0  # without one: the first config and the farthest from it
+    assert searched(0.7 * logs_of(400), k=2)[0] == best
+
+
+def test_a_good_prior_saves_timings_and_a_wrong_one_does_not_hide_the_best():
+    best = int(np.argmin(logs_of(400)))
+    usual, good, wrong = (searched(prior) for prior in (None, 0.7 * logs_of(400), -0.7 * logs_of(400)))
+    assert len(good) < len(usual)
+    assert all(best in timed for timed in (usual, good, wrong))
+
+
+def test_a_constant_in_the_prior_does_not_matter():
+    prior = 0.7 * logs_of(400)
+    assert searched(prior) == searched(prior + 5.0)
+
+
+def test_problems_without_a_prior_count_too():
+    own = learned(rows=(256, 512))
+    timed = searched(0.7 * logs_of(400), own=own)
+    assert int(np.argmin(logs_of(400))) in timed
