@@ -7,7 +7,7 @@ and winners of the same layer, card and batch with each other.
 and prints the rank of its winners by the engine's default (configs by their distance from it), by a ranker that was
 trained on measurements alone, and by one that also learned the other cards' winners. For an H100 and an H200 it also
 prints the regret of both rankers on the measurements left out. `layers` leaves out a third of the layers instead, on
-all cards, but no measurements. About six minutes on one core.
+all cards, but no measurements. At most three minutes on one core.
 """
 
 from __future__ import annotations
