@@ -28,7 +28,7 @@ from foretune.kernels.fused_moe.engines import ENGINES, default_config, engine_o
 from foretune.kernels.fused_moe.family import DOWN, UP
 from foretune.kernels.fused_moe.launching import KNOBS, with_tma
 from foretune.kernels.fused_moe.shipped_winners import winners_of
-from foretune.model import geomean, ranker_on
+from foretune.model import Ranker, geomean, ranker_on
 from foretune.model.training_set import TrainingSet
 from foretune.model.winners import Winner, WinnerRanker
 from numpy.typing import NDArray
@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 KINDS = {"A100": "A100, A800", "A800": "A100, A800", "H200": "H200", "H20": "H20", "H100": "H100, H800"}
 KINDS |= {"H800": "H100, H800", "L40S": "L40S, L20", "L20": "L40S, L20", "RTX": "RTX PRO 6000"}
 KINDS |= {"B200": "B200, B300", "B300": "B200, B300"}
+FAMILIES = {name: find_family(name) for name in (UP, DOWN)}
 DATA = ("h200_fused_moe", "h100_kernels")
 LISTS = (1, 4, 8)
 
@@ -75,7 +76,7 @@ def times_of_both(names: Sequence[str] = DATA) -> dict[tuple[DeviceSpec, Problem
     """The times in both passes of configs that were measured for both products, (2,), by device and problem."""
     found: dict = defaultdict(dict)
     for name in names:
-        up, down = (load(name).grid(family) for family in (UP, DOWN))
+        up, down = map(load(name).grid, FAMILIES)
         row_of = {(case.problem.dims, case.problem.dtype): row for row, case in enumerate(down.cases)}
         column_of = {config: column for column, config in enumerate(down.configs)}
         for row, (case, device) in enumerate(zip(up.cases, up.devices, strict=True)):
@@ -153,7 +154,7 @@ def predicted_us(pair: Pair, rankers: dict[str, WinnerRanker], learned_on: Seque
     """The predicted time of both products, as `foretune export` predicts it."""
     total = np.zeros(len(pair.up.space))
     for one in pair:
-        family = find_family(one.problem.family)
+        family = FAMILIES[one.problem.family]
         slowdowns = ranker_on(one.device, rankers[family.name], learned_on).predict(
             family, one.problem, one.device, one.space
         )
@@ -163,7 +164,7 @@ def predicted_us(pair: Pair, rankers: dict[str, WinnerRanker], learned_on: Seque
     return total
 
 
-def regret(data: TrainingSet, ranker: WinnerRanker, learned_on: Sequence[DeviceSpec], exhaustive: bool) -> str:
+def regret(data: TrainingSet, ranker: Ranker, learned_on: Sequence[DeviceSpec], exhaustive: bool) -> str:
     """The mean and worst regret in percent of the best of the first `LISTS`, over problems of other devices."""
     found = []
     for row, device in enumerate(data.grid.devices):
@@ -188,7 +189,7 @@ def left_out(pairs: Sequence[Pair], parts: Sequence[Callable[[Pair], bool]], mos
     measured = merge_datasets([load(name) for name in DATA], name="+".join(DATA))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the installed engine may be another version
-        sets = {name: TrainingSet.of(measured, find_family(name)) for name in (UP, DOWN)}
+        sets = {name: TrainingSet.of(measured, family) for name, family in FAMILIES.items()}
     fitted: dict = {}
     random = np.random.default_rng(0)
     columns = "{:14} {:>7} {:>14} {:>7} {:>6} {:>6} {:>6} {:>12}"
@@ -205,7 +206,7 @@ def left_out(pairs: Sequence[Pair], parts: Sequence[Callable[[Pair], bool]], mos
                 fitted[learned_on, name] = WinnerRanker({}).fit(grid, data.family)
             rankers["measurements"][name] = fitted[learned_on, name]
             taught = copy(fitted[learned_on, name])
-            taught.winners_ = {name: [getattr(pair, {UP: "up", DOWN: "down"}[name]) for pair in rest]}
+            taught.winners_ = {name: [one for pair in rest for one in pair if one.problem.family == name]}
             rankers["with winners"][name] = taught.learn_winners(grid, data.family)
         for kind in sorted({pair.kind for pair in out}):
             of_kind = [pair for pair in out if pair.kind == kind]
