@@ -106,7 +106,7 @@ def winner_rows(winners: Sequence[Winner], family: Family, *, seed: int) -> Trai
 
 
 def _joined(measured: TrainingRows, won: TrainingRows) -> TrainingRows:
-    """Return both tables of rows as one, in which rows of winners have the weight `_WEIGHT`."""
+    """Return both tables of rows as one; rows of winners get the weight `_WEIGHT`."""
     weights = np.ones(len(measured.features)) if measured.weights is None else measured.weights
     return TrainingRows(
         np.concatenate([measured.features, won.features]),

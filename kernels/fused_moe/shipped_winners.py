@@ -30,7 +30,7 @@ _NAME = re.compile(
     r"E=(?P<experts>\d+),N=(?P<inter>\d+),device_name=(?P<card>[^,=]+)"
     r"(?P<fp8>,dtype=fp8_w8a8,block_shape=\[128, ?128\])?\.json"
 )
-#: Degrees of expert and tensor parallelism with which a model may have the sizes of a file.
+#: Degrees of expert and tensor parallelism that a file may be for.
 _DEGREES = (1, 2, 4, 8, 16)
 #: The shares of a data sheet's memory bandwidth and matrix rate that an H200 reaches (see `DeviceSpec`).
 _COPY_SHARE, _MATRIX_SHARE = 0.9, 0.73
