@@ -225,7 +225,7 @@ def test_a_prior_decides_what_is_timed_first():
 
 def test_a_good_prior_saves_timings_and_a_wrong_one_does_not_hide_the_best():
     best = int(np.argmin(logs_of(400)))
-    usual, good, wrong = (searched(prior) for prior in (None, 0.7 * logs_of(400), -0.7 * logs_of(400)))
+    usual, good, wrong = (searched(prior) for prior in (None, 0.7 * logs_of(400), -0.1 * logs_of(400)))
     assert len(good) < len(usual)
     assert all(best in timed for timed in (usual, good, wrong))
 

@@ -1,9 +1,11 @@
 """Whether a ranker trained on other packages helps the search within a key: `python tests/studies/kernel_prior.py`.
 
 Facts about each launch (`runtime/facts`) are the features of a LightGBM model of log slowdowns. For each package it is
-trained on all other packages, and its predictions are the prior mean of the Gaussian process of `OwnTimings`. Each of
-Foretune's kernels counts as a package. Needs the packages on the path, and lightgbm. `--corpus FILE` adds the kernels
-of studies/corpus; `--save` trains on everything and writes what Foretune ships.
+trained on all other packages, and its predictions are the prior mean of the Gaussian process of `OwnTimings`. The data
+are `h100_corpus`, the searches of fla-core and liger-kernel (`tunings_h200.jsonl.gz`), and lists drawn from the
+measurements of nine of Foretune's own families, of which each counts as a package. Needs lightgbm and the packages of
+the corpus on the path, of which flag-gems and gemlite can only be imported with a GPU; kernels that cannot are listed
+and left out. `--save FILE` trains on everything and writes what Foretune ships as model/shipped/prior.npz.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from foretune.runtime.tuning.gaussian_process import MOST_SLOWDOWN
 from foretune.runtime.tuning.launches import autotuners_named
 from foretune.runtime.tuning.own_timings import OwnTimings
 
+_CORPUS = Path(__file__).parents[2] / "datasets" / "h100_corpus" / "corpus.jsonl.gz"
 _SEARCHES = Path(__file__).parents[1] / "third_party" / "tunings_h200.jsonl.gz"
 _OWN = {
     "grouped_gemm_fwd": "h100",
@@ -155,7 +158,7 @@ def corpus(path: Path, problems: list[str]) -> Iterator[Key]:
             kernel = _tuned(full)
             given = {name: argument(value) for name, value in first["arguments"].items()}
             given["grid"] = _Grids(trials)
-            features = launch_features(kernel, given, knobs, _H200)
+            features = launch_features(kernel, given, knobs, _H100)
         except Exception as error:  # noqa: BLE001 - a package may fail in any way
             problems.append(f"{full}: {type(error).__name__}: {error}")
             continue
@@ -190,7 +193,7 @@ class _Grids:
 
 def _at_grid(kernel: Kernel, arguments: Mapping[str, Any], knobs: Mapping[str, Any], grid: Any) -> np.ndarray:
     """The absolute features of one config."""
-    return launch_features(kernel, {**arguments, "grid": grid}, [knobs], _H200)[0, : len(NAMES)]
+    return launch_features(kernel, {**arguments, "grid": grid}, [knobs], _H100)[0, : len(NAMES)]
 
 
 class _CaughtError(BaseException):
@@ -457,15 +460,14 @@ PARTS = {"compare": compare, "worth": worth, "curve": curve}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--searches", type=Path, default=_SEARCHES, help="what autotuners_on_gpu.py wrote")
-    parser.add_argument("--corpus", type=Path, help="what studies/corpus measured")
+    parser.add_argument("--corpus", type=Path, default=_CORPUS, help="what studies/corpus measured")
     parser.add_argument(
         "--parts", nargs="*", default=["compare", "worth", "curve"], choices=["compare", "worth", "curve"]
     )
     parser.add_argument("--save", type=Path, help="train on everything and write the prior to this file")
     options = parser.parse_args()
     problems: list[str] = []
-    keys = [*third_party(options.searches), *own_families()]
-    keys += corpus(options.corpus, problems) if options.corpus else []
+    keys = [*third_party(options.searches), *own_families(), *corpus(options.corpus, problems)]
     for problem in sorted(set(problems)):
         print(f"left out: {problem}")
     counted = {(key.package, key.kernel) for key in keys}
