@@ -63,7 +63,7 @@ class OwnTimings:
     """The timings of one kernel on one device, and the search for the fastest config of each problem.
 
     A caller asks `advise` which configs to time, times and learns them, and asks again until there are no new ones. The
-    first problem starts with configs that are far apart, or those that a prior predicts to be fast; later ones start with
+    first problem starts with configs that are far apart, or that a prior predicts to be fast. Later ones start with
     those that were fast on the nearest problems.
     Configs that failed on near problems, and worked on none of them, are left out while there are others.
 

@@ -35,7 +35,7 @@ from foretune.runtime.facts.features import NAMES, launch_features
 from foretune.runtime.facts.prior import Prior
 from foretune.runtime.launching.kernel import Kernel
 from foretune.runtime.tuning.gaussian_process import MOST_SLOWDOWN
-from foretune.runtime.tuning.launches import autotuners_named
+from foretune.runtime.tuning.launches import LaunchFamily, autotuners_named
 from foretune.runtime.tuning.own_timings import OwnTimings
 
 _CORPUS = Path(__file__).parents[2] / "datasets" / "h100_corpus" / "corpus.jsonl.gz"
@@ -117,9 +117,10 @@ def third_party(path: Path) -> Iterator[Key]:
     """The searches of fla-core and liger-kernel that `autotuners_on_gpu.py` recorded, which have no grid."""
     sys.path.insert(0, str(path.parent))
     from autotuners_on_gpu import tunings_in
+    from key_search import _Recorded
 
     seen = set()
-    for at, line in enumerate(tunings_in(path)):
+    for line in tunings_in(path):
         key, name = (line["kernel"], json.dumps(line["key"])), line["kernel"]
         if key in seen or len(line["times"]) < _LEAST_CONFIGS:
             continue
@@ -131,7 +132,7 @@ def third_party(path: Path) -> Iterator[Key]:
         times = np.log([math.inf if ms is None else ms for _, ms, *_ in line["times"]])
         features = launch_features(_kernel(module, name), given, knobs, _H200)
         full = f"{_functions(module)[name]}.{name}"
-        yield Key(package, full, Problem.of(name, key=at), _configs(knobs), times, features)
+        yield Key(package, full, _Recorded(line).problem_from_call(given), _configs(knobs), times, features)
 
 
 def _configs(knobs: Sequence[Mapping[str, Any]]) -> tuple[KernelConfig, ...]:
@@ -147,7 +148,7 @@ def corpus(path: Path, problems: list[str]) -> Iterator[Key]:
     by_key: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for line in lines:
         by_key[line["kernel"], json.dumps(line["key"]), json.dumps(line["arguments"])].append(line)
-    for at, ((full, *_), phases) in enumerate(by_key.items()):
+    for (full, *_), phases in by_key.items():
         trials = list({json.dumps(one["config"]): one for line in phases for one in line["trials"]}.values())
         trials = [one for one in trials if "grid" in one or "failure" in one]
         times = np.log([one.get("us") or math.inf for one in trials]) if trials else np.zeros(0)
@@ -155,26 +156,20 @@ def corpus(path: Path, problems: list[str]) -> Iterator[Key]:
             continue
         first, knobs = phases[0], [one["config"] for one in trials]
         try:
-            kernel = _tuned(full)
+            kernel = Kernel(_tuner(full))
             given = {name: argument(value) for name, value in first["arguments"].items()}
             given["grid"] = _Grids(trials)
             features = launch_features(kernel, given, knobs, _H100)
         except Exception as error:  # noqa: BLE001 - a package may fail in any way
             problems.append(f"{full}: {type(error).__name__}: {error}")
             continue
-        yield Key(
-            _SHARED.get(first["package"], first["package"]),
-            full,
-            Problem.of(full, key=at),
-            _configs(knobs),
-            times,
-            features,
-        )
+        problem = LaunchFamily(_tuner(full)).problem_from_call(given)
+        yield Key(_SHARED.get(first["package"], first["package"]), full, problem, _configs(knobs), times, features)
 
 
 @cache
-def _tuned(name: str) -> Kernel:
-    return Kernel(autotuners_named(name)[0])
+def _tuner(name: str) -> Any:
+    return autotuners_named(name)[0]
 
 
 class _Grids:
@@ -317,9 +312,9 @@ def ridge(keys: Sequence[Key], columns: Sequence[int]) -> Predict:
 # Searches.
 
 
-def searched(key: Key, prior: np.ndarray | None, k: int | str) -> list[int]:
-    """The configs that `OwnTimings` times on a key if it knows nothing of the kernel."""
-    own, here = OwnTimings(SimpleNamespace(name=key.problem.family)), []
+def searched(key: Key, prior: np.ndarray | None, k: int | str, own: OwnTimings | None = None) -> list[int]:
+    """The configs that `OwnTimings` times on a key; without `own` it knows nothing of the kernel."""
+    own, here = own or OwnTimings(SimpleNamespace(name=key.problem.family)), list[int]()
     while new := own.advise(key.problem, key.configs, k, **({} if prior is None else {"prior": prior})).new:
         times = {key.configs[at]: math.exp(key.times[at]) if math.isfinite(key.times[at]) else None for at in new}
         own.learn(key.problem, times)
@@ -427,6 +422,32 @@ def compare(keys: Sequence[Key]) -> None:
             )
 
 
+def later(keys: Sequence[Key]) -> None:
+    """Print what the product loses on up to eight keys of each kernel, in two orders, with and without the prior."""
+    by_list: dict[tuple[str, Any], list[int]] = defaultdict(list)
+    for at, key in enumerate(keys):
+        by_list[key.kernel, key.configs].append(at)
+    prior = held_out(keys, trees, columns_without())
+    print("keys     lists  prior  share  regret %    p95")
+    found: dict[tuple[str, str, str], dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    source = np.random.default_rng(_SEED)
+    for (kernel, configs), places in by_list.items():
+        length = "16-" if len(configs) >= 16 else "6-15"
+        for order in [source.permutation(places)[:8] for _ in range(2)]:
+            for has in ("no", "yes"):
+                own = OwnTimings(SimpleNamespace(name=keys[order[0]].problem.family))
+                for place, at in enumerate(order):
+                    timed = searched(keys[at], TRUST * prior[at] if has == "yes" else None, "auto", own)
+                    part = ("first" if not place else "2 to 8", length, has)
+                    found[part][kernel].append((len(timed) / len(configs), regret(keys[at], timed)))
+    for part, by_kernel in sorted(found.items()):
+        share, mean = np.mean([np.mean(one, axis=0) for one in by_kernel.values()], axis=0)
+        p95 = np.quantile([lost for one in by_kernel.values() for _, lost in one], 0.95)
+        print(
+            f"{part[0]:8} {part[1]:6} {part[2]:5}{share:7.2f}{100 * math.expm1(mean):10.1f}{100 * math.expm1(p95):7.1f}"
+        )
+
+
 def worth(keys: Sequence[Key]) -> None:
     """Print what each group of facts is worth: the best predicted quarter with it alone, and without it.
 
@@ -454,7 +475,7 @@ def curve(keys: Sequence[Key]) -> None:
             table.row(f"{kernels} kernels", lambda at, key, p=prior: searched(key, TRUST * p[at], count_of(key, 1 / 8)))
 
 
-PARTS = {"compare": compare, "worth": worth, "curve": curve}
+PARTS = {"compare": compare, "later": later, "worth": worth, "curve": curve}
 
 
 def main() -> None:
