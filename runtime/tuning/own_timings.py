@@ -64,8 +64,8 @@ class OwnTimings:
 
     A caller asks `advise` which configs to time, times and learns them, and asks again until there are no new ones. The
     first problem starts with configs that are far apart, or that a prior predicts to be fast. Later ones start with
-    those that were fast on the nearest problems.
-    Configs that failed on near problems, and worked on none of them, are left out while there are others.
+    those that were fast on the nearest problems. Configs that failed on near problems, and worked on none of them, are
+    left out while there are others.
 
     Thread-safe. The same timings give the same advice, whatever the order in which they were learned.
 
