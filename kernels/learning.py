@@ -7,8 +7,9 @@ collect/, the floor above, so in kernels/ only `api.py` and the commands may imp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..datasets import Family, ForetuneError
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from ..collect.summary import Summary
     from ..datasets import Case
     from ..datasets.dataset import Dataset
-    from ..model import Bundle, Evaluation
+    from ..model import Bundle, Evaluation, LightGBMRanker
     from ..model.baselines import Rivals
     from ..model.report import Report
 
@@ -103,6 +104,7 @@ def train(
     *,
     family: FamilyLike | Sequence[FamilyLike] | None = None,
     keep: Bundle | Path | str | None = None,
+    winners: Sequence[str] = (),
 ) -> Bundle:
     """Train a bundle on measurements, as `foretune train` does.
 
@@ -112,12 +114,15 @@ def train(
         data: The measurements: a dataset, its folder, or the name of a shipped one; or several of these.
         family: One family of the data or several; all registered families in the data if None.
         keep: A bundle, or its folder: its other families become part of the new bundle.
+        winners: Installed serving engines, "vllm" or "sglang", whose tuned files `fused_moe` and `fused_moe_down` also
+            learn from: the configs that won on cards that were not measured.
 
     Returns:
         The trained bundle. `save(folder)` writes it.
 
     Raises:
-        ForetuneError: The data have none of the families, a family is not registered, or data cannot be read.
+        ForetuneError: The data have none of the families, a family is not registered, data cannot be read, or an engine
+            of `winners` is not installed.
 
     >>> from dataclasses import replace
     >>> from foretune.datasets import load
@@ -131,7 +136,8 @@ def train(
 
     kept = bundle_of(keep)
     dataset = datasets_merged(data)
-    trained = train_bundle(dataset, families_in(dataset, family))
+    families = families_in(dataset, family)
+    trained = train_bundle(dataset, families, ranker_for(families, winners))
     return trained if kept is None else trained.merged_with(kept)
 
 
@@ -170,6 +176,30 @@ def adapt(
 
     dataset, given = dataset_of(data), bundle_in_force(bundle_of(bundle))
     return adapt_bundle(given, dataset, families_in(dataset, family, given))
+
+
+def ranker_for(names: Collection[str], winners: Sequence[str]) -> Callable[[], LightGBMRanker]:
+    """Return what makes the rankers to train: plain ones, or ones that also learn the winners of serving engines.
+
+    Args:
+        names: The families to train.
+        winners: Names of engines, none for plain rankers.
+
+    Raises:
+        ForetuneError: An engine is unknown or not installed, or none of the families has winners.
+    """
+    from ..model import LightGBMRanker
+    from ..model.winners import WinnerRanker
+    from .fused_moe.shipped_winners import winners_of
+
+    if not winners:
+        return LightGBMRanker
+    found = winners_of(_several(winners))
+    if not set(found) & set(names):
+        raise ForetuneError(
+            f"winners are of {' and '.join(found)}, but the families to train are {_few(sorted(names)) or 'none'}"
+        )
+    return partial(WinnerRanker, found)
 
 
 def evaluate(

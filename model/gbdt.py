@@ -37,7 +37,7 @@ OBJECTIVES = ("regression", "lambdarank", "blend")
 #: The lambdarank score of a log slowdown of 1 when `adapted` continues from known trees. Lambdarank's gradients vanish
 #: where two scores are a few units apart, so a larger value makes the known order harder to change. At 5 it is
 #: forgotten too easily.
-_RANKS_PER_LOG = 20.0
+RANKS_PER_LOG = 20.0
 
 #: `fastest` predicts this many configs with the trees: a constant, and a number for each config that is requested. The
 #: network selects them. `python tests/model/two_stages.py` measures what that changes on the shipped measurements.
@@ -171,11 +171,7 @@ class LightGBMRanker(Ranker):
         weight = 1 / (1 + len(networks))
         self.forest_ = reduce(operator.add, [forest.affine(weight / len(forests)) for forest in forests]).compact()
         self.network_ = networks[0].affine(weight) if networks else None
-        if self.reach > MAX_LOG_SLOWDOWN:
-            raise ForetuneError(
-                f"learning_rate {self.learning_rate} with {self.trees} trees gives log slowdowns of up to "
-                f"{self.reach:.3g}, but at most {MAX_LOG_SLOWDOWN:.0f} is allowed: use a lower learning_rate"
-            )
+        self._check_reach()
         self.feature_names_ = family.feature_names
         self.binaries_ = dict(grid.binaries) if family.reads_binaries else {}
         self.trust_ = trust_in_estimate(grid, family)
@@ -270,11 +266,11 @@ class LightGBMRanker(Ranker):
         check_integer("trees", trees, 1, MAX_TREES - len(self.forest_))
         with share_of(0.2):
             rows = training_rows(grid, family, slow=self.slow, keep_slow=self.keep_slow, seed=self.seed)
-        known = -_RANKS_PER_LOG * self._logs(rows.features)
+        known = -RANKS_PER_LOG * self._logs(rows.features)
         new, slope, offset = self._training(rows).lambdarank(trees, share=0.8, known=known)
         result = LightGBMRanker(**self.get_params())
-        result.forest_ = (new.affine(slope, offset) + self.forest_.affine(-_RANKS_PER_LOG * slope)).compact()
-        result.network_ = self.network_ and self.network_.affine(-_RANKS_PER_LOG * slope)
+        result.forest_ = (new.affine(slope, offset) + self.forest_.affine(-RANKS_PER_LOG * slope)).compact()
+        result.network_ = self.network_ and self.network_.affine(-RANKS_PER_LOG * slope)
         result.feature_names_, result.trust_ = self.feature_names_, self.trust_
         result.binaries_ = dict(self.binaries_)
         for signature, facts in (grid.binaries if family.reads_binaries else {}).items():
@@ -294,6 +290,14 @@ class LightGBMRanker(Ranker):
             raise BundleError(
                 f"the ranker of {family.name} was trained on other features than the family has now "
                 f"(differences: {', '.join(changed)}): retrain it"
+            )
+
+    def _check_reach(self) -> None:
+        """Check that trained parts cannot predict slowdowns above the maximum. Raises `ForetuneError`."""
+        if self.reach > MAX_LOG_SLOWDOWN:
+            raise ForetuneError(
+                f"learning_rate {self.learning_rate} with {self.trees} trees gives log slowdowns of up to "
+                f"{self.reach:.3g}, but at most {MAX_LOG_SLOWDOWN:.0f} is allowed: use a lower learning_rate"
             )
 
     def _training(self, rows: TrainingRows) -> TreeTraining:

@@ -19,6 +19,7 @@ from .calibration.training_domain import TrainingDomain
 from .evaluation import in_percent
 from .gbdt import AdaptedRanker, LightGBMRanker
 from .training_set import TrainingSet
+from .winners import WinnerRanker
 
 if TYPE_CHECKING:
     from ..datasets.dataset import Dataset
@@ -63,10 +64,11 @@ def train_bundle(
             with share_of(0.6):
                 calibration = cross_fitted(data, ranker)
         _warn_of_long_lists(data, fitted, calibration)
+        won = {"winners": len(fitted.winners_.get(name, ()))} if isinstance(fitted, WinnerRanker) else {}
         return TrainedFamily(
             ranker=fitted,
             devices=data.devices,
-            origin=data.origin,
+            origin=data.origin | won,
             wrong_results=data.wrong_results,
             calibration=calibration,
             domain=TrainingDomain.of(data.problems),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -23,10 +22,10 @@ from .options import (
     TensorParallel,
     Topk,
     argument,
-    completes,
     count,
     dataset_names,
     device_names,
+    engine_names,
     family_names,
     one_of,
     option,
@@ -40,14 +39,6 @@ _EXPORTING_S = {"csv": 4e-6, "t4": 6e-5}
 
 #: The source that is a matrix product on Hugging Face's kernel hub.
 HUB = "hub"
-
-
-@completes
-def engine_names() -> Iterable[str]:
-    """Return the names of the serving engines, for shell completion."""
-    from ..fused_moe.engines import ENGINES
-
-    return ENGINES
 
 
 def source_names(incomplete: str) -> list[str]:

@@ -116,6 +116,14 @@ def model_names() -> Iterable[str]:
 
 
 @completes
+def engine_names() -> Iterable[str]:
+    """Return the names of the serving engines, for shell completion."""
+    from ..fused_moe.engines import ENGINES
+
+    return ENGINES
+
+
+@completes
 def remembered_names() -> Iterable[str]:
     """Return the names of the kernels and functions in the choice cache, for shell completion."""
     from ...runtime.tuning.cache.cache_folder import cache_contents

@@ -13,7 +13,7 @@ from ...datasets import DeviceSpec, Family, ForetuneError
 from ...datasets.errors import printable
 from ...datasets.progress import showing
 from .. import find_measurable
-from ..learning import datasets_merged, evaluation_of, families_in, judged_families
+from ..learning import datasets_merged, evaluation_of, families_in, judged_families, ranker_for
 from .app import GIVEN, command, command_text
 from .inputs import bundle_at, for_each_family, live_gpu, rows_of
 from .options import (
@@ -29,6 +29,7 @@ from .options import (
     completes,
     count,
     dataset_names,
+    engine_names,
     one_of,
     option,
     words,
@@ -104,6 +105,16 @@ def train(
             metavar=f"{SHIPPED_BUNDLE}|FOLDER",
         ),
     ] = None,
+    winners: Annotated[
+        list[str] | None,
+        option(
+            "Installed serving engine from whose tuned files fused_moe also learns, for cards that were not measured. "
+            "May be repeated.",
+            "none",
+            engine_names,
+            metavar="vllm|sglang",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a bundle, which predicts configs, on measurements."""
@@ -115,8 +126,9 @@ def train(
     kept = None if keep is None else load_bundle(None if keep == SHIPPED_BUNDLE else keep)
     dataset = datasets_merged(data)
     families = families_in(dataset, family)
+    ranker = ranker_for(families, winners or ())
     with showing(f"training on {' and '.join(data)}", _TRAINING_S * rows_of(dataset, families)):
-        trained = train_bundle(dataset, families)
+        trained = train_bundle(dataset, families, ranker)
     merged = trained if kept is None else trained.merged_with(kept)
     merged.save(out)
     others = [name for name in merged.families if name not in trained.families]

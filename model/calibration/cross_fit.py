@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -94,7 +95,8 @@ def calibrating_problems(data: TrainingSet, rows: Sequence[int], logs: Sequence[
 def _smaller(ranker: Ranker) -> Ranker:
     """Return the ranker, or a copy with `TREES` trees if it has more."""
     if isinstance(ranker, LightGBMRanker) and ranker.trees > TREES:
-        return type(ranker)(**{**ranker.get_params(), "trees": TREES})
+        ranker = copy(ranker)
+        ranker.trees = TREES
     return ranker
 
 

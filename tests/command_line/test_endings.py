@@ -198,6 +198,7 @@ def test_the_version_is_printed() -> None:
         ("foretune collect matmul --plan a", ["adaptive"]),
         ("foretune collect matmul --gpus a", ["all"]),
         ("foretune train --keep s", ["shipped"]),
+        ("foretune train --winners v", ["vllm"]),
         ("foretune export h200 --format t", ["t4"]),
         ("foretune run --mode o", ["off"]),
         ("foretune export sg", ["sglang"]),

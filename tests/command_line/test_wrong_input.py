@@ -202,6 +202,7 @@ def test_an_empty_argument_is_refused(line: str) -> None:
         (f"datasets merge {MEASURED} no/such --out o", "no/such"),
         ("datasets seal no/such --out o", "no/such"),
         ("train --data no/such/folder --out bundle", "no/such/folder"),
+        ("train --data h200_fused_moe --winners trt --out bundle", "engine must be one of sglang, vllm but is 'trt'"),
         ("evaluate --data no/such/folder", "no/such/folder"),
         ("evaluate --bundle no/such/bundle", "no/such/bundle"),
         ("replay --data no/such/folder", "no/such/folder"),

@@ -159,7 +159,7 @@ def test_the_command_and_the_face_make_the_same_bundle(bundle, tmp_path, monkeyp
 def test_a_bundle_of_one_family_keeps_the_others_of_another_bundle(bundle, tmp_path, monkeypatch):
     monkeypatch.setattr("foretune.kernels.registry._registered", {"fake": FAMILY})
     monkeypatch.setattr(foretune.datasets, "load", {"small": SMALL}.__getitem__)
-    monkeypatch.setattr("foretune.model.train.train_bundle", lambda dataset, families: bundle)
+    monkeypatch.setattr("foretune.model.train.train_bundle", lambda dataset, families, ranker: bundle)
     told = call("train --data small --keep shipped --json --out", tmp_path / "new")
     assert told.exit_code == 0, told.output
     shipped = load_bundle()

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import sys
+import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, ClassVar, Protocol
@@ -19,6 +20,8 @@ from ..ranks.agreement import may_tune
 #: The environment variable with the most that exploring may cost: a share of an op's time, or seconds ("2s").
 VARIABLE = "FORETUNE_MAX_COST"
 _MAX_COST = "0.01"
+#: The most that the host's time for a launch may be of a call's time if the device had nothing else to do meanwhile.
+_MOST_GAP = 0.02
 
 
 def check_cost(max_cost: Any = None) -> dict[str, float]:
@@ -56,11 +59,18 @@ class Stopwatch(Protocol):
         """Forget the call of this mark, which failed."""
 
     def read(self) -> Iterator[tuple[Any, float]]:
-        """Return (`about`, microseconds) of the calls that have completed, each once."""
+        """Return (`about`, microseconds) of the calls that have completed, each once.
+
+        The time is 0.0 if the device waited for the host between the two marks.
+        """
 
 
 class CudaEvents:
-    """A `Stopwatch` of CUDA events on the current stream."""
+    """A `Stopwatch` of CUDA events on the current stream.
+
+    If the device reaches the first event before the kernel is launched, the time has the rest of the launch in it. That
+    is where the program, rather than the GPU, decides how long a step takes.
+    """
 
     #: Pairs of events that can be used again, by device.
     free: ClassVar[dict[int, list[tuple[Any, Any]]]] = {}
@@ -69,7 +79,7 @@ class CudaEvents:
         import torch
 
         self._cuda: Any = torch.cuda  # `Event` is untyped
-        self._running: deque[tuple[Any, Any]] = deque()
+        self._running: deque[tuple[Any, Any, float]] = deque()
 
     def begin(self) -> Any:
         """Record an event before a call on the current stream, and return the mark of the call."""
@@ -80,24 +90,29 @@ class CudaEvents:
         except IndexError:
             start, end = self._cuda.Event(enable_timing=True), self._cuda.Event(enable_timing=True)
         start.record(stream)
-        return start, end, stream, free
+        return start, end, stream, free, time.perf_counter()
 
     def end(self, mark: Any, about: Any) -> None:
         """Record an event after the call of this mark; `read` yields `about` with its time."""
+        # The longest that the device can have waited for the launch, if it has reached the first event by now.
+        gap_us = 1e6 * (time.perf_counter() - mark[4]) if mark[0].query() else 0.0
         mark[1].record(mark[2])
-        self._running.append((mark, about))
+        self._running.append((mark, about, gap_us))
 
     def cancel(self, mark: Any) -> None:
         """Free the events of the call of this mark, which failed."""
         mark[3].append(mark[:2])
 
     def read(self) -> Iterator[tuple[Any, float]]:
-        """Yield (`about`, microseconds) of each call that the GPU completed since the last time; do not wait."""
+        """Yield (`about`, microseconds) of each call that the GPU completed since the last time; do not wait.
+
+        The time is 0.0 if the GPU may have waited for the host for more than 2 % of it.
+        """
         while self._running and self._running[0][0][1].query():
-            (start, end, _, free), about = self._running.popleft()
+            (start, end, _, free, _), about, gap_us = self._running.popleft()
             time_us = 1e3 * start.elapsed_time(end)
             free.append((start, end))
-            yield about, time_us
+            yield about, time_us if gap_us <= _MOST_GAP * time_us else 0.0
 
 
 def stopwatch() -> Stopwatch | None:

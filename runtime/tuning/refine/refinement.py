@@ -38,8 +38,9 @@ CANDIDATES, UNPREDICTED = 12, 48
 _COMPILING = 2
 #: Results are stored after this many timed calls, and at the decision.
 _STORED_EACH = 50
-#: Calls that rest where nothing can be timed or compared: the choice runs, and nothing is looked up.
-_REST = 3
+#: Calls that rest where nothing can be timed or compared: the choice runs, and nothing is looked up. While the device
+#: waits for the host, more calls rest, and the last few are timed, to see whether that is still so.
+_REST, _REST_IDLE = 3, 40
 #: No further calls are planned while more timed calls than `_MOST_LATE` have not completed, and none is timed while
 #: `_MOST_UNREAD` have not.
 _MOST_LATE, _MOST_UNREAD = 8, 64
@@ -88,6 +89,7 @@ class Refinement(Generic[C]):
         self._planned: list[int] = []  # the configs of the next calls, last one first
         self._resting = 0  # so many calls run the choice before anything is looked up
         self._unread = 0  # timed calls that have not been read
+        self._is_idle = False  # whether the device waited for the host in most of the calls that were read last
         self._unstored = 0  # times that have not been stored
         self._epoch = epoch()
         # Times that other ranks do not know yet: the configs, and the logarithms of the times.
@@ -159,7 +161,7 @@ class Refinement(Generic[C]):
             self._review(compile_one)
         if self._resting or self.final is not None:
             self._resting -= 1
-            return self._chosen(), False
+            return self._chosen(), self._is_idle and self._resting < _REST and not self._why_paused
         if reviews:  # not timed, because the device may have had nothing to do meanwhile; `_review` has counted it
             return self._chosen(), False
         at = self._planned.pop()
@@ -194,8 +196,9 @@ class Refinement(Generic[C]):
                 self._decide(self._known or 0)
             elif race.is_over:
                 self._decide(race.best)
-            elif len(self._joined) == 1 or self._unread > _MOST_LATE:  # nothing to compare with, or no news
-                race.calls[self._chosen()] += _REST
+            elif len(self._joined) == 1 or self._is_idle or self._unread > _MOST_LATE:  # nothing to compare, or no news
+                self._resting = _REST_IDLE if self._is_idle else _REST
+                race.calls[self._chosen()] += self._resting
                 return
         self._resting = 0
         if self.final is None:
@@ -206,12 +209,19 @@ class Refinement(Generic[C]):
     def _read(self) -> None:
         """Read the times of calls that have completed, and add them to the race, or among ranks keep them for it."""
         configs, logs = self._held
+        known, waited = len(configs), 0
         for (at, scale), time_us in self._watch.read():
             self._unread -= 1
             if time_us > 0:
                 configs.append(at)
                 logs.append(math.log(time_us / scale))
-        if self._ranks or not configs:
+            else:
+                waited += 1
+        if self._ranks:
+            return
+        if waited or len(configs) > known:
+            self._is_idle = waited > len(configs) - known
+        if not configs:
             return
         self._held = ([], [])
         self.race.see(configs, logs)

@@ -29,7 +29,7 @@ class World:
     def __init__(self):
         self.times = dict(zip(CONFIGS, (100.0, 101.0, 90.0, 120.0), strict=True))
         self.jobs, self.launched, self.timed, self.running = {}, [], [], []
-        self.has_completed, self.compiles = True, True
+        self.has_completed, self.compiles, self.is_busy = True, True, True
 
     # The stopwatch.
     def begin(self):
@@ -37,7 +37,7 @@ class World:
 
     def end(self, mark, about):
         config, size = self.launched[-1]
-        self.running.append((about, self.times[config] * size))
+        self.running.append((about, self.times[config] * size if self.is_busy else 0.0))
 
     def cancel(self, mark):
         pass
@@ -238,6 +238,20 @@ def test_a_call_that_plans_is_not_timed(world, monkeypatch):
         world.call(refined)
         is_timed = len(world.timed) + len(world.running) > before
         assert is_timed == (len(planned) == plans and not is_resting)
+
+
+def test_while_the_device_waits_for_the_host_nothing_is_explored(world):
+    """The times would be the host's, and a slower config would change nothing. A few calls tell when that ends."""
+    refined = world.refined()
+    world.is_busy = False
+    run(world, refined, 30)
+    count = len(world.timed)
+    assert set(run(world, refined, 2 * CALLS)) == {CONFIGS[0]}
+    assert 0 < len(world.timed) - count <= CALLS / 4
+    assert not refined.race.seen.any()
+    assert refined.final is None
+    world.is_busy = True
+    assert run(world, refined, 2 * CALLS)[-1] == CONFIGS[2]
 
 
 def test_without_a_prediction_more_configs_take_part(world):
@@ -455,3 +469,33 @@ def test_events_are_reused_and_read_only_when_they_have_completed(monkeypatch):
     others.cancel(others.begin())
     assert len(made) == 6
     assert len(calls.CudaEvents.free[1]) == 1
+
+
+@pytest.mark.parametrize(
+    ("reached", "launch_us", "time_us"),
+    [(False, 100.0, 250.0), (True, 4.0, 250.0), (True, 6.0, 0.0)],
+    ids=["busy device", "short launch", "long launch"],
+)
+def test_a_time_does_not_count_if_the_device_may_have_waited_for_the_host(reached, launch_us, time_us, monkeypatch):
+    made, clock = [], iter([1.0, 1.0 + launch_us * 1e-6])
+
+    class Event:
+        def __init__(self, enable_timing):
+            made.append(self)
+
+        def record(self, stream):
+            pass
+
+        def query(self):
+            return reached if self is made[0] else True
+
+        def elapsed_time(self, other):
+            return 0.25
+
+    monkeypatch.setattr("torch.cuda.Event", Event)
+    monkeypatch.setattr("torch.cuda.current_stream", lambda: SimpleNamespace(device_index=0))
+    monkeypatch.setattr(calls.CudaEvents, "free", {})
+    monkeypatch.setattr(calls.time, "perf_counter", lambda: next(clock, 2.0))
+    events = calls.CudaEvents()
+    events.end(events.begin(), "call")
+    assert list(events.read()) == [("call", time_us)]
