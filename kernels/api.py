@@ -255,11 +255,12 @@ def attach(
 ) -> Any:
     """Let an existing `triton.autotune` kernel time only a shortlist for each new key, and return the kernel.
 
-    With a `family`, its ranker picks `k` configs, as `prune` does. Without one, the kernel's own timings do: eight keys
-    are tuned in full, and from then on as many configs are timed as those keys needed, or `k`; for a key unlike the
-    known ones, all are timed. Times are kept in the choice cache, so keys of earlier processes count too. The kernel's
-    own `early_config_prune` runs before the prediction, its `perf_model` after. A failed prediction never fails a
-    launch: all configs are timed, with one warning.
+    With a `family`, its ranker picks `k` configs, as `prune` does. Without one, a model of the kernel's own timings
+    searches each key: it starts with configs that are far apart, or that were fast on similar keys, and ends when the
+    next config's expected gain does not pay for its compilation, or after `k` configs. Times are kept in the choice
+    cache, so keys of earlier processes count too. The kernel's own `early_config_prune` runs before the prediction, its
+    `perf_model` after; without a family, a `perf_model` chooses alone. A failed prediction never fails a launch: all
+    configs are timed, with one warning.
 
     Args:
         kernel: The kernel, which may also be under `triton.heuristics`, or have a subclass of Triton's autotuner. This
@@ -403,7 +404,7 @@ def tune(
         family: A family that refuses the configs it does not support, and turns a call into a problem.
         n_warmup: Calls of each config before it is timed.
         n_repeat: Timed calls of each config.
-        search: "exhaustive"; or "guided": a model of the timings of earlier keys chooses what is worth a trial.
+        search: "exhaustive"; or "model": a model of the timings of this and earlier keys chooses what is worth a trial.
         budget_s: Seconds after which tuning ends with the best config so far.
         max_trials: The number of configs after which tuning ends.
         reset: Called with the call's arguments before every run, to undo what the function changes.

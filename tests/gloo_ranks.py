@@ -199,6 +199,26 @@ class Rank:
             foretune.detach(kernel)
         return seen
 
+    def searches(self):
+        """A kernel of 24 configs, in several steps; alone, each rank would take others. What was chosen and timed."""
+        timed, configs = [], [triton.Config({}, num_warps=w, num_stages=s) for w in (1, 2, 4, 8) for s in range(1, 7)]
+
+        def bench(run, quantiles):
+            run()
+            found = driver.launches[-1].metadata
+            timed.append([found.num_warps, found.num_stages])
+            off = abs(found.num_warps - 4) + (found.num_stages - 2 - self.rank % 2) ** 2
+            return [1.0 + 0.1 * off] * 3
+
+        kernel = triton.autotune(configs, ["n"], do_bench=bench)(fill)
+        with TemporaryDirectory() as folder, use_stub_driver(H200) as driver:
+            os.environ["FORETUNE_CACHE_DIR"] = folder
+            foretune.attach(kernel)
+            with foretune.agree(timeout_s=ENDLESS_S):
+                kernel[(1,)](torch.zeros(16), 16)
+            foretune.detach(kernel)
+        return [str(kernel.best_config), timed]
+
     def dies_after_posting(self):
         """The last rank does, and the first comes when it is dead. No rank uses a collective from here on."""
         with foretune.agree(timeout_s=ENDLESS_S) as agreement:
@@ -240,6 +260,7 @@ LOOKS = (
     "has_another_shape",
     "agrees_in_halves",
     "attaches",
+    "searches",
     "dies_after_posting",
     "loses_the_store",
 )

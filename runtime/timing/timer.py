@@ -17,6 +17,7 @@ There are three traps:
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -106,6 +107,7 @@ class Timer:
         *,
         samples: int | Callable[[float], int] | None = None,
         budget_us: float = 5000.0,
+        give_up_us: float = math.inf,
         before: Callable[[], Any] | None = None,
     ) -> Timing:
         """Return the time of a launch.
@@ -117,6 +119,7 @@ class Timer:
             samples: The number of samples, or a function from the first one's microseconds to that number, which may
                 return 1 to stop early. If None, as many as fit into `budget_us`, but at least 5 and at most 30.
             budget_us: Microseconds of device time, including flushes.
+            give_up_us: If the first sample takes longer and `samples` is None, there are no more.
             before: Called before each launch, to restore what launches overwrite. What it queues is not timed.
 
         Raises:
@@ -124,7 +127,7 @@ class Timer:
         """
         first = self.sample(launch, 1, before)
         if samples is None:
-            samples = _samples(budget_us, first[0] + self._flush_us)
+            samples = 1 if first[0] > give_up_us else _samples(budget_us, first[0] + self._flush_us)
         elif callable(samples):
             samples = samples(first[0])
         if samples < 1:

@@ -26,12 +26,12 @@ from ..launching.triton_hash import hash_triton
 from ..prune import Pruner, in_full
 from .isolation import IsolatedTimer, NoIsolationError
 from .known_times import KnownTimes
-from .one_launch import OneLaunch, launch_undecided, own_key, times_one
+from .one_launch import OneLaunch, launch_undecided, own_key, restore_tensors, save_tensors, times_one
 from .progress import ProgressLine
 from .ranks.agreement import choose_together, epoch, may_tune, scope
 from .refine.calls import check_cost
 from .refine.refinement import Refinement
-from .session import Measured, TuningSession, checked_time, is_capturing, none_launched
+from .session import Measured, TuningSession, checked_time, is_capturing, none_launched, search
 from .shortlisters import FamilyShortlister, OwnShortlister, Shortlister, TracedPrune
 
 if TYPE_CHECKING:
@@ -80,9 +80,9 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         super().__init__(fn, fn.arg_names, configs, list(key), prune_configs_by=prune_configs_by, **options)
         alters = bool(self.reset_to_zero or self.restore_value)
         if alters and not self.user_defined_pre_hook:
-            self.pre_hook = self._save_tensors
+            self.pre_hook = partial(save_tensors, self)
         if self.restore_value and not self.user_defined_post_hook:
-            self.post_hook = self._restore_tensors
+            self.post_hook = partial(restore_tensors, self)
         self.name = f"{self.base_fn.__module__}.{self.base_fn.__qualname__}"
         self._isolate, self._budget_s, self._workers = isolate, budget_s, workers
         self._mode, self._limit = mode, limit
@@ -91,7 +91,8 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         self._shortlister.mode = mode
         self._own_prune = (prune_configs_by or {}).get("early_config_prune")
         timed = "cold" if self._do_bench is None else "autotuner"
-        self._known = KnownTimes(self, self.name, self._shortlister, device, timed=timed)
+        is_pruned = bool(self._own_prune or self.perf_model)
+        self._known = KnownTimes(self, self.name, self._shortlister, device, timed=timed, is_pruned=is_pruned)
         # Only Dynamo, which traces it, and `Autotuner.warmup` call this.
         self.early_config_prune = TracedPrune(
             self.name, self._own_prune, self._shortlister, self._best_known, alters=alters
@@ -176,24 +177,6 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
 
         return launch_undecided(self, self._refining, key, found, call.arguments, launch)
 
-    def _save_tensors(self, arguments: Mapping[str, Any], reset_only: bool = False) -> None:
-        """Reset and save tensors before a launch: the default `pre_hook`.
-
-        It does what Triton's does, but skips a tensor that is None or left out, which raises before Triton 3.9.
-        """
-        for name in self.reset_to_zero:
-            if arguments.get(name) is not None:
-                arguments[name].zero_()
-        if not reset_only:
-            saved = [name for name in self.restore_value if arguments.get(name) is not None]
-            self.restore_copies = {name: arguments[name].clone() for name in saved}
-
-    def _restore_tensors(self, arguments: Mapping[str, Any], exception: BaseException | None) -> None:
-        """Restore the tensors that `_save_tensors` saved: the default `post_hook`. `exception` is not used."""
-        copies, self.restore_copies = self.restore_copies, {}
-        for name, value in copies.items():
-            arguments[name].copy_(value)
-
     def _allowed(self, call: OneLaunch) -> list[triton.Config]:
         """Return the configs that the kernel's own pruning callbacks leave.
 
@@ -274,7 +257,7 @@ class _Tuning:
         if stand_in is None:
             self._problem = None
         self._known = tuner._known.of(stand_in, key)
-        self._isolated: IsolatedTimer | None = None
+        self._over = ""  # the limit that ended the last measurement
         self.session = TuningSession(
             self._known,
             self._time_one,
@@ -315,11 +298,10 @@ class _Tuning:
             is_one = len(chosen) == 1 or mode in (Mode.PREDICT, Mode.REFINE)
             if is_one or not may_tune() or not self._call.can_be_timed():
                 return chosen[0], False
-            self._measure(chosen)
+            with ExitStack() as self._stack:
+                self._isolated: IsolatedTimer | None = None
+                chosen, best = search(chosen, self._measure_agreed, partial(self._more, left))
             times = session.times(chosen)
-            best = None
-            if times or choose_together():  # other ranks wait for this rank's times, even if all configs failed
-                best, _ = self._known.agree(chosen, [times.get(config) for config in chosen])
             if best is not None:
                 if memo is not None:
                     tuner._tuned[memo] = best
@@ -350,6 +332,23 @@ class _Tuning:
         self.refining = found, scale
         return found.final or first
 
+    def _more(self, left: Sequence[triton.Config]) -> list[triton.Config] | None:
+        """Return the timed configs and those to time next; None without a search."""
+        tuner = self._tuner
+        ends = self._over or (tuner._budget_s is not None and choose_together())  # or ranks would take other steps
+        if ends or self._problem is None or not tuner._shortlister.searches:
+            return None
+        positions = tuner._query(tuner._shortlister.positions, self._problem, tuple(left), self.session.cost_s)
+        return [left[position] for position in positions or ()]
+
+    def _measure_agreed(self, configs: Sequence[triton.Config]) -> triton.Config | None:
+        """Measure configs; return the fastest that the ranks agree on, None if there is none."""
+        self._measure(configs)
+        times = self.session.times(configs)
+        if not times and not choose_together():  # otherwise other ranks wait, even if all configs failed here
+            return None
+        return self._known.agree(configs, [times.get(config) for config in configs])[0]
+
     def _measure(self, configs: Sequence[triton.Config]) -> None:
         """Measure those of the configs whose time is not known."""
         tuner, session, began = self._tuner, self.session, time.monotonic()
@@ -358,9 +357,9 @@ class _Tuning:
             with ExitStack() as stack:
                 progress = stack.enter_context(ProgressLine(tuner.base_fn.__name__, n_new))
                 session.report = lambda config, measured: progress.advance(measured.time_us)
-                if tuner._isolate:
-                    self._isolated = stack.enter_context(IsolatedTimer(tuner, self._call))
-                session.measure(configs)
+                if tuner._isolate and self._isolated is None:
+                    self._isolated = self._stack.enter_context(IsolatedTimer(tuner, self._call))
+                self._over = session.measure(configs)
         tuner.bench_time = time.monotonic() - began
         tuner.configs_timings = {
             config: [(session.measured[config].time_us or math.inf) / 1e3]
@@ -376,7 +375,7 @@ class _Tuning:
                     return checked_time(self._isolated.time_us(config))
                 except NoIsolationError as error:
                     warn_once(f"{self._tuner.name}: {error}", ": its configs are timed in this process")
-            return checked_time(self._call.time_us(config))
+            return checked_time(self._call.time_us(config, self.session.best_us))
         except Exception as error:  # noqa: BLE001 - a failing config is skipped
             return error
 

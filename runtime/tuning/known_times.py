@@ -42,6 +42,8 @@ class KnownTimes:
         device: The device; if left out, the current one when `open` is first called.
         timed: How `tuner` measures times ("cold" or "autotuner"), for the log.
         logs: Whether times are written to FORETUNE_LOG.
+        is_pruned: Whether the kernel prunes its configs itself, so that launches of one problem may have different
+            lists.
     """
 
     def __init__(
@@ -53,9 +55,10 @@ class KnownTimes:
         *,
         timed: str,
         logs: bool = True,
+        is_pruned: bool = False,
     ) -> None:
         self.tuner, self.name, self.shortlister, self.device = tuner, name, shortlister, device
-        self._kernel, self._timed, self._logs = Kernel(tuner), timed, logs
+        self._kernel, self._timed, self._logs, self._is_pruned = Kernel(tuner), timed, logs, is_pruned
         self._configs = tuple(tuner.configs)
         self._values = values_of(self._configs)
         self._here: dict[Hashable, dict[triton.Config, Measured]] = {}
@@ -76,6 +79,8 @@ class KnownTimes:
                 # The kernel may also have been tuned with another family.
                 if problem.family == self.shortlister.family.name:
                     self.shortlister.learn(problem, self._on_disk.times(problem))
+                    if not self._is_pruned and self._on_disk.choice(problem, self.shortlister.bundle) is not None:
+                        self.shortlister.finish(problem)
 
     def of(self, stand_in: Problem | None, key: Hashable = None) -> KeyTimes:
         """Return the times of a launch: of `stand_in`, the problem that represents it, or else of its `key`."""

@@ -226,7 +226,7 @@ class LaunchFamily(Family):
     ) -> NDArray[np.float32]:
         """Return no features, an array of shape (n_configs, 0), because `OwnTimings` does not use the meaning of knobs.
 
-        runtime/NOTES.md compares `OwnTimings` with models that use the knobs.
+        It computes features from the knobs and the problem's dimensions itself.
         """
         import numpy as np
 

@@ -14,6 +14,7 @@ from ..launching.ahead import in_background, load_binary, make_launch_function_a
 from ..launching.kernel import Kernel
 from ..launching.stub_driver import stubbed
 from ..timing.timer import timer_of
+from .gaussian_process import MOST_SLOWDOWN
 from .launch_arguments import OF_THE_LAUNCH, kept_arguments, stand_ins
 from .session import is_capturing
 
@@ -29,6 +30,11 @@ def times_one() -> bool:
     import triton
 
     return tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
+
+
+#: A config is timed no further if its first launch takes this many times the best config's time. The model of own
+#: timings makes no difference between such configs.
+FAR_BEHIND = math.exp(MOST_SLOWDOWN)
 
 
 class OneConfigCache(dict[Any, Any]):
@@ -157,8 +163,10 @@ class OneLaunch:
         kwargs = {name: value for name, value in self.kwargs.items() if name != "warmup"}
         return self._tuner.fn.warmup(*self.args, **kwargs, **config.all_kwargs())
 
-    def time_us(self, config: triton.Config) -> float:
+    def time_us(self, config: triton.Config, best_us: float | None = None) -> float:
         """Return the time of a launch with a config, in microseconds.
+
+        A config that is far behind `best_us`, the time of another one, after one launch is timed no further.
 
         All of the autotuner's hooks run around each launch. What the launch raises is passed on, after tensors have
         been restored.
@@ -179,7 +187,7 @@ class OneLaunch:
                 raise
             tuner.post_hook(everything, exception=None)
 
-        return _timed_ms(tuner, run) * 1e3
+        return _timed_ms(tuner, run, math.inf if best_us is None else FAR_BEHIND * best_us) * 1e3
 
     def can_be_timed(self) -> bool:
         """Return whether there is a device to synchronize with, or a timer that needs none."""
@@ -198,18 +206,39 @@ class OneLaunch:
         return {**self.arguments, **config.all_kwargs()}
 
 
-def _timed_ms(tuner: Autotuner, run: Callable[[], None]) -> float:
+def save_tensors(tuner: Autotuner, arguments: Mapping[str, Any], reset_only: bool = False) -> None:
+    """Reset and save tensors before a launch: the default `pre_hook` of `foretune.autotune`.
+
+    It does what Triton's does, but skips a tensor that is None or left out, which raises before Triton 3.9.
+    """
+    for name in tuner.reset_to_zero:
+        if arguments.get(name) is not None:
+            arguments[name].zero_()
+    if not reset_only:
+        saved = [name for name in tuner.restore_value if arguments.get(name) is not None]
+        tuner.restore_copies = {name: arguments[name].clone() for name in saved}
+
+
+def restore_tensors(tuner: Autotuner, arguments: Mapping[str, Any], exception: BaseException | None) -> None:
+    """Restore the tensors that `save_tensors` saved: the default `post_hook`. `exception` is not used."""
+    copies, tuner.restore_copies = tuner.restore_copies, {}
+    for name, value in copies.items():
+        arguments[name].copy_(value)
+
+
+def _timed_ms(tuner: Autotuner, run: Callable[[], None], give_up_us: float) -> float:
     """Return the time of `run`, a function that launches the kernel, in milliseconds.
 
-    The autotuner's own `do_bench` measures it if there is one. Otherwise our timer does, which takes 5 ms of device
-    time and counts no launch gaps (Triton's benchmark takes 125 ms a config); if it cannot, Triton's does.
+    If the first launch takes longer than `give_up_us`, it is the only one. The autotuner's own `do_bench` measures if
+    there is one. Otherwise our timer does, which takes 5 ms of device time and counts no launch gaps (Triton's
+    benchmark takes 125 ms a config); if it cannot, Triton's does.
     """
     if tuner._do_bench is None and stubbed() is None:
         import torch
 
         run()  # compiles and loads, and raises what fails
         try:
-            return timer_of(torch.cuda.current_device()).time(run).time_us / 1e3
+            return timer_of(torch.cuda.current_device()).time(run, give_up_us=give_up_us).time_us / 1e3
         except ForetuneError:
             pass  # a hook synchronizes with the device, which our timer does not support
     return milliseconds(tuner.do_bench(run, quantiles=(0.5, 0.2, 0.8)))

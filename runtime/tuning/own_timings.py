@@ -1,43 +1,48 @@
-"""Learn from a kernel's own timings which of its configs are worth timing: `OwnTimings`.
-
-A config is judged by its slowdowns (its time over the best config's) on problems near the current one. On the four
-workloads of `tests/third_party/replay_tunings.py` more complex models did not do better; runtime/NOTES.md has the
-table.
-"""
+"""Choose, from a kernel's own timings, which of its configs to time next on a problem: `OwnTimings`."""
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from ...datasets import Family, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import shown
 from ...datasets.forking import renew_in_children
 from ..how_many import Length, check_length
+from .gaussian_process import MOST_SLOWDOWN, Array, Predicted, distances, far_apart
 
-#: The number of problems that are tuned over all configs before any config is left out. (After four problems, one
-#: choice in a hundred was 23 % off the best; after eight, 16 %: replay of November 2026.)
-LEARNED_FIRST = 8
-#: The mean loss that a shortlist may have on known problems, each left out in turn. It is more than the actual aim (3
-#: %), because with one problem less each is predicted worse than a new one will be.
-_TOLERANCE = 0.04
-#: Lists of at least this many configs are cut to no fewer than two; shorter ones may be cut to one, which then is not
-#: measured.
-_SHORT = 8
+#: A search goes on while the next config's expected gain, over this many seconds of a problem's launches, exceeds what
+#: compiling and timing the config takes.
+_LAUNCHES_S = 60.0
+#: Seconds to compile and time a config, if they are not known: 4 side by side, as fla's and Liger's kernels compile.
+USUAL_COST_S = 0.15
+#: The number of configs that are compiled and timed together, and of those that start the search on a kernel without
+#: any timing, as a share of the list.
+AT_ONCE, _START = 4, 0.2
+#: The number of measurements that the model uses, those of the nearest problems. More make a step slower.
+_MOST_ROWS = 200
 
 
 @dataclass(frozen=True)
 class Advice:
-    """The configs to time: their positions in the list that was passed, best first.
+    """The configs of a problem that are worth timing: their positions in the list that was passed.
 
-    If `sure` is False, these are all positions. `reason` says why.
+    Attributes:
+        positions: The configs that have a time, fastest first, and then those to time next, best first.
+        sure: Whether any timing of the kernel supports it.
+        reason: Why these.
+        new: The positions to time next; empty if no further config is expected to pay for its compilation and timing.
     """
 
     positions: tuple[int, ...]
     sure: bool
     reason: str
+    new: tuple[int, ...] = ()
 
 
 class Advisor(Protocol):
@@ -55,28 +60,31 @@ class Advisor(Protocol):
 
 
 class OwnTimings:
-    """The timings of one kernel on one device, and shortlists learned from them for new problems.
+    """The timings of one kernel on one device, and the search for the fastest config of each problem.
+
+    A caller asks `advise` which configs to time, times and learns them, and asks again until there are no new ones. The
+    first problem starts with configs that are far apart, later ones with those that were fast on the nearest problems.
+    Configs that failed on near problems, and worked on none of them, are left out while there are others.
 
     Thread-safe. The same timings give the same advice, whatever the order in which they were learned.
 
     >>> class Toy(Family):
     ...     name, dims = "toy", ("rows",)
     ...     space = supports = features = problem_from_call = None
-    >>> own, configs = OwnTimings(Toy()), [KernelConfig.of(BLOCK=size) for size in (16, 32, 64, 128)]
-    >>> own.advise(Problem.of("toy", rows=100), configs, "auto").reason
-    '0 of the first 8 problems are known'
-    >>> for rows in range(64, 128, 8):
-    ...     own.learn(Problem.of("toy", rows=rows), dict(zip(configs, (4.0, 2.0, 1.0, None))))
-    >>> advice = own.advise(Problem.of("toy", rows=100), configs, "auto")
-    >>> advice.positions, advice.sure
-    ((2,), True)
-    >>> own.advise(Problem.of("toy", rows=10_000), configs, "auto").reason
-    'rows=10000 is far from the known sizes (64 to 120)'
+    >>> own, configs = OwnTimings(Toy()), [KernelConfig.of(BLOCK=2**power) for power in range(4, 12)]
+    >>> times = dict(zip(configs, (8.0, 6.0, 5.0, 5.5, 6.0, 8.0, 9.0, None)))
+    >>> problem = Problem.of("toy", rows=100)
+    >>> while new := own.advise(problem, configs).new:
+    ...     own.learn(problem, {configs[at]: times[configs[at]] for at in new})
+    >>> str(configs[own.advise(problem, configs).positions[0]])
+    'BLOCK=64 num_warps=4 num_stages=3'
     """
 
     def __init__(self, family: Family) -> None:
         self._name = family.name
         self._times: dict[Problem, dict[KernelConfig, float | None]] = {}
+        self._finished: set[Problem] = set()
+        self._last: tuple[tuple[KernelConfig, ...], Array] | None = None  # a list of configs and its coordinates
         renew_in_children(self)
 
     def renew(self) -> None:
@@ -97,17 +105,29 @@ class OwnTimings:
         with self._lock:
             self._times.setdefault(problem, {}).update(times)
 
-    def advise(self, problem: Problem, configs: Sequence[KernelConfig], k: Length = "auto") -> Advice:
-        """Return which of `configs` to time for a problem.
+    def finish(self, problem: Problem) -> None:
+        """End the search on a problem: from now on, `advise` returns its timed configs alone, if there are any."""
+        self._check(problem)
+        with self._lock:
+            self._finished.add(problem)
 
-        All configs are returned, not `sure`, if fewer than `LEARNED_FIRST` problems are known, if this problem is
-        unlike them, or if half of the configs would not be enough. Configs without any known time are always included.
+    def advise(
+        self,
+        problem: Problem,
+        configs: Sequence[KernelConfig],
+        k: Length = "auto",
+        cost_s: float = USUAL_COST_S,
+        at_once: int = AT_ONCE,
+    ) -> Advice:
+        """Return which of `configs` to time on a problem.
 
         Args:
             problem: A problem of this kernel.
             configs: The configs to choose from.
-            k: The number of configs. "auto" is the smallest number that solves the known problems, each left out in
-                turn, to within 4 % on average.
+            k: The largest number of configs to time on this problem. "auto" ends the search when the expected gain of
+                the next config, over 60 seconds of launches, is less than `cost_s`.
+            cost_s: The seconds that compiling and timing a config takes.
+            at_once: The largest number of configs that are timed before this is asked again.
 
         Raises:
             ForetuneError: The problem is one of another kernel, there are no configs, or `k` is not a length.
@@ -117,36 +137,119 @@ class OwnTimings:
             raise ForetuneError("configs must have at least one config but has none")
         check_length(k)
         with self._lock:
-            known = {like: dict(times) for like, times in self._times.items()}
-        from .slowdowns import Slowdowns, unlike
+            known, is_finished = {like: dict(times) for like, times in self._times.items()}, problem in self._finished
+        here = known.pop(problem, {})
+        tried = [at for at, config in enumerate(configs) if config in here]
+        timed = sorted((time_us, at) for at in tried if (time_us := here[configs[at]]) is not None)
+        untimed = [at for at, config in enumerate(configs) if config not in here]
+        failing = _failing(problem, known)
+        if timed or any(configs[at] not in failing for at in untimed):
+            untimed = [at for at in untimed if configs[at] not in failing]
+        most = len(untimed) if k == "auto" else max(int(k) - len(tried), int(not timed))
+        points, rows, log_times = _measured(problem, {**known, problem: here}, configs)
+        start, new = max(3, math.ceil(len(configs) * _START)), list[int]()
+        # If fewer configs were timed than any search starts with, the list was shorter.
+        is_finished = is_finished and bool(timed) and (len(points) > 1 or len(tried) >= min(start, len(configs)))
+        if untimed and most and not rows:
+            apart = far_apart(knob_values([configs[at] for at in untimed]), min(most, start))
+            new = [untimed[at] for at in sorted(apart)]
+        elif untimed and most and not is_finished:
+            # The model does not know from a kernel's first configs alone how far it errs: it chooses once in any case.
+            is_start = len(points) == 1 and len(tried) <= start
+            worth = 0.0 if is_start or k != "auto" else cost_s / _LAUNCHES_S
+            model = Predicted(points, self._coordinates((*configs,)), rows, log_times)
+            new = model.next(untimed, math.log(timed[0][0]) if timed else None, worth, min(most, at_once))
+        reason = f"{len(tried)} timed, {len(new)} to time; learned from {len(points) - 1} other problems"
+        return Advice((*(at for _, at in timed), *new), bool(rows), reason, (*new,))
 
-        every = tuple(range(len(configs)))
-        table = Slowdowns(problem, known, configs)
-        if (count := int(table.is_full.sum())) < LEARNED_FIRST:
-            return Advice(every, False, f"{count} of the first {LEARNED_FIRST} problems are known")
-        if (why := unlike(problem, table.problems)) is not None:
-            return Advice(every, False, why)
-        lost = table.left_out().tolist()
-        length = int(k) if k != "auto" else _length(lost)
-        if length is None:
-            return Advice(every, False, "half of the configs would not be enough for the known problems")
-        chosen = table.ranking()[:length]
-        chosen += [at for at in table.untimed if at not in chosen]
-        sure_to = 100 * lost[min(len(chosen), len(lost)) - 1]
-        reason = f"learned from {len(table.problems)} problems; mean loss {sure_to:.2g} % with each problem left out"
-        return Advice(tuple(chosen), True, reason)
+    def _coordinates(self, configs: tuple[KernelConfig, ...]) -> Array:
+        """Return `_knobs` of the configs; those of the last list are kept."""
+        if self._last is None or self._last[0] != configs:
+            self._last = (configs, knob_values(configs))
+        return self._last[1]
 
     def _check(self, problem: Problem) -> None:
         if not isinstance(problem, Problem) or problem.family != self._name:
             raise ForetuneError(f"problem must be a problem of {self._name} but is {shown(problem)}")
 
 
-def _length(losses: Sequence[float]) -> int | None:
-    """Return the smallest list length whose loss is small enough; None if it is over half of all configs.
+def _measured(
+    problem: Problem, known: Mapping[Problem, Mapping[KernelConfig, float | None]], configs: Sequence[KernelConfig]
+) -> tuple[Array, list[tuple[int, int]], list[float]]:
+    """Return the measurements that predict a problem: its own, and those of the nearest with the same dimensions.
 
-    `losses` has the loss of each length from 1 on.
+    A failed config counts as slower than all others.
+
+    Returns:
+        The coordinates of the problems, those of `problem` last; the positions of each measurement's problem and
+        config; and the log times.
     """
-    enough = next((length for length, loss in enumerate(losses, 1) if loss <= _TOLERANCE), len(losses))
-    if len(losses) >= _SHORT:
-        enough = max(enough, 2)
-    return enough if enough <= max(len(losses) // 2, 1) else None
+    names = [name for name, _ in problem.dims]
+    # Sorted, so that the order of learning does not matter.
+    others = sorted((one for one in known if one != problem and [name for name, _ in one.dims] == names), key=str)
+    problems = [*others, problem]
+    points = coordinates(problems)
+    used: list[int] = []
+    rows: list[tuple[int, int]] = []
+    log_times: list[float] = []
+    for i in distances(points).argsort(kind="stable").tolist():
+        times = {at: known[problems[i]][config] for at, config in enumerate(configs) if config in known[problems[i]]}
+        worked = [time_us for time_us in times.values() if time_us is not None]
+        if used and len(rows) + len(times) > _MOST_ROWS:
+            break
+        if worked or problems[i] is problem:
+            rows += [(len(used), at) for at in times if worked]
+            slowest = math.log(min(worked)) + MOST_SLOWDOWN if worked else 0.0
+            log_times += [slowest if time_us is None else math.log(time_us) for time_us in times.values() if worked]
+            used.append(i)
+    # `problem`, whose distance is 0, comes first; the model expects it last.
+    return points[used[::-1]], [(len(used) - 1 - one, at) for one, at in rows], log_times
+
+
+def _failing(problem: Problem, known: Mapping[Problem, Mapping[KernelConfig, float | None]]) -> set[KernelConfig]:
+    """Return the configs that failed on problems near this one and worked on none of them.
+
+    Problems are near if they have the same dtype and flags, and each dimension differs by at most a factor of two.
+    """
+    dims = dict(problem.dims)
+
+    def is_near(one: Problem) -> bool:
+        sizes = dict(one.dims)
+        if (one.dtype, one.flags, sizes.keys()) != (problem.dtype, problem.flags, dims.keys()):
+            return False
+        return all(size <= 2 * dims[name] and dims[name] <= 2 * size for name, size in sizes.items())
+
+    near = [times for one, times in known.items() if is_near(one)]
+    failed = {config for times in near for config, time_us in times.items() if time_us is None}
+    return failed and failed - {config for times in near for config, time_us in times.items() if time_us is not None}
+
+
+def coordinates(problems: Sequence[Problem]) -> Array:
+    """Return the coordinates of problems, (n_problems, n_columns).
+
+    Dimensions are in octaves (log2); each dtype and flag is a column of 0 or 1.
+    """
+    words = sorted({word for one in problems for word in (one.dtype_name, *one.flags)})
+    rows = [
+        [*(math.log2(max(size, 1)) for _, size in one.dims), *(word in (one.dtype_name, *one.flags) for word in words)]
+        for one in problems
+    ]
+    return np.array(rows, float)
+
+
+def knob_values(configs: Sequence[KernelConfig]) -> Array:
+    """Return the coordinates of configs, (n_configs, n_columns).
+
+    Numbers are in octaves (below 0.5 as they are, shifted); each value of a knob with texts is a column of 0 or 1.
+    """
+    values = [config.to_json() for config in configs]
+    columns: list[list[float]] = []
+    for name in sorted({name for one in values for name in one}):
+        column = [one.get(name, 0) for one in values]
+        numbers = [value for value in column if not isinstance(value, str)]
+        if len(numbers) == len(column):
+            columns.append([math.log2(value) if value > 0.5 else value - 1.5 for value in numbers])
+        else:
+            columns += [[float(value == one) for value in column] for one in sorted({*column}, key=str)]
+    found: Array = np.array(columns, float).reshape(len(columns), len(configs)).T
+    return found

@@ -122,7 +122,17 @@ class TuningSession(Generic[C]):
         self.failed: dict[C, str] = {}
         self.best: C | None = None
         self.failures = Failures()
-        self.n_timed = 0
+        self.n_timed = self._n_kept = 0
+
+    @property
+    def cost_s(self) -> float | None:
+        """The mean seconds that the session took for each candidate that it measured; None if it measured none."""
+        return (self._clock() - self._began) / self._n_kept if self._n_kept else None
+
+    @property
+    def best_us(self) -> float | None:
+        """The time of the fastest candidate so far, in microseconds; None if none works."""
+        return None if self.best is None else self.measured[self.best].time_us
 
     def times(self, candidates: Iterable[C]) -> dict[C, float]:
         """Return the times, in microseconds, of those candidates that work."""
@@ -173,6 +183,7 @@ class TuningSession(Generic[C]):
 
     def keep(self, candidate: C, measured: Measured, error: Exception | None = None) -> None:
         """Record a candidate's result; `error` is the exception if it failed with one."""
+        self._n_kept += 1
         self._note(candidate, measured, error)
         self.known.record(candidate, measured, error)
         if self.report is not None:
@@ -189,8 +200,7 @@ class TuningSession(Generic[C]):
             self.failures.add(error)
             return
         self.failures.clear()
-        best_us = None if self.best is None else self.measured[self.best].time_us
-        if best_us is None or measured.time_us < best_us:
+        if self.best_us is None or measured.time_us < self.best_us:
             self.best = candidate
 
     def _try(self, candidate: C) -> None:
@@ -211,6 +221,29 @@ class TuningSession(Generic[C]):
         if self._budget_s is not None and not self._in_step(self._clock() - self._began < self._budget_s):
             return f"budget_s={self._budget_s:g}"
         return ""
+
+
+def search(
+    candidates: list[C], measure: Callable[[list[C]], C | None], more: Callable[[], list[C] | None]
+) -> tuple[list[C], C | None]:
+    """Measure candidates, and then those that a search goes on with.
+
+    Args:
+        candidates: The first candidates.
+        measure: Measures candidates and returns the fastest one; None ends the search.
+        more: Returns all candidates measured and those to measure next; None without a search.
+
+    Returns:
+        The last list of candidates, and the fastest one.
+    """
+    asked: set[C] = set()
+    while True:
+        asked.update(candidates)
+        best = measure(candidates)
+        following = None if best is None else more()
+        if not following or asked.issuperset(following):
+            return following or candidates, best
+        candidates = following
 
 
 def is_capturing() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from ...datasets import Family, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import reason_of
 from ..arguments import Mode, resolve_mode, warn_once
 from ..how_many import predicted_us
-from ..launching.stub_driver import device_here
+from ..launching.stub_driver import device_here, stubbed
 from ..pin_file import PinError
 from ..prune import (
     CAN_ASK_SINCE,
@@ -26,7 +27,7 @@ from ..prune import (
 from ..same_bits import VARIABLE, is_requested
 from ..shortlist import bundle_in_force
 from .launches import LaunchFamily
-from .own_timings import OwnTimings
+from .own_timings import USUAL_COST_S, OwnTimings
 from .ranks.agreement import scope
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class Shortlister(ABC):
     """
 
     bundle = ""
+    #: Whether `positions` must be asked again after its configs were timed, until it returns no new ones.
+    searches = False
     mode: str | None = None  # overrides FORETUNE_MODE
 
     def __init__(self, family: Family, bucket: tuple[str, ...]) -> None:
@@ -71,8 +74,20 @@ class Shortlister(ABC):
         return KernelConfig.from_triton(config)
 
     @abstractmethod
-    def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
-        """Return the positions of the configs to try, best first, according to FORETUNE_MODE."""
+    def positions(
+        self, problem: Problem, configs: tuple[triton.Config, ...], cost_s: float | None = None
+    ) -> tuple[int, ...]:
+        """Return the positions of the configs to try, best first, according to FORETUNE_MODE.
+
+        Args:
+            problem: The problem.
+            configs: The configs to choose from.
+            cost_s: The seconds that it takes to compile and time a config, if known.
+        """
+
+    def at_once(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
+        """Return `positions` for a caller that cannot ask again after it has timed them."""
+        return self.positions(problem, configs)
 
     def slowdowns(self, problem: Problem, configs: tuple[triton.Config, ...], count: int) -> tuple[float, ...]:
         """Return the predicted slowdowns of the `count` configs that `positions` returned; 1.0 without a prediction."""
@@ -94,6 +109,9 @@ class Shortlister(ABC):
             times_us: Microseconds by config.
             ranks: The `scope()` of times that were agreed on with other ranks; 0 for this rank's own.
         """
+
+    def finish(self, problem: Problem) -> None:  # noqa: B027 - optional
+        """End the search on a stand-in for which an earlier process chose a config."""
 
 
 class FamilyShortlister(Shortlister):
@@ -121,7 +139,9 @@ class FamilyShortlister(Shortlister):
         """Return a config with the family's knob names; see `Shortlister.value`."""
         return self._pruner.own_knobs.config(config)
 
-    def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
+    def positions(
+        self, problem: Problem, configs: tuple[triton.Config, ...], cost_s: float | None = None
+    ) -> tuple[int, ...]:
         """Return the positions of the configs that the family's ranker keeps for a problem, best first.
 
         With FORETUNE_MODE=off these are all that the family supports, with `predict` only the best.
@@ -143,11 +163,13 @@ class FamilyShortlister(Shortlister):
 
 
 class OwnShortlister(Shortlister):
-    """Shortlists by a model of the kernel's own timings, which must see some before it shortens a list.
+    """Searches with a model of the kernel's own timings (`OwnTimings`).
 
     `ranks` returns a number for the ranks that choose together, by default `scope()`. Each number has its own model,
-    because the ranks of a job need the same list: times that one of them measured alone do not count there.
+    because the ranks of a job must take the same steps: times that one of them measured alone do not count there.
     """
+
+    searches = True
 
     def __init__(self, tuner: Any, k: Length, bucket: tuple[str, ...] = (), ranks: Callable[[], int] = scope) -> None:
         if unknown := [name for name in bucket if name not in tuner.keys]:
@@ -157,26 +179,50 @@ class OwnShortlister(Shortlister):
             what = "is not applied to kernels without a family, because nothing is known of their bits"
             warn_once(f"{VARIABLE} {what}", ": tuning may change their results")
         self._own: dict[int, OwnTimings] = {}
-        self._k, self._ranks = k, ranks
+        self._k, self._ranks, self._is_broken = k, ranks, False
 
-    def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
-        """Return the positions of the configs that a model of earlier timings keeps for a problem, best first.
+    def positions(
+        self, problem: Problem, configs: tuple[triton.Config, ...], cost_s: float | None = None
+    ) -> tuple[int, ...]:
+        """Return the positions of the timed configs, fastest first, and then of those to time next.
 
-        All positions with FORETUNE_MODE=off, for a single config, and while the model has seen too few timings; with
-        `predict` only the best, or several with a warning if the model is not sure.
+        All positions with FORETUNE_MODE=off and for a single config. With `predict` the fastest or the best predicted
+        config; all, with a warning, while no timing is known.
         """
-        if (wanted := resolve_mode(self.mode)) is Mode.OFF or len(configs) == 1:
+        if (wanted := resolve_mode(self.mode)) is Mode.OFF or len(configs) == 1 or self._is_broken:
             return tuple(range(len(configs)))
         values, k = [self.value(config) for config in configs], 1 if wanted is Mode.PREDICT else self._k
-        advice = self._timings(self._ranks()).advise(self.stand_in(problem), values, k)
+        ranks = self._ranks()
+        # Ranks measure different costs but must take the same steps; a stub's cost says nothing.
+        cost = USUAL_COST_S if ranks or cost_s is None or stubbed() is not None else cost_s
+        advice = self._timings(ranks).advise(self.stand_in(problem), values, k, cost)
+        if wanted is Mode.REFINE and not advice.sure:
+            return tuple(range(len(configs)))
         if wanted is Mode.PREDICT and not advice.sure:
-            warn_once(f"{problem.family}: no prediction ({advice.reason})", f": any of {len(configs)} configs may run")
+            any_may_run = f": any of {len(configs)} configs may run"
+            warn_once(f"{problem.family}: no prediction (no timing is known)", any_may_run)
+            return tuple(range(len(configs)))
         _log.info("%s: %d of %d configs: %s", problem, len(advice.positions), len(values), advice.reason)
-        return advice.positions
+        # Times are not known by value for configs that share one (see `values_of`): these are always tried.
+        shared = {value for value, count in Counter(values).items() if count > 1}
+        others = [at for at, value in enumerate(values) if value in shared and at not in advice.positions]
+        return (*advice.positions, *others) or tuple(range(len(configs)))  # if all failed, they are tried again
 
     def learn(self, problem: Problem, times_us: Mapping[KernelConfig, float | None], ranks: int = 0) -> None:
         """Add a stand-in's times to the model for `ranks`; see `Shortlister.learn`."""
+        self._is_broken = True  # if it raises, there is nothing to search with
         self._timings(ranks).learn(problem, times_us)
+        self._is_broken = False
+
+    def at_once(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
+        """Return the timed and the best predicted configs; all of them while no timing is known."""
+        values = [self.value(config) for config in configs]
+        is_known = self._timings(self._ranks()).advise(self.stand_in(problem), values).sure
+        return self.positions(problem, configs) if is_known else tuple(range(len(configs)))
+
+    def finish(self, problem: Problem) -> None:
+        """End the search on a stand-in; see `Shortlister.finish`."""
+        self._timings(0).finish(problem)
 
     def _timings(self, ranks: int) -> OwnTimings:
         """Return the model for a number that `ranks` returned, creating it if necessary."""
@@ -226,7 +272,7 @@ class TracedPrune(TracedPositions):
         try:
             if (best := self._best_known(problem, configs)) is not None:
                 return (best,)
-            positions = self._shortlister.positions(problem, configs)
+            positions = self._shortlister.at_once(problem, configs)
             if resolve_mode(self._shortlister.mode) in (Mode.PREDICT, Mode.REFINE):  # nothing is timed in the graph
                 positions = positions[:1]
         except PinError:

@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import DeviceSpec, Family, ForetuneError, Problem
@@ -19,13 +19,14 @@ from ..launching.kernel import Kernel
 from ..launching.stub_driver import device_here, measures
 from ..launching.triton_hash import hash_triton
 from ..prune import Pruner, in_full
-from .known_times import KeyTimes, KnownTimes
+from .attached_key import CoarseKeys, KeyTuning
+from .known_times import KnownTimes
 from .launches import LaunchFamily
 from .one_launch import OneConfigCache, OneLaunch, key_of_launch, launch_undecided, microseconds, times_one
 from .ranks.agreement import choose_together, epoch, may_tune, scope
 from .refine.calls import check_cost
 from .refine.refinement import Refinement
-from .session import Measured, TuningSession, is_capturing
+from .session import Measured, is_capturing, search
 from .shortlisters import FamilyShortlister, OwnShortlister, PinnedPrune, Shortlister
 
 if TYPE_CHECKING:
@@ -84,12 +85,13 @@ class Attachment:
         self._was_pinned = False  # whether the choices in Triton's `cache` are those of a pin file
         self._chosen_together: dict[int, dict[Any, triton.Config]] = {}  # Triton's `cache` by `scope()`
         self._launched: set[Any] = set()  # keys launched before the cache was cleared
+        self._coarse = CoarseKeys(self.name)
         renew_in_children(self)
 
     def renew(self) -> None:
         """Create a new lock and forget a running launch, also in forked processes (see `renew_in_children`)."""
         self.lock = threading.RLock()
-        self._tuning: _Tuning | None = None
+        self._tuning: KeyTuning | None = None
         self._pinned_now: triton.Config | None = None  # the running launch's config in a pin file
         self._is_running = False
 
@@ -157,6 +159,8 @@ class Attachment:
                 if (found := self._refining.get(key)) is not None:
                     launch = lambda config: self._run_once(config, args, kwargs)  # noqa: E731
                     return launch_undecided(self.tuner, self._refining, key, found, arguments, launch)
+            if self._coarse.watched:
+                self._or_warn(self._coarse.check, self.tuner, args, kwargs)
             before, self._is_running = self.tuner.__dict__.get("configs_timings"), True
             try:
                 result = self.own_run(*args, **kwargs)
@@ -192,7 +196,7 @@ class Attachment:
             return self._bench(*args, config=config, **meta)
         if config is self._pinned_now:  # Triton before 3.8 times even a single config
             return [0.0] * 3
-        tuning = self._tuning if self._tuning is not None and config in self._tuning.configs else None
+        tuning = self._tuning if self._tuning is not None and config in self._tuning.allowed else None
         if tuning is None:
             timing = self._bench(*args, config=config, **meta)
         elif (known := tuning.session.measured.get(config)) is not None:
@@ -200,7 +204,7 @@ class Attachment:
             return [math.inf if known.time_us is None else known.time_us / 1e3] * 3
         else:
             if tuning.uncompiled:
-                self._or_warn(self._compile, tuning, args, meta)
+                self._or_warn(tuning.compile, args, meta)
             timing = self._timed(args, config, meta)
         try:
             time_us = microseconds(timing)
@@ -217,7 +221,8 @@ class Attachment:
         """Return the timing of a config, in milliseconds, from Foretune's timer where possible, else from Triton's."""
         if self._how_timed == "cold" and measures(self.tuner):
             try:
-                return [OneLaunch(self.tuner, args, meta).time_us(config) / 1e3] * 3
+                best_us = None if self._tuning is None else self._tuning.session.best_us
+                return [OneLaunch(self.tuner, args, meta).time_us(config, best_us) / 1e3] * 3
             except Exception:  # noqa: BLE001 - Triton tells a config's failure from the launch's
                 pass
         return self._bench(*args, config=config, **meta)
@@ -240,8 +245,9 @@ class Attachment:
         if len(pruned) > 1 and self._is_in(Mode.REFINE):
             resets = self._would_be_timed(kwargs)
             pruned = [self._or_warn(self._refined, pruned) or pruned[0]]
-        if len(pruned) > 1 and choose_together():
-            pruned, resets = [self._chosen_with_others(pruned, kwargs)], True
+        if len(pruned) > 1 and (choose_together() or self._searches()):
+            pruned = self._searched(pruned, kwargs)
+            resets = resets or choose_together() or len(pruned) == 1
         if resets and not times_one():  # as Triton does after it has timed configs
             self.tuner.pre_hook({**self.tuner.nargs, **kwargs, **pruned[0].all_kwargs()}, reset_only=True)
         return pruned
@@ -265,20 +271,38 @@ class Attachment:
             left = min(left, max(1, int(left * top_k)) if isinstance(top_k, float) else top_k)
         return left > 1 and key_of_launch(tuner, {**tuner.nargs, **kwargs}) not in self._launched
 
-    def _chosen_with_others(self, configs: Sequence[triton.Config], kwargs: Mapping[str, Any]) -> triton.Config:
-        """Return the config that all ranks agree on; if they disagree, the first, which is the same on all ranks."""
-        tuning, tuner = self._tuning, self.tuner
-        if tuning is None:
-            return configs[0]
-        given = tuple(tuner.nargs.values())
+    def _searches(self) -> bool:
+        """Return whether the configs are searched: without a family, and without a `perf_model` that drops some."""
+        return self._pruner is None and self.tuner.perf_model is None
 
-        def times_us() -> list[float | None]:
+    def _searched(self, configs: list[triton.Config], kwargs: Mapping[str, Any]) -> list[triton.Config]:
+        """Time these configs and those that the search goes on with.
+
+        Returns:
+            The timed configs; where ranks choose together, the one that they agree on, or the first, which is the same
+            on all ranks.
+        """
+        tuning = self._tuning
+        if tuning is None:
+            return configs[:1] if choose_together() else configs
+        given = tuple(self.tuner.nargs.values())
+
+        def times_us(configs: list[triton.Config]) -> list[float | None]:
             return [microseconds(self.bench(*given, config=config, **kwargs)) for config in configs]
 
-        best, time_us = tuning.times.agree(configs, times_us)
-        best = best or configs[0]
-        tuning.session.measured[best] = Measured.of(time_us)  # Triton 3.6 times even a single config
-        return best
+        def measure(configs: list[triton.Config]) -> triton.Config | None:
+            if not choose_together():
+                times_us(configs)
+                return configs[0]
+            best, time_us = tuning.times.agree(configs, partial(times_us, configs))
+            if best is not None:
+                tuning.session.measured[best] = Measured.of(time_us)  # Triton 3.6 times even a single config
+            return best
+
+        if not choose_together() and (cached := self._or_warn(tuning.in_tritons_cache)):
+            return [cached]
+        configs, best = search(configs, measure, lambda: self._or_warn(tuning.more) if self._searches() else None)
+        return [best or configs[0]] if choose_together() else configs
 
     def _prune(
         self, configs: Sequence[triton.Config], named_args: Mapping[str, Any], /, **kwargs: Any
@@ -314,7 +338,7 @@ class Attachment:
     def _shortlisted(
         self, allowed: Sequence[triton.Config], named_args: Mapping[str, Any], kwargs: Mapping[str, Any]
     ) -> list[triton.Config]:
-        """Return those of the allowed configs that are worth timing, best first; all if the model is not sure."""
+        """Return the configs to time first, best first; all allowed ones for a `perf_model` to choose from."""
         known, arguments = self._known_here(), {**named_args, **kwargs}
         problem = known.shortlister.problem(arguments)
         times = known.of(known.shortlister.stand_in(problem))
@@ -323,40 +347,19 @@ class Attachment:
             if not may_tune() and not self._is_in(Mode.OFF):
                 kept = kept[:1]
         else:
-            kept = [allowed[position] for position in known.shortlister.positions(problem, tuple(allowed))]
+            kept = list(allowed)
+            if self._searches():
+                kept = [allowed[position] for position in known.shortlister.positions(problem, tuple(allowed))]
         if self._is_running:  # otherwise Triton only compiles
-            self._or_warn(self._expect, times, kept, arguments)
-            if self._tuning is not None and self._is_in(Mode.REFINE):
+            self._tuning = KeyTuning(self.tuner, known.shortlister, times, tuple(allowed), problem, arguments)
+            self._or_warn(self._tuning.prepare, kept)
+            if self._is_in(Mode.REFINE):
                 slowdowns = known.shortlister.slowdowns(problem, tuple(allowed), len(kept))
                 self._tuning.slowdowns = dict(zip(kept, slowdowns, strict=True))
                 self._tuning.scale = known.shortlister.scale(problem, kept[0])
         return kept
 
-    def _expect(self, times: KeyTimes, configs: Sequence[triton.Config], arguments: Mapping[str, Any]) -> None:
-        """Prepare the tuning of a new key: load its known times and list what must be compiled."""
-        tuner, session = self.tuner, TuningSession(times)
-        self._tuning = tuning = _Tuning(times, session, frozenset(configs), set(tuner.cache), arguments)
-        # A kernel's own do_bench may return another kind of value, which Triton would compare with known times. So
-        # known times are used only if all configs have one.
-        if tuner._do_bench is None or len(times.recall(configs)) == len(configs):
-            session.recall(configs)
-        # Compile ahead only if no pre_hook can change arguments that a binary depends on, and no perf_model drops
-        # configs.
-        left = [config for config in configs if config not in session.measured]
-        plain = tuner.perf_model is None and not any(config.pre_hook for config in left)
-        if plain and len(configs) > 1 and not self._is_interpreted:
-            tuning.uncompiled = tuple(left)
-
-    def _compile(self, tuning: _Tuning, args: Sequence[Any], meta: Mapping[str, Any]) -> None:
-        """Compile the tuning's uncompiled configs in parallel for a launch with these arguments.
-
-        Errors are ignored, because Triton meets them when it times the config.
-        """
-        configs, tuning.uncompiled = tuning.uncompiled, ()
-        given = {name: value for name, value in meta.items() if name != "warmup"}
-        tuning.session.compile(configs, lambda config: self.tuner.fn.warmup(*args, **given, **config.all_kwargs()))
-
-    def _finish(self, tuning: _Tuning, before: Any) -> None:
+    def _finish(self, tuning: KeyTuning, before: Any) -> None:
         """Store the choice after a tuned launch, and learn times that came from Triton's own cache.
 
         `before` is the autotuner's `configs_timings` before the launch.
@@ -371,13 +374,15 @@ class Attachment:
         after = tuner.__dict__.get("configs_timings")
         if after is not None and after is not before:
             for config, timing in after.items():
-                if config in tuning.configs and config not in session.measured:
+                if config in tuning.allowed and config not in session.measured:
                     session.keep(config, Measured.of(microseconds(timing)))
         new = tuner.cache.keys() - tuning.keys
         if choose_together():
             self._chosen_together.setdefault(scope(), {}).update((key, tuner.cache[key]) for key in new)
-        if tuner.best_config in tuning.configs:
+        if tuner.best_config in tuning.allowed:
             is_pruned = bool(self._own_prune or tuner.perf_model)
+            for key in new:
+                self._coarse.watch(key, tuning)
             tuning.times.choose(tuner.best_config, new, tuning.arguments, is_pruned=is_pruned, bundle="")
 
     def _known_here(self, opens: bool = True) -> KnownTimes:
@@ -389,7 +394,13 @@ class Attachment:
                 shortlister.mode = self._mode
                 # With a family, its pruner does the logging.
                 self._known[device] = KnownTimes(
-                    self.tuner, self.name, shortlister, device, timed=self._how_timed, logs=self._pruner is None
+                    self.tuner,
+                    self.name,
+                    shortlister,
+                    device,
+                    timed=self._how_timed,
+                    logs=self._pruner is None,
+                    is_pruned=bool(self._own_prune or self.tuner.perf_model),
                 )
             known = self._known[device]
             if opens:
@@ -415,22 +426,6 @@ class Attachment:
             return function(*arguments)
         except Exception as error:  # noqa: BLE001
             warn_once(f"{self.name}: {reason_of(error)}", ": its autotuner goes on without that")
-
-
-@dataclass
-class _Tuning:
-    """The state of an attached autotuner's tuning of one key, while Triton's loop times the `configs`."""
-
-    times: KeyTimes
-    session: TuningSession[triton.Config]
-    configs: frozenset[triton.Config]
-    keys: set[Any]  # the keys that Triton already had a config for
-    arguments: Mapping[str, Any]
-    uncompiled: tuple[triton.Config, ...] = ()
-    # In mode `refine`: the predicted slowdowns, the predicted time of the launch, and what chooses further configs.
-    slowdowns: Mapping[triton.Config, float] = field(default_factory=dict)
-    scale: float = 1.0
-    refining: tuple[Refinement[triton.Config], float] | None = None
 
 
 class _CapturedError(Exception):

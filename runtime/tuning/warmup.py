@@ -167,8 +167,8 @@ def warm_up_tuned(
         shapes: A CSV file with a row for each launch of one kernel and a column for each argument that changes; the
             other arguments are those of the nearest known launch.
         logged: Problems of these kernels from a FORETUNE_LOG.
-        k: How many configs to compile for each launch of `shapes` and `logged`: the fastest that the kernel's own
-            timings predict, or all configs where they are not sure.
+        k: How many configs to compile for each launch of `shapes` and `logged`, in addition to those that its search
+            will start with: the fastest that the kernel's own timings predict, or all configs if none is known.
         workers: The number of compiling threads; one per core if left out.
 
     Raises:
@@ -288,8 +288,10 @@ def _predicted(
     for one in seen:
         own.learn(one.problem, one.times_us)
     for problem, arguments in wanted if configs else ():
-        advice = own.advise(problem, configs)
-        for position in advice.positions[:k] if advice.sure else advice.positions:
+        advice = own.advise(problem, configs, k, at_once=k)
+        first = own.advise(problem, configs).new  # what the run will time first
+        positions = dict.fromkeys([*advice.positions[:k], *first]) if advice.sure else range(len(configs))
+        for position in positions:
             yield problem, configs[position], arguments
 
 

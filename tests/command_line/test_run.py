@@ -256,7 +256,7 @@ def test_a_pin_file_is_in_force_in_the_program(write: Write) -> None:
 
 
 def test_a_launch_is_tuned_as_after_attach(write: Write) -> None:
-    """Eight keys in full, and then a shortlist; the log says so."""
+    """With a search, of which the log says how far it is."""
     code = """
         import logging, sys
         import foretune, torch

@@ -35,3 +35,6 @@ class MemoryCache:
 
     def choose(self, problem, bundle, config):
         self.disk["chosen"][problem, bundle] = config
+
+    def choice(self, problem, bundle):
+        return self.disk["chosen"].get((problem, bundle))

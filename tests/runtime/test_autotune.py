@@ -254,18 +254,20 @@ def test_keyword_arguments_in_another_order_are_no_other_key(filler, bench, tune
     kernel[(2,)](out_ptr=out, M=8, N=8)
     kernel[(2,)](N=8, M=8, out_ptr=out)
     kernel[(2,)](out, 8, N=8)
-    assert bench.timed == [1, 2, 4, 8]
+    assert sorted(bench.timed) == [1, 2, 4, 8]
+    bench.timed.clear()
     kernel[(2,)](out.half(), 8, 8)
-    assert len(bench.timed) == 8
+    assert bench.timed
 
 
 def test_a_bucket_without_a_family(filler, bench, tuned):
     kernel = tuned(family=False, bucket=["M"])
     for m in (1000, 1001, 999):
         filler.launch(kernel, m=m)
-    assert len(bench.timed) == 4
+    assert sorted(bench.timed) == [1, 2, 4, 8]
+    bench.timed.clear()
     filler.launch(kernel, m=1000, n=65)
-    assert len(bench.timed) == 8
+    assert bench.timed
     with pytest.raises(ForetuneError, match="bucket must name some of key, M, N, but has K"):
         tuned(family=False, bucket=["K"])
 
@@ -436,13 +438,27 @@ def test_without_a_family_it_learns_from_its_own_timings(filler, bench, tuned, m
     kernel = tuned(family=False)
     for m in range(64, 128, 8):
         filler.launch(kernel, m=m)
-    assert len(bench.timed) == 8 * 4
+    assert len(bench.timed) == 19
+    bench.timed.clear()
     for again in (kernel, tuned(family=False)):  # in this process, and in the next
         filler.launch(again, m=100)
-        assert (len(bench.timed), warps(again)) == (8 * 4, 1)
+        assert (len(bench.timed), warps(again)) == (2, 1)
     monkeypatch.setenv("FORETUNE_MODE", "predict")
     filler.launch(again, m=110)
-    assert (len(bench.timed), warps(again)) == (8 * 4, 1)
+    assert (len(bench.timed), warps(again)) == (2, 1)
+
+
+def test_a_search_goes_on_until_no_config_pays(filler, bench, tuned):
+    configs = [
+        triton.Config({"BLOCK": 32}, num_warps=warps, num_stages=stages)
+        for warps in (1, 2, 4, 8)
+        for stages in range(9)
+    ]
+    filler.launch(tuned(configs, family=False), m=64)
+    # More than one round, less than all. Not an exact number: configs that differ in stages alone have equal times, and
+    # rounding decides between equals.
+    assert 8 < len(bench.timed) < 36
+    assert {*bench.timed[:8]} >= {1, 8}  # far from each other
 
 
 def test_a_family_that_cannot_say_costs_the_shortlist_and_a_warning(filler, bench, tuned):
@@ -648,7 +664,7 @@ def test_a_tensor_that_is_none_or_left_out_is_passed_over(filler, bench, option,
     kernel = declare(triton.jit(filler.biased_kernel))
     kernel[(1,)](torch.zeros(8), 8)
     kernel[(1,)](torch.zeros(9), 9, bias_ptr=None)
-    assert len(bench.timed) == 8
+    assert len(bench.timed) == 6  # all four, and two of a key that is like it
 
 
 def test_a_generator_of_configs_serves_every_kernel(filler, bench):

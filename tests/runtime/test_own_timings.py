@@ -1,7 +1,8 @@
-"""`OwnTimings`: what it advises, when it is unsure, and that only what is known decides."""
+"""`OwnTimings`: which configs it searches, when it stops, and that only what is known decides."""
 
 from __future__ import annotations
 
+import math
 import random
 from types import SimpleNamespace
 
@@ -9,130 +10,156 @@ import pytest
 from foretune.datasets import ForetuneError, KernelConfig, Problem
 from foretune.runtime.tuning.own_timings import OwnTimings
 
-CONFIGS = tuple(KernelConfig.of(BLOCK=2**power) for power in range(4, 16))
+CONFIGS = tuple(
+    KernelConfig.of(BLOCK=2**power, num_warps=warps, num_stages=stages)
+    for power in range(4, 10)
+    for warps in (1, 2, 4, 8)
+    for stages in (2, 3)
+)
 ROWS = (256, 512, 384, 768, 1024, 640, 320, 896)
 
 
 def cost(config, rows):
-    """The best block is the nearest to rows / 4; every one has a twin that is as fast."""
-    ratio = rows / 4 / config["BLOCK"]
-    return 10 * max(ratio, 1 / ratio)
+    """In us: the best block is near rows / 4, with a warp for each 64 of it; the third stage saves a little."""
+    block, warps = math.log2(rows / 4 / config["BLOCK"]), math.log2(config["BLOCK"] / 64 / config.num_warps)
+    return 10 * math.exp(0.3 * block**2 + 0.1 * warps**2) * (1.02 if config.num_stages == 2 else 1)
 
 
 def problem(rows=256, family="toy", dtype="bf16", flags=(), **dims):
     return Problem.of(family, rows=rows, dtype=dtype, flags=flags, **dims)
 
 
+def own_timings():
+    return OwnTimings(SimpleNamespace(name="toy"))
+
+
 def learned(rows=ROWS, configs=CONFIGS, cost=cost, **kind):
-    own = OwnTimings(SimpleNamespace(name="toy"))
+    own = own_timings()
     for size in rows:
         own.learn(problem(size, **kind), {config: cost(config, size) for config in configs})
     return own
 
 
-def test_the_best_of_what_is_near_comes_first():
-    for rows, best in ((400, 128), (960, 256), (288, 64)):
-        advice = learned().advise(problem(rows), CONFIGS)
-        assert advice.sure
-        assert best in [CONFIGS[at]["BLOCK"] for at in advice.positions]
-        assert 2 <= len(advice.positions) <= 4
+def search(own, of, configs=CONFIGS, cost=cost, k="auto", **options):
+    """The positions that a search times, and how much slower the best of them is than the best."""
+    timed = []
+    while new := own.advise(of, configs, k, **options).new:
+        assert not {*new} & {*timed}
+        own.learn(of, {configs[at]: cost(configs[at], of["rows"]) for at in new})
+        timed += new
+    times = [cost(config, of["rows"]) or math.inf for config in configs]
+    return timed, min(times[at] for at in timed) / min(times)
 
 
-def test_it_says_how_sure_it_is():
-    """What the known problems, each left out in turn, would have lost by lists of that length."""
-    same = learned(cost=lambda config, rows: float(config["BLOCK"]))
-    said = "learned from 8 problems; mean loss 0 % with each problem left out"
-    assert same.advise(problem(400), CONFIGS, k=2).reason == said
-
-    def odd(config, rows):
-        return 1.0 if config == CONFIGS[ROWS.index(rows)] else 1.5
-
-    other = learned(cost=odd).advise(problem(400), CONFIGS, k=1)
-    assert other.sure
-    assert other.reason == said.replace("0 %", "50 %")
+def test_a_first_problem_takes_a_part_of_the_list():
+    timed, slowdown = search(own_timings(), problem(400))
+    assert len(timed) <= len(CONFIGS) / 2
+    assert slowdown < 1.1
+    assert timed[0] == 0
 
 
-@pytest.mark.parametrize("n", [0, 1, 7])
-def test_before_the_eighth_it_is_unsure(n):
-    advice = learned(ROWS[:n]).advise(problem(400), CONFIGS)
-    assert advice.positions == tuple(range(len(CONFIGS)))
-    assert not advice.sure
-    assert advice.reason == f"{n} of the first 8 problems are known"
+def test_later_problems_take_less_and_start_with_what_was_fast_nearby():
+    own, counts = own_timings(), []
+    for rows in ROWS:
+        timed, slowdown = search(own, problem(rows))
+        counts.append(len(timed))
+        assert slowdown < 1.03
+    assert 2 <= max(counts[4:]) < counts[0]
+    start = own.advise(problem(650), CONFIGS).new
+    best_nearby = own.advise(problem(640), CONFIGS).positions[0]
+    assert start[0] == best_nearby
 
 
-def test_what_was_tuned_in_part_is_not_a_problem_known():
-    own = learned(ROWS[:7])
-    own.learn(problem(400), {config: cost(config, 400) for config in CONFIGS[:5]})
-    assert not own.advise(problem(500), CONFIGS).sure
-    own.learn(problem(400), {CONFIGS[5]: cost(CONFIGS[5], 400)})
-    assert own.advise(problem(500), CONFIGS).sure
+def test_the_search_stops_where_a_config_costs_more_than_it_is_expected_to_gain():
+    counts = [len(search(own_timings(), problem(400), cost_s=seconds)[0]) for seconds in (1e-6, 0.1, 1e3)]
+    assert counts[0] > counts[1] > counts[2] == 10 + 4  # a fifth of the list starts, and one round follows
 
 
-@pytest.mark.parametrize(
-    ("asked", "why"),
-    [
-        ({"rows": 3000}, "rows=3000 is far from the known sizes (256 to 1024)"),
-        ({"rows": 100}, "rows=100 is far from the known sizes (256 to 1024)"),
-        ({"dtype": "fp16"}, "dtype fp16 is new"),
-        ({"flags": ("causal",)}, "causal is new"),
-        ({"columns": 8}, "0 of the first 8 problems are known"),
-    ],
-)
-def test_what_is_unlike_all_that_is_known_is_unsure(asked, why):
-    advice = learned().advise(problem(**asked), CONFIGS)
-    assert (advice.positions, advice.sure, advice.reason) == (tuple(range(len(CONFIGS))), False, why)
+def test_a_known_problem_of_which_all_is_timed_has_nothing_new():
+    advice = learned().advise(problem(256), CONFIGS)
+    assert advice.new == ()
+    assert advice.positions[0] == min(range(len(CONFIGS)), key=lambda at: cost(CONFIGS[at], 256))
+    assert sorted(advice.positions) == list(range(len(CONFIGS)))
 
 
-def test_to_be_without_a_flag_may_be_new_too():
-    assert learned(flags=("causal",)).advise(problem(), CONFIGS).reason == "no known problem is without causal"
+def test_a_finished_search_is_not_taken_up_again():
+    own = own_timings()
+    timed, _ = search(own, problem(256), cost_s=1.0)
+    assert own.advise(problem(256), CONFIGS, cost_s=1e-6).new
+    own.finish(problem(256))
+    advice = own.advise(problem(256), CONFIGS, cost_s=1e-6)
+    assert (advice.new, sorted(advice.positions)) == ((), sorted(timed))
+    assert own.advise(problem(256), CONFIGS[:1] if 0 not in timed else CONFIGS[1:2]).new  # another list of configs
 
 
-def test_times_that_nothing_predicts_leave_all_configs():
+@pytest.mark.parametrize("k", [1, 3, 7])
+def test_a_length_is_the_largest_number_of_configs(k):
+    for own in (own_timings(), learned()):
+        assert len(search(own, problem(400), k=k)[0]) == k
+
+
+def test_without_a_timing_it_is_not_sure():
+    assert not own_timings().advise(problem(), CONFIGS).sure
+    assert learned((512,)).advise(problem(), CONFIGS).sure
+    assert not learned((512,)).advise(problem(columns=8), CONFIGS).sure  # other dimensions
+
+
+@pytest.mark.parametrize("asked", [{"rows": 30_000}, {"rows": 8}, {"dtype": "fp16"}, {"flags": ("causal",)}])
+def test_what_is_unlike_all_that_is_known_takes_more(asked):
+    near, far = learned(), learned()
+    assert len(search(far, problem(**{"rows": 400, **asked}))[0]) > len(search(near, problem(400))[0])
+
+
+def test_a_config_that_failed_is_not_chosen_and_those_like_it_come_late():
+    def fails(config, rows):
+        return None if config["BLOCK"] >= 128 else cost(config, rows)
+
+    timed, slowdown = search(own_timings(), problem(1024), cost=fails)
+    assert slowdown < 1.03
+    assert sum(CONFIGS[at]["BLOCK"] >= 128 for at in timed) < len(timed) / 2
+    own = learned(cost=fails)
+    advice = own.advise(problem(1000), CONFIGS)
+    assert all(CONFIGS[at]["BLOCK"] < 128 for at in advice.new)
+
+
+def test_a_config_that_failed_on_near_problems_is_not_tried_again():
+    fastest, far = KernelConfig.of(BLOCK=128, num_warps=2, num_stages=3), 4 * max(ROWS)
+
+    def fails(config, rows):
+        return None if config == fastest and rows < far else cost(config, rows)
+
+    def searched(own, *args, **kwargs):
+        return CONFIGS.index(fastest) in search(own, *args, **kwargs)[0]
+
+    assert searched(own_timings(), problem(512), cost=fails)
+    own = own_timings()
+    own.learn(problem(512), {fastest: None, CONFIGS[0]: cost(CONFIGS[0], 512)})
+    assert not searched(own, problem(1024), k=len(CONFIGS), cost=fails)  # even if any number may be timed
+    assert searched(own, problem(1025), k=len(CONFIGS), cost=fails)
+    assert searched(own, problem(512, dtype="fp16"), k=len(CONFIGS), cost=fails)
+    own.learn(problem(700), {fastest: 10.0})  # it does work there
+    assert searched(own, problem(600), k=len(CONFIGS), cost=fails)
+    only = learned((512,), (fastest,), fails)
+    assert only.advise(problem(520), (fastest,)).new == (0,)  # nothing else is left
+
+
+def test_where_all_failed_the_others_are_tried():
+    own, of = own_timings(), problem()
+    first = own.advise(of, CONFIGS).new
+    own.learn(of, {CONFIGS[at]: None for at in first})
+    second = own.advise(of, CONFIGS)
+    assert second.new
+    assert not {*first} & {*second.positions}
+    own.learn(of, dict.fromkeys(CONFIGS))
+    assert own.advise(of, CONFIGS).positions == ()
+
+
+def test_times_that_nothing_predicts_take_more_configs():
     chance = random.Random(0)
-    own = learned(cost=lambda config, rows: 10 ** chance.uniform(0, 3))
-    advice = own.advise(problem(400), CONFIGS)
-    assert (len(advice.positions), advice.sure) == (len(CONFIGS), False)
-    assert "half of the configs would not be enough" in advice.reason
-    assert len(own.advise(problem(400), CONFIGS, 3).positions) == 3  # whoever asks for three gets three
-
-
-def test_the_harder_it_is_to_tell_the_longer_the_list():
-    def steady(config, rows):
-        return 1.0 if config["BLOCK"] == 64 else 3.0
-
-    def alternating(config, rows):
-        return 1.0 if config["BLOCK"] == 16 * 2 ** (ROWS.index(rows) % 4) else 3.0
-
-    lengths = [len(learned(cost=one).advise(problem(400), CONFIGS).positions) for one in (steady, alternating)]
-    assert lengths[0] == 2
-    assert lengths[1] >= 4
-
-
-def test_the_second_of_a_list_is_no_twin_of_the_first():
-    """Two that are always alike save nothing beside each other; the one that is fast where they are not does."""
-
-    def with_twins(config, rows):
-        slow = 1.3 if ROWS.index(rows) % 2 else 1.0
-        return {16: slow, 32: slow, 64: 2.31 - slow}.get(config["BLOCK"], 3.0)
-
-    advice = learned(cost=with_twins).advise(problem(600), CONFIGS, 2)
-    assert {CONFIGS[at]["BLOCK"] for at in advice.positions} in ({16, 64}, {32, 64})
-
-
-def test_a_config_that_failed_is_not_chosen_and_one_never_timed_is():
-    own = learned(cost=lambda config, rows: None if config["BLOCK"] == 128 else cost(config, rows))
-    new = KernelConfig.of(BLOCK=48)
-    advice = own.advise(problem(500), (*CONFIGS, new))
-    chosen = [(*CONFIGS, new)[at]["BLOCK"] for at in advice.positions]
-    assert 128 not in chosen
-    assert 48 in chosen
-
-
-def test_a_shortlist_s_times_are_learned_without_mistaking_its_best_for_the_best():
-    own = learned(cost=lambda config, rows: 1.0 if config["BLOCK"] == 64 else 2.0 if config["BLOCK"] < 64 else 4.0)
-    own.learn(problem(400), {CONFIGS[0]: 2.0, CONFIGS[1]: 2.0})  # the best was not among them
-    best = own.advise(problem(401), CONFIGS).positions[0]
-    assert CONFIGS[best]["BLOCK"] == 64
+    noise = {config: 10 * math.exp(chance.gauss(0, 0.3)) for config in CONFIGS}
+    steady, _ = search(own_timings(), problem())
+    odd, _ = search(own_timings(), problem(), cost=lambda config, rows: noise[config])
+    assert len(odd) > len(steady)
 
 
 def test_the_order_of_learning_changes_nothing():
@@ -140,10 +167,26 @@ def test_the_order_of_learning_changes_nothing():
     assert own.advise(problem(400), CONFIGS) == other.advise(problem(400), CONFIGS)
 
 
-def test_a_short_list_may_be_cut_to_one():
-    own = learned(configs=CONFIGS[:4], cost=lambda config, rows: 1.0 if config["BLOCK"] == 64 else 3.0)
-    assert own.advise(problem(400), CONFIGS[:4]).positions == (2,)
-    assert own.advise(problem(400), CONFIGS[:1]).positions == (0,)
+def test_knobs_that_are_texts_or_flags_or_missing_count():
+    configs = tuple(
+        KernelConfig.of(MODE=mode, FAST=fast, **extra)
+        for mode in ("a", "b", "c")
+        for fast in (True, False)
+        for extra in ({}, {"PAD": -1}, {"PAD": 0}, {"PAD": 0.25})
+    )
+
+    def by_mode(config, rows):
+        return {"a": 3.0, "b": 1.0, "c": 2.0}[config["MODE"]] * (1 if config["FAST"] else 1.2)
+
+    assert search(own_timings(), problem(), configs, by_mode)[1] == 1.0
+
+
+def test_one_config_and_many_measurements():
+    own = own_timings()
+    assert own.advise(problem(), CONFIGS[:1]).new == (0,)
+    for rows in range(64, 600):
+        own.learn(problem(rows), {config: cost(config, rows) for config in CONFIGS[::4]})
+    assert search(own, problem(333))[1] < 1.03
 
 
 def test_what_is_wrong_is_named():
@@ -152,6 +195,8 @@ def test_what_is_wrong_is_named():
         own.advise(problem(family="other"), CONFIGS)
     with pytest.raises(ForetuneError, match="problem must be a problem of toy but is 3"):
         own.learn(3, {})
+    with pytest.raises(ForetuneError, match="problem must be a problem of toy but is 3"):
+        own.finish(3)
     with pytest.raises(ForetuneError, match="at least one config"):
         own.advise(problem(), ())
     with pytest.raises(ForetuneError, match="k must be 'auto' or an integer >= 1 but got 'all'"):

@@ -49,6 +49,10 @@ def test_ranks_get_one_answer(size, tmp_path):
     best = min(WARPS, key=lambda warps: max(time_of(rank, warps) for rank in range(size)))
     n = len(WARPS)  # what was timed alone is not timed again
     assert together == [([best, count],) * size for count in (n, 2 * n, 2 * n, 2 * n)]
+    chosen, timed = shared(looks, "searches")
+    assert "num_warps: 4" in chosen
+    assert "num_stages: 2" in chosen or "num_stages: 3" in chosen
+    assert 5 < len(timed) < 24  # more than the first step
     assert shared(looks, "loses_the_store") == [[0, 0, 0], 1]
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 from ....datasets import ForetuneError, KernelConfig, Problem
 from ....datasets.errors import MOST, check_between, check_integer, shown
 from ...arguments import warn_once
-from ..own_timings import Advice, Advisor, OwnTimings
+from ..own_timings import USUAL_COST_S, Advice, Advisor, OwnTimings
 from ..session import TuningSession
 from .config_space import Candidate
 
@@ -22,8 +22,8 @@ class Search:
     """A strategy for searching the configs of a function.
 
     Args:
-        strategy: "exhaustive"; "guided": a model of the function's own timings, trained on every tuned key, selects
-            configs; or an `Advisor` of the user's that does so.
+        strategy: "exhaustive"; "model": a model of the function's own timings searches each key (`OwnTimings`); or an
+            `Advisor` of the user's, which selects the configs of a key at once.
         budget_s: The maximum seconds of tuning for each key, or None.
         max_trials: The maximum number of configs measured for each key, or None.
 
@@ -33,9 +33,9 @@ class Search:
 
     def __init__(self, strategy: str | Advisor, budget_s: float | None, max_trials: int | None) -> None:
         is_advisor = hasattr(strategy, "learn") and hasattr(strategy, "advise")
-        if strategy not in ("exhaustive", "guided") and not is_advisor:
+        if strategy not in ("exhaustive", "model") and not is_advisor:
             raise ForetuneError(
-                f"search must be 'exhaustive', 'guided' or an object with learn and advise but is {shown(strategy)}"
+                f"search must be 'exhaustive', 'model' or an object with learn and advise but is {shown(strategy)}"
             )
         if budget_s is not None:
             check_between("budget_s", budget_s, 0.0, _LONGEST_S)
@@ -43,12 +43,13 @@ class Search:
         self.max_trials = None if max_trials is None else check_integer("max_trials", max_trials, 1, MOST)
         self.is_guided = strategy != "exhaustive"
         self._advisor: Advisor | None = None if isinstance(strategy, str) else strategy
+        self._is_theirs = self._advisor is not None
         self._learned: set[str] = set()
 
     def __str__(self) -> str:
         limits = [f"budget_s={self.budget_s}"] * (self.budget_s is not None)
         limits += [f"max_trials={self.max_trials}"] * (self.max_trials is not None)
-        return " ".join(["guided" if self.is_guided else "exhaustive", *limits])
+        return " ".join(["model" if self.is_guided else "exhaustive", *limits])
 
     def run(
         self,
@@ -68,13 +69,20 @@ class Search:
         Returns:
             A text that says how many configs were measured and why.
         """
-        advice = self._advise(problem, candidates)
-        positions, reason = advice.positions, advice.reason
-        if self.is_guided:  # each rank has its own model: all use that of rank 0
-            positions, reason = exchange("the configs that are advised", [positions, reason])[0]
-        if over := session.measure([candidates[at] for at in positions]):
-            reason = f"{reason}, ended by {over}"
-        advised = set(positions)
+        advised: set[int] = set()
+        while True:
+            advice = self._advise(problem, candidates, session)
+            positions, reason = advice.positions, advice.reason
+            if self.is_guided:  # each rank has its own model: all use that of rank 0
+                positions, reason = exchange("the configs that are advised", [positions, reason])[0]
+            if advised.issuperset(positions):
+                break
+            advised.update(positions)
+            if over := session.measure([candidates[at] for at in positions]):
+                reason = f"{reason}, ended by {over}"
+                break
+            if not self.is_guided or self._is_theirs:
+                break
         for at, candidate in enumerate(candidates):
             if session.best is not None:
                 break
@@ -82,7 +90,9 @@ class Search:
                 session.measure([candidate])
         return f"{session.n_timed} measured {reason}"
 
-    def _advise(self, problem: Problem | None, candidates: Sequence[Candidate]) -> Advice:
+    def _advise(
+        self, problem: Problem | None, candidates: Sequence[Candidate], session: TuningSession[Candidate]
+    ) -> Advice:
         """Return which configs to measure, in order.
 
         If a limit may end an exhaustive search, the first config of the space stays first, since the user put it
@@ -90,7 +100,7 @@ class Search:
         """
         if self.is_guided:
             try:
-                return self._advised(problem, candidates)
+                return self._advised(problem, candidates, session)
             except Exception as error:  # noqa: BLE001 - a failing model must not fail the tuning
                 warn_once(f"no advice on which configs to measure ({type(error).__name__}: {error})", ": all are")
         positions = list(range(len(candidates)))
@@ -116,10 +126,18 @@ class Search:
             self._advisor = OwnTimings(cast(Any, SimpleNamespace(name=problem.family)))
         return self._advisor
 
-    def _advised(self, problem: Problem | None, candidates: Sequence[Candidate]) -> Advice:
+    def _advised(
+        self, problem: Problem | None, candidates: Sequence[Candidate], session: TuningSession[Candidate]
+    ) -> Advice:
         if problem is None:
             raise ForetuneError("the key has no number in it")
-        advice = self._advisor_of(problem).advise(problem, [kernel_config(one) for one in candidates], "auto")
+        advisor, configs = self._advisor_of(problem), [kernel_config(one) for one in candidates]
+        if isinstance(advisor, OwnTimings):
+            known = {one: measured.time_us for one, measured in session.measured.items()}
+            advisor.learn(problem, {kernel_config(one): time_us for one, time_us in known.items()})
+            found = advisor.advise(problem, configs, "auto", session.cost_s or USUAL_COST_S)
+            return found if found.positions else Advice(tuple(range(len(configs))), False, "all have failed before")
+        advice = advisor.advise(problem, configs, "auto")
         positions = tuple(dict.fromkeys(int(position) for position in advice.positions))
         if not positions or not all(0 <= position < len(candidates) for position in positions):
             raise ForetuneError(

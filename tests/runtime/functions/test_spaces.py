@@ -211,7 +211,7 @@ def test_what_cannot_be_timed_by_calling_it_is_refused(function, said):
         ({"n_warmup": 0}, "n_warmup must be an integer"),
         ({"timer": 3}, r"timer must have sample\(call, samples, undo\) but is 3"),
         ({"n_repeat": 0}, "n_repeat must be an integer"),
-        ({"search": "anneal"}, "search must be 'exhaustive', 'guided'"),
+        ({"search": "anneal"}, "search must be 'exhaustive', 'model'"),
         ({"budget_s": -1}, "budget_s must be between"),
         ({"max_trials": 0}, "max_trials must be an integer"),
         ({"reset": 3}, "reset must be a function"),

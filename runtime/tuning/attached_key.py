@@ -1,0 +1,144 @@
+"""Tune one key of an attached kernel while Triton has the loop over configs: `KeyTuning`; `CoarseKeys`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ...datasets import Problem
+from ..arguments import warn_once
+from ..launching.kernel import Kernel
+from .known_times import KeyTimes
+from .one_launch import key_of_launch, microseconds
+from .refine.refinement import Refinement
+from .session import Measured, TuningSession
+from .shortlisters import Shortlister
+
+if TYPE_CHECKING:
+    import triton
+
+
+#: The number of launches of a key that are compared with the one that it was tuned for, and of all keys together.
+_LAUNCHES, _ALL_LAUNCHES = 16, 1000
+
+
+@dataclass
+class KeyTuning:
+    """The state of an attached autotuner's tuning of one key, while Triton's loop times its configs.
+
+    Attributes:
+        allowed: The configs that the kernel's own pruning leaves.
+        arguments: The launch's arguments by name.
+        keys: The keys that Triton had a config for before.
+        uncompiled: The configs that are compiled in parallel before the next one is timed.
+        slowdowns: In mode `refine`, the predicted slowdowns.
+        scale: In mode `refine`, the predicted time of the launch.
+        refining: In mode `refine`, what chooses further configs.
+    """
+
+    tuner: triton.runtime.Autotuner
+    shortlister: Shortlister
+    times: KeyTimes
+    allowed: tuple[triton.Config, ...]
+    problem: Problem
+    arguments: Mapping[str, Any]
+    uncompiled: tuple[triton.Config, ...] = ()
+    slowdowns: Mapping[triton.Config, float] = field(default_factory=dict)
+    scale: float = 1.0
+    refining: tuple[Refinement[triton.Config], float] | None = None
+
+    def __post_init__(self) -> None:
+        self.session: TuningSession[triton.Config] = TuningSession(self.times)
+        self.keys = set(self.tuner.cache)
+
+    def prepare(self, configs: Sequence[triton.Config]) -> None:
+        """Load the known times of configs that are about to be timed, and list what must be compiled."""
+        tuner, session = self.tuner, self.session
+        # A kernel's own do_bench may return another kind of value, which Triton would compare with known times. So
+        # known times are used only if all configs have one.
+        if tuner._do_bench is None or len(self.times.recall(configs)) == len(configs):
+            session.recall(configs)
+        # Compile ahead only if no pre_hook can change arguments that a binary depends on, and no perf_model drops
+        # configs.
+        left = [config for config in configs if config not in session.measured]
+        plain = tuner.perf_model is None and not any(config.pre_hook for config in left)
+        if plain and len(configs) > 1 and not Kernel(tuner).is_interpreted:
+            self.uncompiled = tuple(left)
+
+    def compile(self, args: Sequence[Any], meta: Mapping[str, Any]) -> None:
+        """Compile the `uncompiled` configs in parallel for a launch with these arguments.
+
+        Errors are ignored, because Triton meets them when it times the config.
+        """
+        configs, self.uncompiled = self.uncompiled, ()
+        given = {name: value for name, value in meta.items() if name != "warmup"}
+        self.session.compile(configs, lambda config: self.tuner.fn.warmup(*args, **given, **config.all_kwargs()))
+
+    def more(self) -> list[triton.Config]:
+        """Return the timed configs, fastest first, and those to time next, which are to be compiled."""
+        positions = self.shortlister.positions(self.problem, self.allowed, self.session.cost_s)
+        configs = [self.allowed[position] for position in positions]
+        self.prepare(configs)
+        return configs
+
+    def in_tritons_cache(self) -> triton.Config | None:
+        """Learn the times in Triton's own cache, and return the best config; None if it has no times of this list."""
+        if not getattr(self.tuner, "cache_results", False):
+            return None
+        key = key_of_launch(self.tuner, self.arguments)
+        try:
+            self.tuner.check_disk_cache(key, self.allowed, _missing)
+        except LookupError:
+            return None
+        for config, timing in self.tuner.configs_timings.items():
+            self.session.keep(config, Measured.of(microseconds(timing)))
+        best: triton.Config = self.tuner.cache[key]
+        return best
+
+
+class CoarseKeys:
+    """Reports a key that is too coarse: launches differ in sizes that it omits, and one config runs for all of them.
+
+    The sizes are dimensions of the problem, such as the number of elements of the launch's tensors. One warning names
+    the kernel, its key, and the sizes.
+
+    The first launches of each key are looked at, so that later ones cost nothing.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.watched: dict[Any, list[Any]] = {}  # by key: its shortlister, its problem, and the launches left
+        self._left = _ALL_LAUNCHES
+
+    def watch(self, key: Any, tuning: KeyTuning) -> None:
+        """Look at the next launches of a key that was tuned."""
+        if self._left > 0:
+            self.watched[key] = [tuning.shortlister, tuning.problem, _LAUNCHES]
+
+    def check(self, tuner: triton.runtime.Autotuner, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Compare a launch with the one that its key was tuned for."""
+        self._left -= 1
+        arguments = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
+        key = key_of_launch(tuner, arguments)
+        if self._left <= 0:
+            self.watched.clear()
+        if key not in self.watched:
+            return
+        shortlister, tuned, _ = entry = self.watched[key]
+        entry[2] -= 1
+        if entry[2] <= 0:
+            del self.watched[key]
+        sizes = dict(shortlister.problem(arguments).dims)
+        differ = [f"{name} ({size} and {sizes[name]})" for name, size in tuned.dims if sizes.get(name, size) != size]
+        if differ:
+            self.watched.clear()
+            self._left = 0
+            values = ", ".join(f"{name}={value}" for name, value in zip(tuner.keys, key, strict=False))
+            what = f"{self._name}: its key ({', '.join(tuner.keys)}) is too coarse: launches with {values} differ in "
+            warn_once(what + ", ".join(differ), f": the config that is fastest for {tuned} runs for all of them")
+
+
+def _missing() -> None:
+    """Replace Triton's benchmark of all configs, which it calls if its cache has no times."""
+    raise LookupError
