@@ -140,6 +140,20 @@ def _checked_meta(meta: Any) -> tuple[tuple[tuple[str, Knob], ...], dict[str, Kn
 
 # Cached, because thousands of configs share the same few values. typed=True keeps True and 1 apart.
 @lru_cache(maxsize=4096, typed=True)
+def check_config(config: Any) -> KernelConfig:
+    """Return an item of a list of configs.
+
+    Raises:
+        ForetuneError: It is no `KernelConfig`.
+    """
+    if not isinstance(config, KernelConfig):
+        raise ForetuneError(
+            "each of configs must be a KernelConfig (KernelConfig.from_triton makes one of a triton.Config) "
+            f"but one is {shown(config)}"
+        )
+    return config
+
+
 def _knob(name: Any, value: Any) -> tuple[str, Knob]:
     """Check one meta-parameter and return it with its value in Python's own types."""
     name = check_word("a config's knob", name)

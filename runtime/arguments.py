@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, check_attributes, wrong_knobs
+from ..datasets.config import check_config
 from ..datasets.errors import ForetuneWarning as ForetuneWarning
 from ..datasets.errors import check_word, did_you_mean, shown, warn
 from ..datasets.family_checks import with_defaults
@@ -39,8 +40,7 @@ def configs_of(family: Family, device: DeviceSpec, configs: Any) -> tuple[Kernel
     if not isinstance(configs, Collection) or isinstance(configs, (str, bytes)):
         raise ForetuneError(f"configs must be a list of KernelConfigs but is {shown(configs)}")
     for config in configs:
-        if not isinstance(config, KernelConfig):
-            raise ForetuneError(f"each of configs must be a KernelConfig but one is {shown(config)}")
+        check_config(config)
         if (wrong := wrong_knobs(family, config)) is not None:
             raise ForetuneError(wrong)
     if not len(configs):

@@ -106,8 +106,8 @@ def _checked_dim(family: Family, invariant: Any) -> str:
         return invariant if invariant in able else able[0]
     if not able:
         raise ForetuneError(
-            f"invariant must be None for {family.name} but is {shown(invariant)}: each of its results depends on all "
-            "sizes"
+            f"invariant must be None for {family.name} but is {shown(invariant)}: the family declares no dimension "
+            "whose entries are computed without each other (`independent`)"
         )
     raise ForetuneError(
         f"invariant must be a dimension whose entries {family.name} computes without each other, {', '.join(able)}, "

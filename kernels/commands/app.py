@@ -180,7 +180,7 @@ SUMMARY = "Predict the fast configs of a Triton kernel before you tune."
 app = typer.Typer(cls=Commands, help=SUMMARY, no_args_is_help=True, rich_markup_mode=None)
 bench = _group("Measure how fast kernels, tuning and predictions are on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
-datasets = _group("List, describe, merge and seal datasets.", invoke_without_command=True)
+datasets = _group("List (without a command), describe, merge and seal datasets.", invoke_without_command=True)
 app.add_typer(datasets, name="datasets")
 cache = _group("Show, clear, export, import and freeze the tuning results in the choice cache.", no_args_is_help=True)
 app.add_typer(cache, name="cache")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -126,6 +126,7 @@ def train(
     kept = None if keep is None else load_bundle(None if keep == SHIPPED_BUNDLE else keep)
     dataset = datasets_merged(data)
     families = families_in(dataset, family)
+    _check_keeps(out, {*families, *(kept.families if kept else ())}, f"keep them with --keep {out}")
     ranker = ranker_for(families, winners or ())
     with showing(f"training on {' and '.join(data)}", _TRAINING_S * rows_of(dataset, families)):
         trained = train_bundle(dataset, families, ranker)
@@ -160,7 +161,13 @@ def adapt(
 
     check_bundle_folder(out)
     given, dataset = load_bundle(bundle), datasets_merged(data)
+    if bundle is None and not {*dataset.families} & {*given.families}:
+        raise ForetuneError(
+            f"the shipped bundle does not know {', '.join(dataset.families) or 'any family of these data'}: name the "
+            "bundle to adapt with --bundle"
+        )
     families = families_in(dataset, family, given)
+    _check_keeps(out, given.families, f"adapt that one with --bundle {out}")
     with showing(f"adapting to {' and '.join(data)}", _TRAINING_S * rows_of(dataset, families)):
         adapted = adapted_by_name(dataset, bundle=given, family=list(families.values()))
     adapted.save(out)
@@ -169,6 +176,30 @@ def adapt(
     source = "the shipped bundle" if bundle is None else printable(str(bundle))
     text = f"Adapted {', '.join(value['families'])} of {source}. Trained on: {', '.join(known)}."
     emit(Printed(value, text), as_json, bundle=out)
+
+
+def _check_keeps(out: Path, families: Collection[str], remedy: str) -> None:
+    """Check that the bundle in a folder, if there is one, has no families that the new bundle will not have.
+
+    Args:
+        out: The folder.
+        families: The families of the new bundle.
+        remedy: What the user can do instead of naming another folder.
+
+    Raises:
+        ForetuneError: It has; the message names them.
+    """
+    from ...model import load_bundle
+
+    try:
+        lost = [name for name in load_bundle(out).families if name not in families]
+    except ForetuneError:  # there is none, or it cannot be read
+        return
+    if lost:
+        raise ForetuneError(
+            f"{printable(str(out))} has a bundle with {', '.join(lost)}, which the new one would replace without "
+            f"them: {printable(remedy)}, or name another --out"
+        )
 
 
 @command("evaluate", "foretune evaluate --data measured --bundle my-bundle --json")

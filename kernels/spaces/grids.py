@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem, check_problem_of
-from ...datasets.config import OPTIONS
+from ...datasets.config import OPTIONS, check_config
 from ...datasets.console import table
 from ...datasets.errors import check_word, shown
 from ..registry import find_family, find_measurable
@@ -163,8 +163,7 @@ def filter_valid(configs: Iterable[KernelConfig], problem: Problem, device: Devi
         raise ForetuneError(f"configs must be a list of KernelConfigs but is {shown(configs)}")
     given = list(configs)
     for config in given:
-        if not isinstance(config, KernelConfig):
-            raise ForetuneError(f"each of configs must be a KernelConfig but one is {shown(config)}")
+        check_config(config)
     return Filtered.by(given, lambda config: family.supports(config, problem, spec))
 
 

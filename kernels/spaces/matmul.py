@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
+from ...datasets.config import check_config
 from ...datasets.errors import check_integer, shown
 from ...datasets.problem import MOST_SIZE
 from ..config_limits import ASYNC_PRODUCT_ARCHS, too_much_smem
@@ -374,9 +375,8 @@ def _scaled_down(config: KernelConfig, m: int, n: int, k: int, dtype: str) -> Ke
     return KernelConfig.from_json(knobs)
 
 
-def _with_blocks(config: object) -> KernelConfig:
-    if not isinstance(config, KernelConfig):
-        raise ForetuneError(f"each of configs must be a KernelConfig but one is {shown(config)}")
+def _with_blocks(given: Any) -> KernelConfig:
+    config = check_config(given)
     if missing := [knob for knob in ("BLOCK_M", "BLOCK_N", "BLOCK_K") if knob not in config.to_json()]:
         raise ForetuneError(f"each of configs must have {', '.join(missing)} but one is {config}")
     return config

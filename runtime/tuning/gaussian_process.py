@@ -2,7 +2,7 @@
 
 The process is over log times. Two measurements are related if their configs have similar knobs, and if their problems
 have similar sizes; each problem also has a level of its own, so that only the differences between its configs count.
-The constants are those of the best replay of `tests/studies/key_search.py`.
+The constants were chosen with replays of `tests/studies/key_search.py`.
 """
 
 from __future__ import annotations

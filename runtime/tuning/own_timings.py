@@ -24,7 +24,7 @@ USUAL_COST_S = 0.15
 #: The number of configs that are compiled and timed together, and of those that start the search on a kernel without
 #: any timing, as a share of the list.
 AT_ONCE, _START = 4, 0.2
-#: The number of measurements that the model uses, those of the nearest problems. More take longer than 3 ms.
+#: The number of measurements that the model uses, those of the nearest problems. More make a step slower.
 _MOST_ROWS = 200
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from dataclasses import replace
 from functools import partial
@@ -171,3 +172,15 @@ def test_a_bundle_of_one_family_keeps_the_others_of_another_bundle(bundle, tmp_p
         assert (
             Bundle({name: together.trained[name] for name in one.families}, one.lightgbm_version).digest == one.digest
         )
+
+
+@pytest.mark.parametrize("command", ["adapt", "train"])
+def test_a_command_does_not_replace_a_bundle_that_has_other_families(command, bundle, tmp_path):
+    bundle.save(tmp_path / "own")
+    content = (tmp_path / "own" / "bundle.npz").read_bytes()
+    result = call(f"{command} --data h200_cover --out {tmp_path / 'own'}")
+    assert result.exit_code == 1
+    remedy = "--keep" if command == "train" else "--bundle"
+    advice = f"{remedy} {tmp_path / 'own'}, or name another --out"
+    assert re.search(f"own has a bundle with fake, .* {re.escape(advice)}", result.stderr)
+    assert (tmp_path / "own" / "bundle.npz").read_bytes() == content
