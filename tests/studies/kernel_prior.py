@@ -424,16 +424,16 @@ def compare(keys: Sequence[Key]) -> None:
 
 def later(keys: Sequence[Key]) -> None:
     """Print what the product loses on up to eight keys of each kernel, in two orders, with and without the prior."""
-    by_list: dict[tuple[str, Any], list[int]] = defaultdict(list)
+    by_list: dict[tuple[str, Any], dict[Problem, int]] = defaultdict(dict)
     for at, key in enumerate(keys):
-        by_list[key.kernel, key.configs].append(at)
+        by_list[key.kernel, key.configs][key.problem] = at
     prior = held_out(keys, trees, columns_without())
     print("keys     lists  prior  share  regret %    p95")
     found: dict[tuple[str, str, str], dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     source = np.random.default_rng(_SEED)
     for (kernel, configs), places in by_list.items():
         length = "16-" if len(configs) >= 16 else "6-15"
-        for order in [source.permutation(places)[:8] for _ in range(2)]:
+        for order in [source.permutation([*places.values()])[:8] for _ in range(2)]:
             for has in ("no", "yes"):
                 own = OwnTimings(SimpleNamespace(name=keys[order[0]].problem.family))
                 for place, at in enumerate(order):
