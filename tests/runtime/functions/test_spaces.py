@@ -148,16 +148,20 @@ def test_a_value_that_is_given_twice_is_one_config():
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ([Model(1).forward, Model(2).forward], r"<bound method Model.forward of .*> and <bound method"),
-        ([factory(Model(1)), factory(Model(2))], r"<function factory.<locals>.captured.*> and <function factory"),
-        ([torch.compile(run), torch.compile(run, dynamic=True)], r"<function run .*> and <function run"),
-        ([torch.zeros(2), torch.ones(2)], r"tensor\(\[0., 0.\]\) and tensor\(\[1., 1.\]\)"),
-        ([lru_cache(run), lru_cache(maxsize=1)(run)], r"and <functools._lru_cache_wrapper"),
-        ([[Model(1).forward], [Model(2).forward]], r"and \[<bound method"),
+        (lambda: [Model(1).forward, Model(2).forward], r"<bound method Model.forward of .*> and <bound method"),
+        (
+            lambda: [factory(Model(1)), factory(Model(2))],
+            r"<function factory.<locals>.captured.*> and <function factory",
+        ),
+        (lambda: [torch.compile(run), torch.compile(run, dynamic=True)], r"<function run .*> and <function run"),
+        (lambda: [torch.zeros(2), torch.ones(2)], r"tensor\(\[0., 0.\]\) and tensor\(\[1., 1.\]\)"),
+        (lambda: [lru_cache(run), lru_cache(maxsize=1)(run)], r"and <functools._lru_cache_wrapper"),
+        (lambda: [[Model(1).forward], [Model(2).forward]], r"and \[<bound method"),
     ],
     ids=["methods", "closures", "torch.compile", "tensors", "caches", "lists"],
 )
 def test_values_that_nothing_tells_apart_are_refused_where_they_are_declared(values, said):
+    values = values()  # not at import: torch.compile imports all of Dynamo
     with pytest.raises(
         ForetuneError, match=f"space has two values of 'tile' that another process cannot tell apart.*{said}"
     ):
