@@ -101,7 +101,7 @@ class TritonFamily(Measurable):
     - `numerics`: the knobs that decide the bits of a result, for `same_bits`, as a tuple or as a method of a config and
       a problem. `independent`: the dimensions whose entries are computed without each other, for `invariant`.
     - `tolerance(problem)`: the largest relative error of the result, or a tuple with one for each output. By default it
-      depends on the dtypes of the outputs, and integers must be equal.
+      depends on the dtypes of the outputs, and integers must be equal. Override it if rounding may differ by one.
     - `supports(config, problem, device)`: None, or the reason why a config cannot run a problem. Every config that it
       accepts must compile and compute the correct result. If a block must cover a row, say so here. Call
       `super().supports` first.
