@@ -9,9 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ..datasets import DeviceSpec, FamilyError, ForetuneError, KernelConfig, Measurable, Problem, Status
-from ..datasets.errors import abridged, cause_of, shown
-from ..runtime.launching.kernel import poison
-from ..runtime.launching.results import why_wrong
+from ..datasets.errors import abridged, cause_of
+from ..runtime.launching.results import described, outputs_of, poison, why_wrong
 from ..runtime.timing.timer import resetting
 
 if TYPE_CHECKING:
@@ -241,8 +240,6 @@ class GpuRunner:
 
     def _load_and_compare(self, config: KernelConfig, problem: Problem) -> Trial:
         """Return a trial with the facts of the config's binary, and whether its result is correct."""
-        import torch
-
         family = self._family
         binary = family.compile(config, self._problem)
         binary._init_handles()
@@ -250,12 +247,12 @@ class GpuRunner:
         inputs, reference = self._check_of(problem)
         family.reset(inputs)
         y = family.launch(inputs, config)
-        if getattr(y, "shape", None) != reference.shape:  # which might be broadcast
-            what = f"a tensor of shape {tuple(y.shape)}" if isinstance(y, torch.Tensor) else shown(y)
-            wanted = f"a tensor of shape {tuple(reference.shape)}, as reference()"
-            raise FamilyError(f"family {family.name}: launch() must return {wanted} but returned {what}")
+        if described(y) != described(reference):  # which might be broadcast
+            wanted = f"{described(reference)}, as reference()"
+            raise FamilyError(f"family {family.name}: launch() must return {wanted} but returned {described(y)}")
         wrong = why_wrong(y, reference, family.tolerance(problem))
-        poison(y)
+        for output in outputs_of(y):
+            poison(output)
         return Trial(Status.OK if wrong is None else Status.WRONG_RESULT, error=wrong, **facts)
 
     def _check_of(self, problem: Problem) -> tuple[Any, Any]:

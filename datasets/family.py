@@ -261,7 +261,8 @@ class Measurable(Family):
     def inputs(self, problem: Problem, device: DeviceSpec, *, seed: int = 0) -> Any:
         """Return random inputs, drawn with `seed`, on the current GPU, or on the CPU if the spec's backend is "cpu".
 
-        The output is filled with NaN. If the segment sizes of ragged work are unknown, typical ones are chosen.
+        Outputs are filled with NaN, or with an unlikely integer, unless the kernel updates them in place. If the
+        segment sizes of ragged work are unknown, typical ones are chosen.
         """
 
     def reset(self, inputs: Any) -> None:
@@ -271,16 +272,19 @@ class Measurable(Family):
         """
 
     @abstractmethod
-    def launch(self, inputs: Any, config: KernelConfig) -> torch.Tensor:
-        """Launch the kernel once, without waiting for it, and return its output tensor."""
+    def launch(self, inputs: Any, config: KernelConfig) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """Launch the kernel once, without waiting for it, and return its output tensor, or a tuple of several."""
 
     @abstractmethod
-    def reference(self, inputs: Any) -> torch.Tensor:
-        """Return the correct result of `launch` in float32, computed with PyTorch."""
+    def reference(self, inputs: Any) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """Return the correct result of `launch`, computed with PyTorch; floats in float32."""
 
     @abstractmethod
-    def tolerance(self, problem: Problem) -> float:
-        """Return the largest accepted error ||y - reference|| / ||reference||."""
+    def tolerance(self, problem: Problem) -> float | tuple[float, ...]:
+        """Return the largest accepted error ||y - reference|| / ||reference|| of all outputs, or one for each.
+
+        With 0, integers and booleans must be equal.
+        """
 
     @abstractmethod
     def compile(self, config: KernelConfig, problem: Problem) -> Any:

@@ -270,6 +270,11 @@ def _is_tensor(answer: Any) -> bool:
     return torch is None or isinstance(answer, torch.Tensor)
 
 
+def _for_each(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Return a check of what a method returns for one output, or for several in a tuple."""
+    return lambda answer: all(map(is_right, answer)) if isinstance(answer, tuple) and answer else is_right(answer)
+
+
 def _is_word(answer: Any) -> bool:
     """Return whether a value is a non-empty string of printable characters."""
     try:
@@ -299,8 +304,8 @@ CHECKS: dict[str, _Check] = {
     "inputs": _anything,
     "reset": _anything,
     "launch": _anything,  # the result is checked only where it is compared
-    "reference": _must_be("a tensor", _is_tensor),
-    "tolerance": _number,
+    "reference": _must_be("a tensor or a tuple of tensors", _for_each(_is_tensor)),
+    "tolerance": _must_be("a finite number >= 0 or a tuple of these", _for_each(_is_count)),
     "compile": _anything,
     "source_hash": _must_be("a non-empty string", _is_word),
     "check_problem": _stands_for(1),

@@ -248,6 +248,7 @@ def attach(
     family: FamilyLike | None = None,
     k: int | Literal["auto"] = "auto",
     *,
+    bundle: Bundle | Path | str | None = None,
     same_bits: bool | None = None,
     invariant: str | None = None,
     mode: str | None = None,
@@ -267,6 +268,7 @@ def attach(
             call replaces what FORETUNE_ATTACH has attached.
         family: The kernel's family, if it has one.
         k: How many configs to time for each key.
+        bundle: As for `prune`; needs a family.
         same_bits: As for `autotune`.
         invariant: As for `autotune`.
         mode: Overrides FORETUNE_MODE. With "refine", nothing is timed apart: launches run the configs of the shortlist
@@ -278,8 +280,8 @@ def attach(
         The kernel itself, which is changed in place.
 
     Raises:
-        ForetuneError: The kernel has no autotuner or is already attached, the family or mode is unknown, or `k` or
-            `max_cost` is out of range.
+        ForetuneError: The kernel has no autotuner or is already attached, the family or mode is unknown, `bundle` is
+            invalid or lacks the family, or `k` or `max_cost` is out of range.
 
     >>> import triton
     >>> @triton.autotune([triton.Config({"BLOCK": size}) for size in (64, 128)], key=["n"])

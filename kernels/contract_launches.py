@@ -20,7 +20,7 @@ from ..datasets import DeviceSpec, KernelConfig, Measurable, Problem
 from ..datasets.errors import cause_of, reason_of, warn
 from ..runtime import TritonFamily
 from ..runtime.launching.redzones import Redzones
-from ..runtime.launching.results import why_wrong
+from ..runtime.launching.results import described, outputs_of, why_wrong
 
 #: The most programs of a launch: the interpreter takes milliseconds for each.
 MOST_PROGRAMS = 256
@@ -156,7 +156,7 @@ def check_launches(family: Measurable, pairs: Sequence[tuple[KernelConfig, Probl
         print(f"{_ANNOUNCED}{config} on {problem}", flush=True)  # noqa: T201 - the last words of a process that crashes
         try:
             out = family.launch(inputs, config)
-            if out.is_cuda:
+            if on_gpu := outputs_of(out)[0].is_cuda:
                 import torch
 
                 torch.cuda.synchronize()
@@ -164,8 +164,16 @@ def check_launches(family: Measurable, pairs: Sequence[tuple[KernelConfig, Probl
             raise AssertionError(f"{config} on {problem} fails: {reason_of(cause_of(error))}") from error
         outside = redzones.overwritten()
         assert outside is None, f"{config} on {problem} writes {outside}: is the mask of a store missing or wrong?"
-        assert out.shape == expected.shape, f"the reference has the shape {expected.shape}, a launch gives {out.shape}"
-        is_comparable = out.is_cuda or _is_exact(problem)
+        if isinstance(family, TritonFamily):
+            undeclared = redzones.changed([inputs.arguments[name] for name in (*family._outputs, *family.in_place)])
+            assert undeclared is None, (
+                f"{config} on {problem} writes {undeclared}, which is in neither `output` nor `in_place`: a result "
+                "belongs in `output`, so that it is compared, and a workspace in `in_place`"
+            )
+        assert described(out) == described(expected), (
+            f"the reference is {described(expected)}, but a launch gives {described(out)}"
+        )
+        is_comparable = on_gpu or _is_exact(problem)
         wrong = why_wrong(out, expected, family.tolerance(problem)) if is_comparable else None
         hint = "around the tensors are random bytes: does a load lack its mask?"
         assert wrong is None, f"the result of {config} on {problem} is wrong: {wrong}; {hint}"

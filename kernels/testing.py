@@ -324,14 +324,14 @@ class FamilyContract:
             assert reason is None, f"the default {config} is not supported for {problem}: {reason}"
 
     def test_a_result_is_checked_on_a_problem_that_the_config_takes(self) -> None:
-        """`check_problem` keeps the signature, stays supported, and has a positive tolerance."""
+        """`check_problem` keeps the signature, stays supported, and has a tolerance."""
         for problem, configs in self.supported():
             for config in configs:
                 check = self.measurable.check_problem(config, problem)
                 assert check.signature == problem.signature, f"check_problem must keep dtype and flags: {problem}"
                 reason = self.measurable.supports(config, check, self.device)
                 assert reason is None, f"check_problem gives {config} a problem it does not support: {reason}"
-                assert self.measurable.tolerance(check) > 0, "tolerance must be positive"
+                self.measurable.tolerance(check)  # raises if it is not a number >= 0, or several
 
     def test_equal_calls_share_a_binary(self) -> None:
         """`binary_key` is hashable, and equal for equal calls."""

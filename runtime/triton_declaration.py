@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from .triton_family import TritonFamily
 
+#: Where a dimension, a flag or the dtype comes from: a parameter's name, or a function of a launch's arguments by
+#: parameter name.
+Source: TypeAlias = "str | Callable[[Mapping[str, Any]], Any]"
 #: The sizes of a dimension: the smallest and the largest, or a set of all.
 Sizes: TypeAlias = "tuple[int, int] | Set[int]"
 #: What a subclass must declare, with the meaning that an error message states.
@@ -26,7 +29,7 @@ REQUIRED = {
     "name": "the name of the family",
     "kernel": "the triton.jit function, with its decorators",
     "dims_from": "a mapping of each dimension to the kernel's parameter that holds its size",
-    "output": "the parameter that the kernel writes its result to",
+    "output": "the parameter that the kernel writes its result to, or a tuple of several",
     "arguments": "a method that returns a launch's arguments by parameter name",
     "grid": "a method that returns the grid of a launch",
     "eager": "a method that computes the same result with plain PyTorch",
@@ -78,7 +81,7 @@ def check_names(family: type[TritonFamily]) -> None:
     """
     parameters, dims = family._kernel.parameters, family.dims
     sources = (*family.dims_from.values(), *family.flags_from.values(), family.dtype_from)
-    named = [*sources, family.output, *family.in_place]
+    named = [*sources, *family._outputs, *family.in_place]
     meta = [name for config in family._space for name, _ in config.meta if name not in OPTIONS]
     uses = [
         *((name, "parameter", parameters) for name in [*named, *meta] if isinstance(name, str)),
@@ -191,8 +194,11 @@ def checked_arguments(family: type[TritonFamily], arguments: Any) -> dict[str, A
     """Return what a family's `arguments` returned, as a dict.
 
     Raises:
-        FamilyError: It is no mapping, or lacks a parameter of the kernel that no config, default or heuristic gives.
+        FamilyError: It is no mapping, lacks a parameter of the kernel that no config, default or heuristic gives, or
+            has something else than a tensor for an output or for what is updated in place.
     """
+    import torch
+
     if not isinstance(arguments, Mapping):
         raise FamilyError(f"family {family.name}: arguments() must return a mapping but returned {shown(arguments)}")
     kernel = family._kernel
@@ -202,6 +208,10 @@ def checked_arguments(family: type[TritonFamily], arguments: Any) -> dict[str, A
             f"family {family.name}: arguments() must return all parameters of the kernel except the knobs but lacks "
             f"{', '.join(missing)}"
         )
+    for what, names in (("output", family._outputs), ("in_place", family.in_place)):
+        if wrong := [name for name in names if not isinstance(arguments.get(name), torch.Tensor)]:
+            value = shown(arguments.get(wrong[0]))
+            raise FamilyError(f"family {family.name}: {wrong[0]}, which is in {what}, must be a tensor but is {value}")
     return dict(arguments)
 
 
@@ -234,6 +244,16 @@ def checked_grid(name: str, grid: Any, config: KernelConfig) -> tuple[int, ...]:
         f"family {name}: grid() must return a tuple of 1 to 3 integers >= 0, such as (128,), but returned "
         f"{shown(grid)} for {config}"
     )
+
+
+def found(source: Source, arguments: Mapping[str, Any]) -> Any:
+    """Return a launch's argument of the name `source`, or what the function `source` makes of all arguments."""
+    return arguments[source] if isinstance(source, str) else source(arguments)
+
+
+def is_on(value: Any) -> bool:
+    """Return whether a flag with this value is on: a tensor always is; None and other false values are not."""
+    return value is not None and (hasattr(value, "dtype") or bool(value))
 
 
 def _sources(what: str, value: Any) -> None:
@@ -270,6 +290,12 @@ def _ranges(what: str, value: Any) -> None:
             check_integer(f"{what} of {dim}", size, 0 if is_range else 1, MOST_SIZE)
 
 
+def _output(what: str, value: Any) -> None:
+    names = check_words(what, (value,) if isinstance(value, str) else value)
+    if isinstance(value, Set) or not 0 < len(names) == len(set(names)):
+        raise ForetuneError(f"{what} must be a parameter or a tuple of different ones but is {shown(value)}")
+
+
 def _configs(what: str, value: Any) -> None:
     if value is not None and (isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Collection)):
         raise ForetuneError(f"{what} must be a list of configs but is {shown(value)}")
@@ -292,7 +318,7 @@ _CHECKS: dict[str, Callable[[str, Any], object]] = {
     "flags_from": _sources,
     "dtype_from": _parameter,
     "dtypes": _dtypes,
-    "output": check_word,
+    "output": _output,
     "in_place": check_words,
     "configs": _configs,
     "tiles": _tiles,

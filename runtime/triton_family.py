@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..datasets import (
     BinaryFacts,
     Case,
     DeviceSpec,
+    FamilyError,
     ForetuneError,
     KernelConfig,
     Measurable,
@@ -22,16 +23,20 @@ from ..datasets import (
 )
 from ..datasets.feature_groups import FeatureGroup, joined, stacked
 from ..model.generic_features import GenericFeatures
-from .launching.kernel import Kernel, poison
+from .launching.kernel import Kernel
+from .launching.results import TOLERANCES, Outputs, described, one_or_all, outputs_of, poison
 from .triton_declaration import (
     REQUIRED,
     Sizes,
+    Source,
     check_names,
     check_ranges,
     check_types,
     checked_arguments,
     checked_grid,
     drawn_size,
+    found,
+    is_on,
     space_of,
     why_not_in_space,
 )
@@ -42,19 +47,12 @@ if TYPE_CHECKING:
     import triton
     from numpy.typing import NDArray
 
-#: The largest relative error that counts as correct, by the dtype of the output: a few roundings of that dtype. For
-#: fp32 it is a few roundings of TF32, the default precision of `tl.dot`.
-TOLERANCES = {"fp64": 1e-12, "fp32": 2e-3, "fp16": 2e-3, "bf16": 1e-2, "fp8e4m3": 8e-2, "fp8e5m2": 0.15}
 #: The devices for which `cases` asks `supports`. They are fixed, so that the same arguments give the same cases on
 #: every machine.
 _DRAWN_FOR = ("h200", "h100")
 #: How many problems `cases` draws at most for each one that it is to return: small ranges have few, and `supports` may
 #: refuse many.
 _DRAWS_PER_CASE = 20
-
-#: Where a dimension, a flag or the dtype comes from: a parameter's name, or a function of a launch's arguments by
-#: parameter name.
-Source: TypeAlias = "str | Callable[[Mapping[str, Any]], Any]"
 
 
 @dataclass(frozen=True)
@@ -82,16 +80,17 @@ class TritonFamily(Measurable):
     - `dims_from`: for each dimension the kernel's parameter that holds its size, or a function of a launch's arguments
       (`lambda call: call["x_ptr"].shape[0]`).
     - `arguments(problem, where)`: a launch's arguments by parameter name, random tensors on the torch device `where`.
-    - `output`: the parameter of the tensor of floats that the kernel writes its result to. It is filled with NaN before
-      a launch, so that elements that the kernel does not write are found.
+    - `output`: the parameter of the tensor that the kernel writes its result to, or a tuple of several. Every tensor
+      that the kernel writes must be here or in `in_place`. Before a launch, outputs are filled with NaN, or with an
+      unlikely integer, so that elements that the kernel does not write are found.
     - `grid(problem, config)`: the grid of a launch, a tuple of one to three integers.
-    - `eager(arguments)`: the same result, computed by plain PyTorch.
+    - `eager(arguments)`: the same result, computed by plain PyTorch: a tensor, or a tuple with one for each output.
     - `ranges`, unless it defines `cases`: the sizes of each dimension that are drawn, as `(1, 4096)` or `{64, 128}`.
 
     It may declare:
 
     - `in_place`: the parameters of tensors that the kernel reads and overwrites. Before each launch, and outside of the
-      time that is measured, they get their first contents again. An `output` among them is not filled with NaN.
+      time that is measured, they get their first contents again. An `output` among them is not filled.
     - `flags_from`: for each flag a parameter or a function; the flag is on unless its value is None or false.
     - `dtype_from`: the tensor parameter whose dtype is the problem's (by default the kernel's first parameter).
     - `dtypes`: the dtypes that the kernel takes.
@@ -101,6 +100,8 @@ class TritonFamily(Measurable):
     - `bucketed`: the dimensions that are rounded before a prediction.
     - `numerics`: the knobs that decide the bits of a result, for `same_bits`, as a tuple or as a method of a config and
       a problem. `independent`: the dimensions whose entries are computed without each other, for `invariant`.
+    - `tolerance(problem)`: the largest relative error of the result, or a tuple with one for each output. By default it
+      depends on the dtypes of the outputs, and integers must be equal. Override it if rounding may differ by one.
     - `supports(config, problem, device)`: None, or the reason why a config cannot run a problem. Every config that it
       accepts must compile and compute the correct result. If a block must cover a row, say so here. Call
       `super().supports` first.
@@ -143,7 +144,7 @@ class TritonFamily(Measurable):
     flags_from: ClassVar[Mapping[str, Source]] = {}
     dtype_from: ClassVar[str | None] = None
     dtypes: ClassVar[tuple[str, ...]] = ("bf16", "fp16", "fp32")
-    output: ClassVar[str]
+    output: ClassVar[str | Sequence[str]]
     in_place: ClassVar[Sequence[str]] = ()
     tiles: ClassVar[Mapping[str, str]] = {}
     ranges: ClassVar[Mapping[str, Sizes]] = {}
@@ -151,6 +152,7 @@ class TritonFamily(Measurable):
     reads_binaries = True
 
     _kernel: ClassVar[Kernel]
+    _outputs: ClassVar[tuple[str, ...]]
     _space: ClassVar[tuple[KernelConfig, ...]]
     _members: ClassVar[frozenset[str]]  # the `repr` of each config in the space
     _values: ClassVar[Mapping[str, frozenset[Any]]]  # the values of each knob in the space
@@ -167,6 +169,7 @@ class TritonFamily(Measurable):
                 raise ForetuneError(f"{cls.__name__} must declare `{what}`: {meaning}")
         check_types(cls)
         cls._kernel = Kernel(cls.kernel)
+        cls._outputs = (cls.output,) if isinstance(cls.output, str) else tuple(cls.output)
         cls._space = space_of(cls)
         cls._members = frozenset(map(repr, cls._space))
         knobs = [config.to_json() for config in cls._space]
@@ -198,8 +201,8 @@ class TritonFamily(Measurable):
         """Return the grid of a launch: the number of programs along one to three axes."""
         raise NotImplementedError
 
-    def eager(self, arguments: Mapping[str, Any]) -> torch.Tensor:
-        """Compute with plain PyTorch what a launch with these arguments must leave in the output."""
+    def eager(self, arguments: Mapping[str, Any]) -> Outputs:
+        """Compute with plain PyTorch what a launch with these arguments must leave in the output, or in each."""
         raise NotImplementedError
 
     def flops(self, problem: Problem) -> float:
@@ -292,8 +295,8 @@ class TritonFamily(Measurable):
             raise ForetuneError(f"the call has no argument {', '.join(missing)}: {self.name} needs {', '.join(wanted)}")
         given = self._kernel.defaults | dict(arguments)
         dtype = dtype_of_tensor(str(self.dtype_from), given[str(self.dtype_from)])
-        dims = {dim: int(_found(source, given)) for dim, source in self.dims_from.items()}
-        flags = [flag for flag, source in self.flags_from.items() if _is_on(_found(source, given))]
+        dims = {dim: int(found(source, given)) for dim, source in self.dims_from.items()}
+        flags = [flag for flag, source in self.flags_from.items() if is_on(found(source, given))]
         return Problem(self.name, tuple(sorted(dims.items())), dtype, tuple(sorted(flags)))
 
     # What is derived from it to collect: see `Measurable`.
@@ -362,7 +365,7 @@ class TritonFamily(Measurable):
         return reason
 
     def inputs(self, problem: Problem, device: DeviceSpec, *, seed: int = 0) -> TritonInputs:
-        """Make the arguments of a launch, with the output filled with NaN unless it is updated in place.
+        """Make the arguments of a launch, with each output filled by `poison` unless it is updated in place.
 
         Args:
             problem: The problem to launch.
@@ -370,7 +373,7 @@ class TritonFamily(Measurable):
             seed: The random seed.
 
         Raises:
-            ForetuneError: The output is no tensor of floats, or what is updated in place is no tensor.
+            ForetuneError: An output, or what is updated in place, is no tensor.
         """
         import torch
 
@@ -378,15 +381,9 @@ class TritonFamily(Measurable):
         with torch.random.fork_rng([torch.cuda.current_device()] if where == "cuda" else []):
             torch.manual_seed(seed)
             arguments = checked_arguments(type(self), self.arguments(problem, where))
-        output = arguments[self.output]
-        if not output.is_floating_point():
-            raise ForetuneError(
-                f"{self.name}: the output {self.output} must be a tensor of floats but is {output.dtype}"
-            )
-        if wrong := [name for name in self.in_place if not isinstance(arguments[name], torch.Tensor)]:
-            raise ForetuneError(f"{self.name}: {wrong[0]}, which is in in_place, must be a tensor")
-        if self.output not in self.in_place:
-            poison(output)
+        for name in self._outputs:
+            if name not in self.in_place:
+                poison(arguments[name])
         return TritonInputs(arguments, problem, {name: arguments[name].clone() for name in self.in_place})
 
     def reset(self, inputs: TritonInputs) -> None:
@@ -394,25 +391,32 @@ class TritonFamily(Measurable):
         for name, fresh in inputs.fresh.items():
             inputs.arguments[name].copy_(fresh)
 
-    def launch(self, inputs: TritonInputs, config: KernelConfig) -> torch.Tensor:
-        """Launch the kernel once, without waiting, and return its output.
+    def launch(self, inputs: TritonInputs, config: KernelConfig) -> Outputs:
+        """Launch the kernel once, without waiting, and return its output, or a tuple of several.
 
         A kernel that updates tensors in place reads what the launch before left there, unless `reset` is called.
         """
         arguments = {**inputs.arguments, **config.to_json()}
         self._kernel.launch(self._grid(inputs.problem, config), arguments)
-        result: torch.Tensor = inputs.arguments[self.output]
-        return result
+        return one_or_all(tuple(inputs.arguments[name] for name in self._outputs))
 
-    def reference(self, inputs: TritonInputs) -> torch.Tensor:
-        """Return the result of `eager` in float32, computed from the inputs as they were before the first launch."""
+    def reference(self, inputs: TritonInputs) -> Outputs:
+        """Return the result of `eager`, computed from the inputs as they were before the first launch.
+
+        Floats are returned in float32.
+        """
         fresh = {name: tensor.clone() for name, tensor in inputs.fresh.items()}  # `eager` may update them, too
-        return self.eager({**inputs.arguments, **fresh}).float()
+        results = outputs_of(self.eager({**inputs.arguments, **fresh}))
+        if len(results) != len(self._outputs):
+            wanted = f"one tensor for each output ({', '.join(self._outputs)})"
+            raise FamilyError(f"family {self.name}: eager() must return {wanted} but returned {described(results)}")
+        return one_or_all(tuple(one.float() if one.is_floating_point() else one for one in results))
 
-    def tolerance(self, problem: Problem) -> float:
-        """Return the largest relative error that counts as correct, by the dtype of the output."""
-        output = _without_memory(self, problem)[self.output]
-        return TOLERANCES[dtype_of_tensor(self.output, output)]
+    def tolerance(self, problem: Problem) -> float | tuple[float, ...]:
+        """Return the largest relative error that counts as correct, by the dtype of each output; 0 for integers."""
+        outputs = [(name, _without_memory(self, problem)[name]) for name in self._outputs]
+        floats = (TOLERANCES[dtype_of_tensor(*output)] if output[1].is_floating_point() else 0.0 for output in outputs)
+        return one_or_all(tuple(floats))
 
     def compile(self, config: KernelConfig, problem: Problem) -> Any:
         """Compile one config for the active Triton driver's target, and return the binary."""
@@ -438,13 +442,3 @@ def _without_memory(family: TritonFamily, problem: Problem) -> Mapping[str, Any]
 def _known_devices() -> tuple[DeviceSpec, ...]:
     """Return the specs of the devices that `cases` draws problems for (`_DRAWN_FOR`)."""
     return tuple(map(DeviceSpec.named, _DRAWN_FOR))
-
-
-def _found(source: Source, arguments: Mapping[str, Any]) -> Any:
-    """Return a launch's argument of the name `source`, or what the function `source` makes of all arguments."""
-    return arguments[source] if isinstance(source, str) else source(arguments)
-
-
-def _is_on(value: Any) -> bool:
-    """Return whether a flag with this value is on: a tensor always is; None and other false values are not."""
-    return value is not None and (hasattr(value, "dtype") or bool(value))

@@ -19,7 +19,7 @@ from ...datasets.progress import share_of, showing
 from .. import families, find_family
 from ..model_config import is_config, read_moe_config
 from .app import GIVEN, Command
-from .options import given_as
+from .options import SHIPPED_BUNDLE, given_as
 
 if TYPE_CHECKING:
     from ...datasets.dataset import Dataset
@@ -143,10 +143,12 @@ def device_or_this_gpu(device: str | None) -> DeviceSpec:
 
 
 def bundle_at(path: Path | None) -> Bundle | None:
-    """Return the bundle that --bundle names, or None without --bundle."""
+    """Return the bundle that --bundle names, or None without --bundle; "shipped" is the shipped one, or that folder."""
     from ...model import load_bundle
 
-    return None if path is None else load_bundle(path)
+    if path is None:
+        return None
+    return load_bundle(None if str(path) == SHIPPED_BUNDLE and not path.exists() else path)
 
 
 def bundle_for(path: Path | None, family: Family) -> Bundle | None:

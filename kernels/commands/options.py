@@ -21,7 +21,7 @@ FAMILY = "grouped_gemm_fwd"
 EXAMPLE = Problem.of(FAMILY, groups=64, rows=8192, n=2048, k=1024)
 #: The dataset that quickstart, evaluate, report and replay read by default.
 SHIPPED = "h200"
-#: Name of the shipped bundle in `train --keep`.
+#: Name of the shipped bundle in `train --keep`, `evaluate --bundle` and `report --bundle`.
 SHIPPED_BUNDLE = "shipped"
 #: Upper bound for a number of SMs; no GPU has more.
 MOST_SMS = 10_000
@@ -247,11 +247,11 @@ Predictor = Annotated[
 ToJudge = Annotated[
     Path | None,
     option(
-        "Evaluate this bundle instead of cross-validating.",
+        f"Evaluate the bundle in this folder, or {SHIPPED_BUNDLE!r}, instead of cross-validating.",
         "none",
         None,
         "--bundle",
-        metavar="FOLDER",
+        metavar=f"{SHIPPED_BUNDLE}|FOLDER",
     ),
 ]
 #: How many configs a command lists, compiles or chooses: the k of `foretune.prune` and `foretune.shortlist`. The option

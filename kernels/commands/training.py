@@ -175,6 +175,9 @@ def adapt(
     value = {"families": sorted(set(families)), "devices": known}
     source = "the shipped bundle" if bundle is None else printable(str(bundle))
     text = f"Adapted {', '.join(value['families'])} of {source}. Trained on: {', '.join(known)}."
+    compared = f"foretune evaluate --data OTHER --bundle {SHIPPED_BUNDLE if bundle is None else source}"
+    text += f" Single first choices may have become worse: to compare, run {compared}, and again with --bundle "
+    text += f"{printable(str(out))}, on measurements OTHER that neither was trained on."
     emit(Printed(value, text), as_json, bundle=out)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from ...datasets import DeviceSpec, Family, ForetuneError, ForetuneWarning, KernelConfig, Measurable, Problem
 from ...datasets.errors import check_integer
+from ...runtime.launching.results import why_wrong
 from .engines import BATCH_SIZES, SGLANG, Layer, check_engine, engine_version, installed
 from .measurable import FusedMoeDown, FusedMoeUp
 from .tuned_files import DEFAULT, OURS, SHIPPED, Pair, Row, TunedFiles, TunedRow, default_pair, row_for, table_in_force
@@ -386,8 +387,7 @@ def _is_right(product: _Product, tokens: int, config: KernelConfig, device: Devi
     problem = family.check_problem(config, product.problem(tokens))
     inputs = family.inputs(problem, device, seed=1)
     expected = family.reference(inputs)
-    error = (family.launch(inputs, config).float() - expected).norm() / expected.norm()
-    return float(error) <= family.tolerance(problem)
+    return why_wrong(family.launch(inputs, config), expected, family.tolerance(problem)) is None
 
 
 def _in_turn(timer: Timer, family: Measurable, inputs: Any, runs: Mapping[str, KernelConfig]) -> dict[str, float]:

@@ -13,7 +13,6 @@ from ...datasets.errors import shown
 from .source_hash import digest_of, hash_of_kernel
 
 if TYPE_CHECKING:
-    import torch
     import triton
 
 
@@ -167,19 +166,3 @@ def _plain_text(value: Any) -> str:
         return f"({', '.join(map(_plain_text, value))})"
     plain = value is None or isinstance(value, (bool, int, float, complex, str, bytes))
     return repr(value) if plain else type(value).__qualname__
-
-
-def poison(output: torch.Tensor) -> torch.Tensor:
-    """Fill an output with NaN, or with the least integer of its dtype, before a kernel writes it; return the tensor.
-
-    A kernel that does not write all of its output then fails the check of its result.
-
-    >>> import torch
-    >>> poison(torch.zeros(2)).tolist(), poison(torch.zeros(1, dtype=torch.int8)).tolist()
-    ([nan, nan], [-128])
-    """
-    import torch
-
-    if output.is_floating_point():
-        return output.fill_(float("nan"))
-    return output.fill_(torch.iinfo(output.dtype).min)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,13 @@ class Redzones:
         """Return None if no byte outside of the tensors was changed, else how many and where."""
         return next(filter(None, (buffer.overwritten() for buffer in self._buffers)), None)
 
+    def changed(self, written: Collection[torch.Tensor]) -> str | None:
+        """Return None if only these tensors were changed, else the name of another one that was.
+
+        Bytes that a tensor shares with one of these may change. Call this where `overwritten` found nothing.
+        """
+        return next(filter(None, (buffer.changed(written) for buffer in self._buffers)), None)
+
 
 class _Buffer:
     """The memory of tensors that share a storage, with a redzone on both sides."""
@@ -70,10 +77,7 @@ class _Buffer:
             tensor.set_(self.now.untyped_storage(), start, tensor.size(), tensor.stride())
 
     def overwritten(self) -> str | None:
-        after = self.now.clone()
-        for tensor in self.tensors.values():
-            _same_part(after, tensor).copy_(_same_part(self.before, tensor))
-        changed = (after != self.before).nonzero().flatten()
+        changed = self._changed_outside(self.tensors.values())
         if not len(changed):
             return None
         starts = [tensor.storage_offset() * tensor.element_size() for tensor in self.tensors.values()]
@@ -87,14 +91,31 @@ class _Buffer:
             where = "around it or between its rows"
         return f"{len(changed)} bytes outside of {' and '.join(self.tensors)}, {where}"
 
+    def changed(self, written: Collection[torch.Tensor]) -> str | None:
+        allowed = {name for name, tensor in self.tensors.items() if any(tensor is one for one in written)}
+        others = [name for name in self.tensors if name not in allowed]
+        if not others or not len(self._changed_outside([self.tensors[name] for name in allowed])):
+            return None
+        return " or ".join(others)
+
+    def _changed_outside(self, tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+        """Return the position of each byte that was changed and is not one of these tensors'."""
+        after = self.now.clone()
+        for tensor in tensors:
+            _same_part(after, tensor).copy_(_same_part(self.before, tensor))
+        return (after != self.before).nonzero().flatten()
+
 
 def _same_part(buffer: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """Return a view of `buffer` with the offset, sizes and strides that `tensor` has in its own storage.
 
-    Expanded dimensions (stride 0) have one element.
+    Expanded dimensions (stride 0) have one element. Booleans are viewed as bytes, because a copy of booleans would make
+    every byte 0 or 1.
     """
+    import torch
+
     sizes = [size if stride else min(size, 1) for size, stride in zip(tensor.size(), tensor.stride(), strict=True)]
-    view = tensor.new_empty(0)
+    view = tensor.new_empty(0, dtype=torch.uint8 if tensor.dtype == torch.bool else tensor.dtype)
     return view.set_(buffer.untyped_storage(), tensor.storage_offset(), sizes, tensor.stride())
 
 

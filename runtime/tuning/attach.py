@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,15 @@ from ...datasets.errors import shown
 from ...datasets.forking import renew_in_children
 from ..arguments import resolve_mode, warn_once
 from ..how_many import Length, check_length
+from ..prune import Pruner
 from .launches import autotuner_of, autotuners_in
 from .refine.calls import check_cost
 from .triton_adapter import Attachment
 
 if TYPE_CHECKING:
     import triton
+
+    from ...model import Bundle
 
 
 class _Changing:
@@ -39,6 +43,7 @@ def attach_to(
     kernel: Any,
     family: Family | None = None,
     k: Length = "auto",
+    bundle: Bundle | Path | str | None = None,
     mode: str | None = None,
     max_cost: float | str | None = None,
 ) -> Any:
@@ -47,12 +52,15 @@ def attach_to(
     check_length(k)
     resolve_mode(mode)  # raise for an invalid FORETUNE_MODE here, not in a launch
     limit = None if max_cost is None else check_cost(max_cost)
+    if family is None and bundle is not None:
+        raise ForetuneError("bundle needs a family, but family is None")
+    pruner = None if family is None else Pruner(family, k, bundle=bundle)
     if (there := Attachment.of(tuner)) is not None and there.is_automatic:
         detach(kernel)
     with _changing.lock:
         if (there := Attachment.of(tuner)) is not None:
             raise ForetuneError(f"{there.name} is attached already: call foretune.detach first")
-        Attachment(tuner, family, k, mode, limit).begin()
+        Attachment(tuner, pruner, k, mode, limit).begin()
     return kernel
 
 

@@ -9,7 +9,7 @@ from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...datasets import DeviceSpec, Family, ForetuneError, Problem
+from ...datasets import DeviceSpec, ForetuneError, Problem
 from ...datasets.errors import reason_of
 from ...datasets.forking import renew_in_children
 from ..arguments import Mode, resolve_mode, warn_once
@@ -60,7 +60,7 @@ class Attachment:
     def __init__(
         self,
         tuner: triton.runtime.Autotuner,
-        family: Family | None,
+        pruner: Pruner | None,
         k: Length,
         mode: str | None = None,
         limit: dict[str, float] | None = None,
@@ -72,7 +72,7 @@ class Attachment:
         self._bench, self.own_run = tuner._bench, tuner.run
         as_triton_does = tuner._do_bench is None and getattr(self._bench, "__func__", None) is Autotuner._bench
         self._how_timed = "cold" if as_triton_does else "autotuner"
-        self._pruner = None if family is None else Pruner(family, k)
+        self._pruner = pruner
         if self._pruner is not None:
             self._pruner.timed, self._pruner.mode = self._how_timed, mode
             self._pruner.is_pinnable = False

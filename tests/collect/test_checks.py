@@ -13,6 +13,7 @@ from foretune.collect import case_state, row_writer
 from foretune.collect import runner as runners
 from foretune.collect.runner import GpuRunner
 from foretune.datasets import Case, KernelConfig, Problem, Status, load
+from foretune.runtime.launching.results import poison
 from foretune.runtime.timing import timer
 from foretune.runtime.timing.timer import Timing
 from replay import ReplayPool, rows_of, run
@@ -175,6 +176,41 @@ def test_a_config_that_computes_something_else_is_found_on_every_problem_that_it
     rows = collected(family(), tmp_path / "measured")
     wrong = {(n, block) for (n, block), row in rows.items() if row.status == Status.WRONG_RESULT.value}
     assert wrong == {(n, 256) for n in SIZES if n <= 256}
+
+
+class Rounded(Doubled):
+    """Has a second output: the first one rounded to integers, of which a faulty config is off by one or writes none."""
+
+    faulty = ()
+    silent = ()
+
+    def inputs(self, problem, device, *, seed=0):
+        inputs = super().inputs(problem, device, seed=seed)
+        inputs.z = poison(torch.empty(problem["n"], dtype=torch.int8))
+        return inputs
+
+    def launch(self, inputs, config):
+        y, block = super().launch(inputs, config), config["BLOCK"]
+        if block not in self.silent:
+            inputs.z.copy_((100 * inputs.x).to(torch.int8) + (block in self.faulty))
+        return y, inputs.z
+
+    def reference(self, inputs):
+        return super().reference(inputs), (100 * inputs.x).to(torch.int8)
+
+    def tolerance(self, problem):
+        return 1e-6, 0.0
+
+
+def test_each_of_several_outputs_is_compared_and_filled_before_the_next_launch(tmp_path, monkeypatch):
+    assert {row.status for row in collected(Rounded(), tmp_path / "right").values()} == {"ok", "invalid"}
+    monkeypatch.setattr(Rounded, "faulty", (256,))
+    monkeypatch.setattr(Rounded, "silent", (512,))
+    rows = collected(Rounded(), tmp_path / "wrong")
+    wrong = {key: row.error for key, row in rows.items() if row.status == Status.WRONG_RESULT.value}
+    assert wrong.keys() == {(n, block) for n in SIZES for block in (256, 512) if n <= block}
+    assert wrong[100, 256].startswith("output 2 of 2: 100 of 100 elements differ: the first is ")
+    assert wrong[100, 512].startswith("output 2 of 2: 100 of 100 elements are -128, as the output is before a launch")
 
 
 def test_check_inputs_are_made_once_for_each_check_problem(tmp_path):

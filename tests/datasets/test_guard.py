@@ -6,6 +6,7 @@ import functools
 
 import numpy as np
 import pytest
+import torch
 from fakes import DEVICE, FakeFamily, fake_cases
 from foretune.datasets import Family, FamilyError, ForetuneError, KernelConfig, check_attributes
 from foretune.datasets.errors import cause_of
@@ -75,7 +76,10 @@ def test_a_refusal_of_the_family_is_left_as_it_is():
         ("cases", (one for one in ()), (), "must return a list of Cases but returned <generator object"),
         ("bytes", float("nan"), (PROBLEM,), "must return a finite number >= 0 but returned nan"),
         ("flops", True, (PROBLEM,), "must return a finite number >= 0 but returned True"),
-        ("tolerance", -1, (PROBLEM,), "must return a finite number >= 0 but returned -1"),
+        ("tolerance", -1, (PROBLEM,), "must return a finite number >= 0 or a tuple of these but returned -1"),
+        ("tolerance", (0.0, -1), (PROBLEM,), "or a tuple of these but returned"),
+        ("tolerance", (0.0, 1e-3), (PROBLEM,), None),
+        ("reference", (torch.ones(1), 1), (None,), "must return a tensor or a tuple of tensors but returned"),
         ("source_hash", "", (), "must return a non-empty string but returned ''"),
         ("check_problem", None, (SPACE[0], PROBLEM), "must return a Problem but returned None"),
         ("binary_key", {}, (SPACE[0], PROBLEM), "must return a hashable value but returned {}"),

@@ -11,8 +11,16 @@ from dataclasses import replace
 import overrunning
 import pytest
 from foretune.datasets import DeviceSpec, ForetuneWarning, Problem
-from foretune.kernels.contract_launches import covering_launches, interpretable, small_problems, warn_if_not_compared
+from foretune.kernels.contract_launches import (
+    check_launches,
+    covering_launches,
+    interpretable,
+    small_problems,
+    warn_if_not_compared,
+)
+from foretune.kernels.testing import FamilyContract
 from overrunning import AddRelu
+from quantizing import Quantize
 
 CPU = replace(DeviceSpec.named("h200"), backend="cpu", sm_count=4)
 
@@ -111,9 +119,54 @@ def test_a_family_whose_results_the_interpreter_does_not_compare_is_named(recwar
 
 @pytest.mark.interpret
 def test_a_wrong_result_names_config_and_problem():
-    from foretune.kernels.contract_launches import check_launches
-
     family = declared(eager=lambda self, arguments: arguments["x_ptr"])
     config, problem = family.space()[0], Problem.of("add_relu", rows=3, columns=70, dtype="fp32")
     with pytest.raises(AssertionError, match=f"the result of {config} on {problem} is wrong: relative error"):
         check_launches(family, [(config, problem)], CPU)
+
+
+QUANTIZED = Problem.of("quantize", rows=5, columns=50, dtype="fp32")
+
+
+def quantizes(**attributes):
+    family = type("Declared", (Quantize,), attributes)()
+    check_launches(family, [(config, QUANTIZED) for config in family.space()], CPU)
+
+
+def off_by_one(place):
+    def eager(self, arguments):
+        results = Quantize.eager(self, arguments)
+        results[place] = results[place] + 1 if place < 2 else ~results[place]
+        return results
+
+    return eager
+
+
+@pytest.mark.interpret
+def test_every_output_is_compared():
+    quantizes()
+    for place, wrong in enumerate(("250 of 250 elements differ", "relative error", "5 of 5 elements differ")):
+        with pytest.raises(AssertionError, match=f"is wrong: output {place + 1} of 3: {wrong}"):
+            quantizes(eager=off_by_one(place))
+
+
+@pytest.mark.interpret
+def test_a_tensor_that_is_written_must_be_declared():
+    """Else a wrong result in it would pass."""
+    only_scale = {"output": "scale_ptr", "eager": lambda self, arguments: Quantize.eager(self, arguments)[1]}
+    with pytest.raises(AssertionError, match="writes q_ptr, which is in neither `output` nor `in_place`: a result"):
+        quantizes(**only_scale)
+    with pytest.raises(AssertionError, match="writes large_ptr, which is in neither"):
+        quantizes(**only_scale, in_place=("q_ptr",))
+    quantizes(**only_scale, in_place=("q_ptr", "large_ptr"))
+
+
+@pytest.mark.interpret
+def test_a_launch_that_gives_fewer_outputs_than_the_reference_is_named():
+    launch = lambda self, inputs, config: Quantize.launch(self, inputs, config)[:2]  # noqa: E731
+    with pytest.raises(AssertionError, match=r"and a tensor of shape \(5,\), but a launch gives a tensor"):
+        quantizes(launch=launch)
+
+
+class TestQuantize(FamilyContract):
+    family = Quantize

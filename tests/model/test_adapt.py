@@ -7,6 +7,7 @@ import re
 import warnings
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import foretune
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from commands import call
 from fakes import DEVICE, FakeFamily, fake_cases, fake_dataset
 from foretune.datasets import BundleError, Case, ForetuneError, Problem
+from foretune.kernels.commands.inputs import bundle_at
 from foretune.model import Bundle, LightGBMRanker, adapt_bundle, evaluate_bundle, geomean, load_bundle, train_bundle
 
 FAMILY, ALL = FakeFamily(), {"fake": FakeFamily()}
@@ -155,6 +157,27 @@ def test_the_command_and_the_face_make_the_same_bundle(bundle, tmp_path, monkeyp
     assert json.loads(told.stdout)["devices"] == sorted([DEVICE.name, OTHER.name])
     face = foretune.adapt("small", bundle=tmp_path / "old", family=[FAMILY])
     assert load_bundle(tmp_path / "new").digest == face.digest
+
+
+def test_the_command_says_how_to_compare_the_two_bundles(bundle, tmp_path, monkeypatch):
+    monkeypatch.setattr("foretune.kernels.registry._registered", {"fake": FAMILY})
+    monkeypatch.setattr(foretune.datasets, "load", {"small": SMALL}.__getitem__)
+    old, new = tmp_path / "old", tmp_path / "new"
+    bundle.save(old)
+    told = "".join(call("adapt --data small", "--bundle", old, "--out", new).output.split())
+    assert f"runforetuneevaluate--dataOTHER--bundle{old},andagainwith--bundle{new},on" in told
+    for one in (old, new):
+        judged = call("evaluate --data small --json", "--bundle", one)
+        assert judged.exit_code == 0, judged.output
+        assert "fake" in json.loads(judged.stdout)["families"]
+
+
+def test_the_shipped_bundle_can_be_compared_by_its_name(bundle, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert bundle_at(None) is None
+    assert bundle_at(Path("shipped")).digest == load_bundle().digest
+    bundle.save(tmp_path / "shipped")
+    assert bundle_at(Path("shipped")).digest == bundle.digest
 
 
 def test_a_bundle_of_one_family_keeps_the_others_of_another_bundle(bundle, tmp_path, monkeypatch):

@@ -14,8 +14,9 @@ from functools import partial
 import foretune
 import pytest
 import triton
-from foretune.datasets import KernelConfig
-from foretune.runtime import ForetuneWarning, Pruner, use_stub_driver
+from foretune.datasets import BundleError, ForetuneError, KernelConfig
+from foretune.model import open_bundle
+from foretune.runtime import ForetuneWarning, use_stub_driver
 from foretune.runtime.tuning import known_times, session, triton_adapter
 from foretune.runtime.tuning.own_timings import OwnTimings
 
@@ -366,7 +367,7 @@ def test_a_shortlist_is_compiled_side_by_side_before_it_is_timed(elsewhere, lear
     assert len(lists[0]) == 2
 
 
-def test_a_family_s_ranker_picks(toy, monkeypatch, disk):
+def test_a_family_s_ranker_picks(toy, disk):
     timed = []
 
     def meter(kernel_call, quantiles):
@@ -374,10 +375,8 @@ def test_a_family_s_ranker_picks(toy, monkeypatch, disk):
         timed.append(1)
         return [float(len(timed))] * 3
 
-    predicting = partial(Pruner, device=toy.H200, bundle=toy.ToyBundle())
-    monkeypatch.setattr(triton_adapter, "Pruner", predicting)
     kernel = toy.tuned(None, do_bench=meter)
-    foretune.attach(kernel, toy.ToyFamily(), k=2)
+    foretune.attach(kernel, toy.ToyFamily(), k=2, bundle=toy.ToyBundle())
     a, b, c = toy.operands(64, 64, 64)
     kernel[toy.grid](a, b, c, 64, 64, 64)
     assert len(timed) == 2
@@ -386,6 +385,19 @@ def test_a_family_s_ranker_picks(toy, monkeypatch, disk):
     ((problem, times),) = kept["times"].items()
     assert problem.family == "toy"
     assert times[KernelConfig.from_triton(kernel.configs[5])] == 1000.0
+
+
+def test_a_bundle_is_checked_where_it_is_given(toy, kernel, tmp_path):
+    before = dict(kernel.__dict__)
+    with pytest.raises(ForetuneError, match=r"^bundle needs a family, but family is None$"):
+        foretune.attach(kernel, bundle=toy.ToyBundle())
+    with pytest.raises(ForetuneError, match="bundle must be a Bundle or the path of its folder, but is 3"):
+        foretune.attach(kernel, toy.ToyFamily(), bundle=3)
+    with pytest.raises(BundleError, match="no such file"):
+        foretune.attach(kernel, toy.ToyFamily(), bundle=tmp_path)
+    with pytest.raises(BundleError, match="the bundle has no family 'toy'; it has "):
+        foretune.attach(kernel, toy.ToyFamily(), bundle=open_bundle())
+    assert kernel.__dict__ == before
 
 
 def test_all_of_a_package_are_attached_and_what_fails_to_import_is_said(

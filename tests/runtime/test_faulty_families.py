@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from functools import partial
 
 import foretune
 import pytest
 import triton
 from foretune.datasets import ForetuneWarning
-from foretune.runtime import Pruner, arguments, use_stub_driver
-from foretune.runtime.tuning import triton_adapter
+from foretune.runtime import arguments, use_stub_driver
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
 torch = pytest.importorskip("torch")
@@ -30,7 +28,7 @@ def autotuned(filler, family, bench):
 
 def attached(filler, family, bench):
     kernel = triton.autotune(filler.configs(), ["M", "N"], do_bench=bench)(triton.jit(filler.fill_kernel))
-    return foretune.attach(kernel, family, k=2)
+    return foretune.attach(kernel, family, k=2, bundle=filler.FillerBundle())
 
 
 def pruned(filler, family, bench):
@@ -42,7 +40,6 @@ def pruned(filler, family, bench):
 @pytest.mark.parametrize("declared", [autotuned, attached, pruned])
 def test_all_configs_are_timed_with_one_warning(filler, declared, monkeypatch, tmp_path):
     """Of each method one fault: what the others do, tests/datasets/test_guard.py asks."""
-    monkeypatch.setattr(triton_adapter, "Pruner", partial(Pruner, device=filler.H200, bundle=filler.FillerBundle()))
     for number, (method, fault) in enumerate(zip(METHODS, FAULTS, strict=True)):
         monkeypatch.setenv("FORETUNE_CACHE_DIR", str(tmp_path / str(number)))
         monkeypatch.setattr(arguments, "_warned", set())

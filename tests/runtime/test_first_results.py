@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import foretune
 import pytest
 import triton
-from foretune.runtime import Pruner, use_stub_driver
+from foretune.runtime import use_stub_driver
 from foretune.runtime.tuning import autotuner, triton_adapter
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
@@ -104,8 +102,7 @@ def test_so_it_is_where_nothing_is_timed(filler, bench, option, why, monkeypatch
     family = {"family": filler.Filler(), "bundle": filler.FillerBundle()}
     m = 64
     if why == "attach k=1":
-        monkeypatch.setattr(triton_adapter, "Pruner", partial(Pruner, device=filler.H200, bundle=filler.FillerBundle()))
-        kernel = foretune.attach(stock(filler, bench, filler.configs(), **options), filler.Filler(), k=1)
+        kernel = foretune.attach(stock(filler, bench, filler.configs(), **options), k=1, **family)
     elif why == "bucket":
         m = 1001
         kernel = ours(filler, bench, filler.configs(), bucket=["M"], **options)
@@ -150,10 +147,9 @@ def test_what_was_launched_is_not_reset_again_in_another_epoch(filler, bench, de
         monkeypatch.setattr(module, "epoch", lambda: now[0])
     monkeypatch.setattr(triton_adapter, "scope", lambda: now[0])
     monkeypatch.setattr(triton_adapter, "may_tune", lambda: now[0] == 0)  # then the best predicted runs
-    monkeypatch.setattr(triton_adapter, "Pruner", partial(Pruner, device=filler.H200, bundle=filler.FillerBundle()))
     if declare is attached:
         plain = stock(filler, bench, filler.configs(), reset_to_zero=["out_ptr"])
-        kernel = foretune.attach(plain, filler.Filler(), k=2)
+        kernel = foretune.attach(plain, filler.Filler(), k=2, bundle=filler.FillerBundle())
     else:
         kernel = ours(filler, bench, filler.configs(), reset_to_zero=["out_ptr"])
     assert results(filler, bench, kernel) == [1.0, 2.0]

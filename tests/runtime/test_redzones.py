@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from foretune.runtime.launching.redzones import REDZONE_BYTES, Redzones
+from foretune.runtime.launching.results import poison
 
 
 class Pair(NamedTuple):
@@ -64,6 +65,38 @@ def test_what_is_written_around_a_tensor_is_found(place, at, message):
         assert redzones.overwritten() is None, redzones.overwritten()
     redzones.restore()
     assert redzones.overwritten() is None
+
+
+def test_a_tensor_that_was_changed_is_found_unless_it_may_be():
+    made = inputs()
+    redzones = Redzones(made)
+    made.x.fill_(7.0)
+    made.both.q.fill_(7.0)
+    assert redzones.changed([made.x, made.both.q]) is None
+    assert redzones.changed([made.both.q]) == "x"
+    assert redzones.changed([made.x, made.both.k]) == "q"
+    redzones.restore()
+    assert redzones.changed([]) is None
+
+
+def test_what_a_tensor_shares_with_one_that_may_change_may_change_too():
+    held = torch.zeros(4)
+    made = {"all": held, "part": held[1:3]}
+    redzones = Redzones(made)
+    made["part"].fill_(1.0)
+    assert redzones.changed([made["part"]]) is None
+    made["all"].fill_(1.0)
+    assert redzones.changed([made["part"]]) == "all"
+    assert redzones.changed([made["all"]]) is None
+
+
+def test_a_boolean_keeps_a_byte_that_is_neither_true_nor_false():
+    made = {"mask": poison(torch.zeros(4, dtype=torch.bool))}
+    redzones = Redzones(made)
+    assert redzones.overwritten() is None
+    made["mask"].fill_(True)
+    redzones.restore()
+    assert made["mask"].view(torch.uint8).eq(255).all()
 
 
 def test_what_was_read_in_one_redzone_is_seen_in_another():

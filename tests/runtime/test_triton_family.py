@@ -13,9 +13,10 @@ import triton.language as tl
 from foretune.datasets import DeviceSpec, FamilyError, ForetuneError, KernelConfig, Problem
 from foretune.runtime import TritonFamily, use_stub_driver
 from foretune.runtime.launching.kernel import Kernel
-from foretune.runtime.launching.results import why_wrong
+from foretune.runtime.launching.results import poison, why_wrong
 from foretune.runtime.timing.timer import resetting
 from foretune.runtime.triton_family import TritonInputs
+from quantizing import Quantize
 
 H200 = DeviceSpec.named("h200")
 CPU = replace(H200, backend="cpu")
@@ -211,13 +212,98 @@ def test_inputs_come_from_the_seed_and_the_output_is_poisoned():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_an_output_that_cannot_be_poisoned_is_refused():
-    class Counts(Scale):
-        def arguments(self, problem, where):
-            return super().arguments(problem, where) | {"y_ptr": torch.empty(problem["n"], dtype=torch.int32)}
+def test_an_output_that_is_no_tensor_is_refused():
+    family = scale_under("plain", output=("y_ptr", "factor"))
+    message = r"^family scale: factor, which is in output, must be a tensor but is 2\.5$"
+    with pytest.raises(FamilyError, match=message):
+        family.inputs(problem(4), CPU)
+    with pytest.raises(FamilyError, match=message):
+        family.tolerance(problem(4))
 
-    with pytest.raises(ForetuneError, match=r"y_ptr must be a tensor of floats but is torch\.int32"):
-        Counts().inputs(problem(4), CPU)
+
+# Several outputs, and outputs of integers.
+
+
+ROWS = Problem.of("quantize", rows=5, columns=50, dtype="fp32")
+
+
+def test_each_output_is_filled_with_an_unlikely_value_unless_it_is_updated_in_place():
+    family = Quantize()
+    made = family.inputs(ROWS, CPU).arguments
+    assert made["q_ptr"].eq(-128).all()
+    assert made["scale_ptr"].isnan().all()
+    assert made["large_ptr"].view(torch.uint8).eq(255).all()
+    in_place = type("Quantize", (Quantize,), {"in_place": ("scale_ptr",)})()
+    in_place.arguments = lambda problem, where: (
+        Quantize.arguments(family, problem, where) | {"scale_ptr": torch.ones(5)}
+    )
+    made = in_place.inputs(ROWS, CPU).arguments
+    assert made["q_ptr"].eq(-128).all()
+    assert made["scale_ptr"].eq(1).all()
+
+
+@pytest.mark.interpret
+def test_each_output_is_compared_by_its_dtype():
+    family = Quantize()
+    assert family.tolerance(ROWS) == (0.0, 2e-3, 0.0)
+    for config in family.space():
+        inputs = family.inputs(ROWS, CPU)
+        expected = family.reference(inputs)
+        result = family.launch(inputs, config)
+        assert [one.dtype for one in result] == [torch.int8, torch.float32, torch.bool]
+        assert why_wrong(result, expected, family.tolerance(ROWS)) is None
+        result[0][3, 4] += 1
+        wanted = int(expected[0][3, 4])
+        told = f"output 1 of 3: 1 of 250 elements differ: the first is {wanted + 1} instead of {wanted}"
+        assert why_wrong(result, expected, family.tolerance(ROWS)) == told
+        assert why_wrong(result, expected, 1e-2) is None, "one tolerance for all outputs"
+        result[0][3, 4] -= 1
+        result[1][2] *= 1.1
+        assert why_wrong(result, expected, family.tolerance(ROWS)).startswith("output 2 of 3: relative error 0.0")
+        result[1][2] /= 1.1
+        result[2][1] ^= True
+        assert why_wrong(result, expected, family.tolerance(ROWS)).startswith("output 3 of 3: 1 of 5 elements differ")
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_an_element_that_the_kernel_does_not_write_is_found_in_each_output(place):
+    family = Quantize()
+    inputs = family.inputs(ROWS, CPU)
+    expected = family.reference(inputs)
+    result = [one.clone() for one in expected]
+    left = inputs.arguments[family.output[place]]
+    result[place].view(-1)[0] = left.view(-1)[0]
+    if place == 2:  # a boolean that is neither
+        result[place].view(torch.uint8)[0] = 255
+    told = why_wrong(tuple(result), expected, family.tolerance(ROWS))
+    n, name = expected[place].numel(), (-128, "NaN", 255)[place]
+    assert told.startswith(f"output {place + 1} of 3: 1 of {n} elements are {name}, as the output is before a launch")
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32])
+def test_integers_are_compared_exactly(dtype):
+    most = torch.iinfo(dtype).max
+    result, expected = torch.tensor([1, most - 1], dtype=dtype), torch.tensor([1, most - 2], dtype=dtype)
+    assert why_wrong(expected, expected.clone(), 0.0) is None
+    told = f"1 of 2 elements differ: the first is {most - 1} instead of {most - 2}"
+    assert why_wrong(result, expected, 0.0) == told
+    assert why_wrong(poison(result), expected, 0.0).startswith("2 of 2 elements are ")
+
+
+def test_a_single_output_may_be_of_integers():
+    family = type("Quantize", (Quantize,), {"output": ("q_ptr",), "eager": lambda self, given: given["x_ptr"].char()})()
+    assert family.tolerance(ROWS) == 0.0
+    assert family.reference(family.inputs(ROWS, CPU)).dtype == torch.int8
+
+
+def test_a_reference_without_a_tensor_for_each_output_is_refused():
+    family = type("Quantize", (Quantize,), {"eager": lambda self, given: given["x_ptr"]})()
+    message = (
+        r"^family quantize: eager\(\) must return one tensor for each output \(q_ptr, scale_ptr, large_ptr\) but "
+        r"returned a tensor of shape \(5, 50\)$"
+    )
+    with pytest.raises(FamilyError, match=message):
+        family.reference(family.inputs(ROWS, CPU))
 
 
 # What is declared.
@@ -244,6 +330,11 @@ _SAID = ("name", "kernel", "configs", "dims_from", "flags_from", "output", "argu
         ({"flags_from": {"bias": "b"}}, "no parameter b;"),
         ({"dtype_from": "z_ptr"}, "no parameter z_ptr;"),
         ({"output": "z_ptr"}, "no parameter z_ptr;"),
+        ({"output": ("y_ptr", "z_ptr")}, "no parameter z_ptr;"),
+        ({"output": ()}, "output must be a parameter or a tuple of different ones but is ()"),
+        ({"output": ("y_ptr", "y_ptr")}, "output must be a parameter or a tuple of different ones"),
+        ({"output": {"y_ptr"}}, "output must be a parameter or a tuple of different ones but is {'y_ptr'}"),
+        ({"output": 3}, "output must be a list of at most"),
         ({"tiles": {"BLOCK": "m"}}, "no dimension m; there are n"),
         ({"tiles": {"BLOCK_N": "n"}}, "no knob BLOCK_N; there are BLOCK, num_warps"),
         ({"bucketed": ("m",)}, "no dimension m;"),
@@ -252,7 +343,7 @@ _SAID = ("name", "kernel", "configs", "dims_from", "flags_from", "output", "argu
     ],
 )
 def test_a_declaration_that_cannot_be_is_refused(declared, message):
-    with pytest.raises(ForetuneError, match=message.replace("(", r"\(")):
+    with pytest.raises(ForetuneError, match=message.replace("(", r"\(").replace(")", r"\)")):
         type("Broken", (Scale,), declared)
 
 
@@ -537,7 +628,7 @@ def test_the_reference_of_a_kernel_that_reads_its_poisoned_output_is_nan():
 
 def test_what_is_no_tensor_cannot_be_updated_in_place():
     family = type("AddOne", (AddOne,), {"in_place": ("x_ptr", "n")})()
-    with pytest.raises(ForetuneError, match="n, which is in in_place, must be a tensor"):
+    with pytest.raises(ForetuneError, match="n, which is in in_place, must be a tensor but is 100"):
         family.inputs(Problem.of("add_one", n=100, dtype="fp32"), CPU)
 
 
