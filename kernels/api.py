@@ -260,8 +260,7 @@ def attach(
     searches each key: it starts with configs that are far apart, or that were fast on similar keys, and ends when the
     next config's expected gain does not pay for its compilation, or after `k` configs. Times are kept in the choice
     cache, so keys of earlier processes count too. The kernel's own `early_config_prune` runs before the prediction, its
-    `perf_model` after; without a family, a `perf_model` chooses alone. A failed prediction never fails a launch: all
-    configs are timed, with one warning.
+    `perf_model` after, or alone without a family. If a prediction fails, all configs are timed, with one warning.
 
     Args:
         kernel: The kernel, which may also be under `triton.heuristics`, or have a subclass of Triton's autotuner. This
@@ -280,8 +279,8 @@ def attach(
         The kernel itself, which is changed in place.
 
     Raises:
-        ForetuneError: The kernel has no autotuner or is already attached, the family or mode is unknown, `bundle` is
-            invalid or lacks the family, or `k` or `max_cost` is out of range.
+        ForetuneError: The kernel has no autotuner or is attached, the family or mode is unknown, the bundle is invalid
+            or lacks the family, or `k` or `max_cost` is out of range.
 
     >>> import triton
     >>> @triton.autotune([triton.Config({"BLOCK": size}) for size in (64, 128)], key=["n"])
