@@ -64,6 +64,9 @@ def _write_example(epilog: str | None, formatter: Any) -> None:
         formatter.write("".join(f"{indent}{one}\n" for one in f"{before}{text}".split("\n")))
 
 
+#: The modules of the extra "train" that a minimal installation lacks.
+_TRAIN = {"pandas", "pyarrow", "lightgbm", "sklearn", "joblib"}
+
 #: Stands for a hyphen while click wraps text, so that no option name is broken at one.
 _NO_BREAK = "\u2011"
 
@@ -153,9 +156,14 @@ class Commands(Group):
             raise
         except BrokenPipeError:  # for example `| head`: typer ends with 1, and prints nothing
             raise
-        except (ForetuneError, OSError) as error:
-            _print_error(str(error), given)
-            typer.echo(f"Error: {printable(str(error))}", err=True)
+        except (ForetuneError, OSError, ModuleNotFoundError) as error:
+            text = str(error)
+            if isinstance(error, ModuleNotFoundError):
+                if error.name not in _TRAIN:
+                    raise
+                text = f"this command needs {error.name}: pip install 'foretune[train]'"
+            _print_error(text, given)
+            typer.echo(f"Error: {printable(text)}", err=True)
             raise typer.Exit(1) from None
         except KeyboardInterrupt:
             _print_error("interrupted", given)

@@ -377,3 +377,17 @@ def test_a_device_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -
         refused = call(line, tmp_path / "pipe.json")
         said = f"Error: {tmp_path / 'pipe.json'}: it is a pipe, not a regular file\n"
         assert (refused.exit_code, refused.stderr) == (1, said)
+
+
+@pytest.mark.parametrize(("module", "exit_code"), [("pandas", 1), ("foretune.nothing", None)])
+def test_a_missing_package_of_an_extra_is_named_with_the_extra(module, exit_code, monkeypatch):
+    def load(*names):
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+    monkeypatch.setattr("foretune.kernels.commands.training.datasets_merged", load)
+    result = call("train --data h200 --out bundle")
+    if exit_code is None:  # a fault of ours: not hidden
+        assert isinstance(result.exception, ModuleNotFoundError)
+    else:
+        assert result.exit_code == exit_code
+        assert result.stderr == "Error: this command needs pandas: pip install 'foretune[train]'\n"
