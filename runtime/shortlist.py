@@ -39,8 +39,8 @@ _MEMO_SIZE = 4096
 _GROWTH, _LEAST_UNMEASURED = 4, 32
 #: Defines the columns of a shortlist's table.
 _CAPTION = (
-    "rank: the order in which to try the configs. slowdown: predicted time over that of rank 1. The list is "
-    "diversified, because similar configs share prediction errors, so it need not be sorted by slowdown."
+    "rank: the order in which to try the configs. slowdown: predicted time over that of rank 1. A list of a given k "
+    "is diversified, because similar configs share prediction errors, so it need not be sorted by slowdown."
 )
 #: The most choosers kept, each with its configs and answers. Programs have fewer kernels than this.
 _MOST_CHOOSERS = 256
@@ -50,8 +50,8 @@ _MOST_CHOOSERS = 256
 class Shortlist:
     """The configs to try on a problem, in that order. It is never empty.
 
-    The first config has the lowest predicted time. The list is diversified, so the others need not be in the order of
-    their predicted slowdowns (see `make_shortlist`).
+    The first config has the lowest predicted time. A list of a given k is diversified, so the others need not be in the
+    order of their predicted slowdowns (see `make_shortlist`).
 
     With a prediction, `reason` names the bundle, how far the problem is from the training domain, and how the length
     was chosen. Without one, `predicted` is False, `reason` says why, and the list has all supported configs in the
