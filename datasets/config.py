@@ -138,8 +138,6 @@ def _checked_meta(meta: Any) -> tuple[tuple[tuple[str, Knob], ...], dict[str, Kn
     return tuple(checked), knobs
 
 
-# Cached, because thousands of configs share the same few values. typed=True keeps True and 1 apart.
-@lru_cache(maxsize=4096, typed=True)
 def check_config(config: Any) -> KernelConfig:
     """Return an item of a list of configs.
 
@@ -154,6 +152,8 @@ def check_config(config: Any) -> KernelConfig:
     return config
 
 
+# Cached, because thousands of configs share the same few values. typed=True keeps True and 1 apart.
+@lru_cache(maxsize=4096, typed=True)
 def _knob(name: Any, value: Any) -> tuple[str, Knob]:
     """Check one meta-parameter and return it with its value in Python's own types."""
     name = check_word("a config's knob", name)

@@ -31,9 +31,10 @@ class Quantize(TritonFamily):
     def arguments(self, problem, where):
         rows, columns = problem["rows"], problem["columns"]
         made = {"x_ptr": torch.randn(rows, columns, device=where)}
-        made["q_ptr"] = torch.empty(rows, columns, dtype=torch.int8, device=where)
-        made["scale_ptr"] = torch.empty(rows, device=where)
-        made["large_ptr"] = torch.empty(rows, dtype=torch.bool, device=where)
+        # Filled, because empty memory may have the results of an earlier launch.
+        made["q_ptr"] = torch.full((rows, columns), -128, dtype=torch.int8, device=where)
+        made["scale_ptr"] = torch.full((rows,), -1.0, device=where)
+        made["large_ptr"] = torch.full((rows,), 2, dtype=torch.uint8, device=where).view(torch.bool)
         return made | {"n_columns": columns}
 
     def grid(self, problem, config):

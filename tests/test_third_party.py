@@ -192,12 +192,12 @@ def test_its_own_autotuners_measure_the_shortlist_alone(installed, bundle):
     assert timed == {name: predicted(installed, bundle, name, *shape) for name, shape in shapes.items()}
 
 
-def test_without_a_bundle_every_supported_config_is_measured(installed):
+def test_without_a_bundle_at_most_the_four_best_by_the_source_are_measured(installed):
     run = json.loads(installed.python("-c", PRUNE.replace("4096, 1000", "64, 10000")))
     assert {config["BLOCK"] for config in run["row_softmax"]} == {16384}
     assert {config["BLOCK"] for config in run["layer_norm"]} == {256}
     assert len(run["row_softmax"]) == 3
-    assert len(run["layer_norm"]) == 6
+    assert len(run["layer_norm"]) == 4
 
 
 AHEAD = """
