@@ -11,6 +11,8 @@ from interpreting import look_for_overflow, patch_once_a_launch
 
 # Triton decides when it is imported whether it interprets, so a process can do one or the other.
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+#: Of the interpreted tests, one in so many runs.
+EVERY = int(os.environ.get("FORETUNE_EVERY", "1"))
 #: The marks of tests that `FamilyContract` brings: it has none, because users would have to register them.
 CONTRACT_MARKS = {
     "test_what_supports_passes_compiles": pytest.mark.compile,
@@ -29,6 +31,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(CONTRACT_MARKS[item.name])
         fits = (item.get_closest_marker("interpret") is not None) == INTERPRETING
         (chosen if fits else left_out).append(item)
+    if INTERPRETING and EVERY > 1:
+        left_out += [item for at, item in enumerate(chosen) if at % EVERY]
+        chosen = chosen[::EVERY]
     config.hook.pytest_deselected(items=left_out)
     items[:] = sorted(chosen, key=lambda item: item.path.name not in LONGEST)
 

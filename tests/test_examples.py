@@ -39,6 +39,7 @@ def test_kernels_are_compiled_without_a_gpu(script: str, able: str) -> None:
     assert "lines of PTX" in told
 
 
+@pytest.mark.slow
 def test_new_gpu_prints_the_regret_before_and_after() -> None:
     before, after = printed("new_gpu.py").splitlines()
     assert before.startswith("before: ")
@@ -58,6 +59,7 @@ def test_families_keep_the_contract() -> None:
     assert "failed" not in told
 
 
+@pytest.mark.slow
 def test_the_notebook_runs() -> None:
     notebook = nbformat.read(EXAMPLES / "softmax.ipynb", 4)
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(EXAMPLES)}}).execute()

@@ -150,6 +150,7 @@ def test_an_editable_install_works_far_from_the_checkout(source: Path, tmp_path:
     assert use(tmp_path / "site", source, tmp_path) == foretune.datasets.names()
 
 
+@pytest.mark.slow
 def test_the_bare_install_prunes_a_real_autotuner(wheel: Path, tmp_path: Path) -> None:
     """In a fresh environment, with no more than what `pip install foretune` brings from the index."""
     python = tmp_path / "venv" / "bin" / "python"

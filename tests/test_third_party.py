@@ -117,6 +117,7 @@ def test_nothing_that_is_supported_computes_a_wrong_result(data):
         assert 0.1 < refused.mean() < 0.9
 
 
+@pytest.mark.slow
 def test_cross_validation_tells_what_a_ranker_of_it_is_worth(installed, data):
     judged = json.loads(installed.foretune("evaluate", "--data", data, "--json"))["families"]
     assert sorted(judged) == sorted(FAMILIES)

@@ -204,6 +204,7 @@ def test_what_was_started_ends_where_the_cluster_does_not_come_up(tmp_path, monk
     assert cluster.processes["scheduler"].poll() is not None
 
 
+@pytest.mark.slow
 def test_two_workers_share_the_cases_and_one_that_is_killed_is_replaced_by_the_other(dask, out, tmp_path, monkeypatch):
     cases = fake_cases()[:12]
     start_workers(dask, "first", "second")
@@ -230,6 +231,7 @@ def test_two_workers_share_the_cases_and_one_that_is_killed_is_replaced_by_the_o
     assert (again.measurements, again.complete) == (0, True)
 
 
+@pytest.mark.slow
 def test_a_config_that_kills_every_worker_is_a_row_and_the_rest_is_measured(dask, out, monkeypatch):
     monkeypatch.setattr(on_cluster, "TRIES", 2)
     dask.add("only")  # with a nanny, which starts it again
@@ -243,6 +245,7 @@ def test_a_config_that_kills_every_worker_is_a_row_and_the_rest_is_measured(dask
     assert row.error == "2 dask workers or their GPUs were lost during it"
 
 
+@pytest.mark.slow
 def test_an_order_that_is_down_to_one_config_still_has_its_case_confirmed(dask, out, monkeypatch):
     """As where an earlier run got to all but one."""
     monkeypatch.setattr(on_cluster, "TRIES", 1)
@@ -266,6 +269,7 @@ def test_an_order_that_is_down_to_one_config_still_has_its_case_confirmed(dask, 
     assert found[CASES[0].problem, last][1].error == "1 dask workers or their GPUs were lost during it"
 
 
+@pytest.mark.slow
 def test_a_budget_brings_back_what_is_measured(dask, out, tmp_path):
     """The GPU gets stuck at the second case, and then the time is over."""
     start_workers(dask, "only")

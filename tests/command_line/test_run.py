@@ -336,6 +336,7 @@ def test_the_script_of_the_command_line_does_the_same(write: Write) -> None:
     assert (found.stdout, found.stderr, found.returncode) == (expected.stdout, expected.stderr, 1)
 
 
+@pytest.mark.slow
 def test_the_training_script_prints_the_same_losses_each_way(tmp_path: Path) -> None:
     """`tests/training_on_gpu.py`, whose real models need a GPU."""
     pytest.importorskip("torch")

@@ -41,6 +41,7 @@ def test_a_kernel_reads_what_is_predicted_for_the_nearest_size(device, m, tmp_pa
 
 @pytest.mark.compile
 @pytest.mark.usefixtures("own_cache")
+@pytest.mark.slow
 @pytest.mark.parametrize("device", [H100, H200], ids=lambda one: one.name)
 def test_every_config_fits_a_plain_kernel(device):
     entries = predict_hub_file(4096, 4096, device).entries.values()

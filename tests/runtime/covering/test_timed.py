@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 
 import pytest
 import torch
@@ -14,10 +15,16 @@ from foretune.runtime.covering import cover, make_cover, measured_cover
 from foretune.runtime.covering.losses import CANDIDATES
 
 
+@cache
+def undisturbed():
+    """A replay whose launches all work, and the cover that it found."""
+    replay = Replay("matmul")
+    return replay, replay.cover(within=0.02)
+
+
 def test_few_configs_are_timed_and_those_chosen_lose_two_per_cent_hardly_anywhere():
     """At two of 64 sizes: they are chosen by some passes, and judged by others."""
-    replay = Replay("matmul")
-    found = replay.cover(within=0.02)
+    replay, found = undisturbed()
     losses = replay.losses(found)
     assert (losses > 0.02).sum() <= 2
     assert losses.max() <= 0.05
@@ -39,8 +46,7 @@ def test_with_room_for_noise_they_lose_two_per_cent_nowhere():
 
 
 def test_what_cannot_be_launched_is_not_chosen():
-    whole = Replay("matmul")
-    chosen = whole.cover(within=0.02).configs
+    chosen = undisturbed()[1].configs
     replay = Replay("matmul")
     replay.broken = set(chosen[:2])
     found = replay.cover(within=0.02)
@@ -49,8 +55,7 @@ def test_what_cannot_be_launched_is_not_chosen():
 
 
 def test_a_disturbed_time_does_not_count():
-    whole, replay = Replay("matmul"), Replay("matmul")
-    expected = whole.cover(within=0.02)
+    replay, expected = Replay("matmul"), undisturbed()[1]
     replay.disturbed = set(expected.configs)
     found = replay.cover(within=0.02)
     assert found.configs == expected.configs

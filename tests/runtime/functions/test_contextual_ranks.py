@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.slow
 def test_two_ranks_tune_a_function_in_step_and_choose_the_same():
     pytest.importorskip("torch")
     script = Path(__file__).with_name("ranks_in_context_on_gpu.py")
