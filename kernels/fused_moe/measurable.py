@@ -101,7 +101,7 @@ class FusedMoe(FusedMoeFamily, MeasuredFamily):
         return read * problem.itemsize + 2.0 * product.rows * product.n
 
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
-        """Return the config that the engine runs if it finds no file."""
+        """Return the config that the serving engine runs for a layer without a tuned file."""
         config = default_config(engine_of(problem), problem.dtype_name, problem["tokens"], problem["experts"])
         return with_tma(config, 0) if self.down else config
 

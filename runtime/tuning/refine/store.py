@@ -56,7 +56,7 @@ class Store(Generic[C]):
                 self._log(one, time.mean_us)
 
     def value(self, candidate: C) -> KernelConfig | None:
-        """Return a candidate's `KernelConfig`."""
+        """Return a candidate's `KernelConfig`; None if it cannot be stored."""
         return self._values.get(candidate)
 
     @cached_property
