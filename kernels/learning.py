@@ -189,11 +189,12 @@ def ranker_for(names: Collection[str], winners: Sequence[str]) -> Callable[[], L
         ForetuneError: An engine is unknown or not installed, or none of the families has winners.
     """
     from ..model import LightGBMRanker
-    from ..model.winners import WinnerRanker
-    from .fused_moe.shipped_winners import winners_of
 
     if not winners:
         return LightGBMRanker
+    from ..model.winners import WinnerRanker
+    from .fused_moe.shipped_winners import winners_of
+
     found = winners_of(_several(winners))
     if not set(found) & set(names):
         raise ForetuneError(

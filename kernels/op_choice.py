@@ -28,7 +28,7 @@ def how_chosen(mode: str | None, same_bits: bool | None, invariant: str | None) 
 
 
 class HowChosen(NamedTuple):
-    """How the configs of an op's calls are chosen: the mode, and the options that keep the bits of results."""
+    """The options that decide the configs of an op's calls: the mode, and what must keep the bits of results."""
 
     mode: Mode
     same_bits: bool | None = None

@@ -71,7 +71,7 @@ class Grads(NamedTuple):
 
 
 class Step(Call[Shape]):
-    """What all calls of `grouped_gemm` of one shape on one device share: the launches of the three products.
+    """The launches of the three products, shared by all calls of `grouped_gemm` of one shape on one device.
 
     Raises:
         ForetuneError: The mode does not exist, or a given config cannot run the problem.

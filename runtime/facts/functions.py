@@ -262,7 +262,7 @@ class Functions:
         return half, half
 
     def do_advance(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-        """Functions that return their first argument as it is."""
+        """Functions that return their first argument unchanged."""
         return args[0] if args else next(iter(keywords.values()), None)
 
     do_multiple_of = do_max_contiguous = do_max_constancy = do_assume = do_static_assert = do_debug_barrier = do_advance

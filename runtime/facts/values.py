@@ -150,7 +150,7 @@ def is_number(one: Any) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """Return the value of a `tl.constexpr`, other values as they are."""
+    """Return the value of a `tl.constexpr`, and other values unchanged."""
     return value.value if type(value).__name__ == "constexpr" else value
 
 
@@ -169,6 +169,6 @@ def itemsize_of(dtype: Any) -> int:
 
 
 def shape_of(sizes: Any) -> tuple[int, ...]:
-    """Return a shape as it is written in a kernel; unknown sizes count as 1."""
+    """Return the shape that a kernel's source gives, as a tuple; unknown sizes count as 1."""
     many = sizes if isinstance(sizes, (tuple, list)) else (sizes,)
     return tuple(max(int(value_of(plain(one)) or 1), 1) if is_number(plain(one)) else 1 for one in many)

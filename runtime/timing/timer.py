@@ -119,7 +119,7 @@ class Timer:
             samples: The number of samples, or a function from the first one's microseconds to that number, which may
                 return 1 to stop early. If None, as many as fit into `budget_us`, but at least 5 and at most 30.
             budget_us: Microseconds of device time, including flushes.
-            give_up_us: If the first sample takes longer and `samples` is None, there are no more.
+            give_up_us: If the first sample takes longer and `samples` is None, it is the only one.
             before: Called before each launch, to restore what launches overwrite. What it queues is not timed.
 
         Raises:

@@ -256,6 +256,8 @@ class _Tuning:
         stand_in = None if self._problem is None else tuner._query(shortlister.stand_in, self._problem)
         if stand_in is None:
             self._problem = None
+        else:
+            tuner._query(shortlister.expect, stand_in, call.arguments)
         self._known = tuner._known.of(stand_in, key)
         self._over = ""  # the limit that ended the last measurement
         self.session = TuningSession(

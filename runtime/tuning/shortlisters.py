@@ -78,6 +78,9 @@ class Shortlister(ABC):
         """Return a config with the family's knob names."""
         return KernelConfig.from_triton(config)
 
+    def expect(self, problem: Problem, arguments: Mapping[str, Any]) -> None:  # noqa: B027 - optional
+        """Predict the configs of a stand-in that is about to be tuned, from the arguments of its launch by name."""
+
     @abstractmethod
     def positions(
         self, problem: Problem, configs: tuple[triton.Config, ...], cost_s: float | None = None
@@ -188,15 +191,12 @@ class OwnShortlister(Shortlister):
         self._expected: dict[Problem, dict[KernelConfig, float]] = {}  # predicted log slowdowns by stand-in
         self._k, self._ranks, self._is_broken = k, ranks, False
 
-    def problem(self, arguments: Mapping[str, Any]) -> Problem:
-        """Return the launch's problem, and predict its configs if it is a new one; see `Shortlister.problem`."""
-        problem = super().problem(arguments)
-        stand_in = self.stand_in(problem)
-        if not is_traced() and stand_in not in self._expected and resolve_mode(self.mode) is Mode.SHORTLIST:
-            self._expected[stand_in] = self._expect(arguments)
-        return problem
+    def expect(self, problem: Problem, arguments: Mapping[str, Any]) -> None:
+        """Predict the configs of a new stand-in with the prior; see `Shortlister.expect`."""
+        if problem not in self._expected and resolve_mode(self.mode) is Mode.SHORTLIST:
+            self._expected[problem] = self._prior(arguments)
 
-    def _expect(self, arguments: Mapping[str, Any]) -> dict[KernelConfig, float]:
+    def _prior(self, arguments: Mapping[str, Any]) -> dict[KernelConfig, float]:
         """Return the log slowdowns that the prior predicts, by config; {} if it cannot."""
         configs = self._tuner.configs
         try:

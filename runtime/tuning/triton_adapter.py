@@ -341,7 +341,7 @@ class Attachment:
         """Return the configs to time first, best first; all allowed ones for a `perf_model` to choose from."""
         known, arguments = self._known_here(), {**named_args, **kwargs}
         problem = known.shortlister.problem(arguments)
-        times = known.of(known.shortlister.stand_in(problem))
+        times = known.of(stand_in := known.shortlister.stand_in(problem))
         if self._pruner is not None:
             kept = self._pruner(allowed, named_args, **kwargs)
             if not may_tune() and not self._is_in(Mode.OFF):
@@ -349,6 +349,7 @@ class Attachment:
         else:
             kept = list(allowed)
             if self._searches():
+                known.shortlister.expect(stand_in, arguments)
                 kept = [allowed[position] for position in known.shortlister.positions(problem, tuple(allowed))]
         if self._is_running:  # otherwise Triton only compiles
             self._tuning = KeyTuning(self.tuner, known.shortlister, times, tuple(allowed), problem, arguments)

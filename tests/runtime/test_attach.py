@@ -19,6 +19,7 @@ from foretune.model import open_bundle
 from foretune.runtime import ForetuneWarning, use_stub_driver
 from foretune.runtime.tuning import known_times, session, triton_adapter
 from foretune.runtime.tuning.own_timings import OwnTimings
+from foretune.runtime.tuning.shortlisters import OwnShortlister
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
 
@@ -687,6 +688,17 @@ def test_configs_that_differ_in_their_hook_alone_share_no_time(elsewhere, bench,
 def test_configs_that_are_none_are_refused_by_name(elsewhere, bench):
     with pytest.raises(foretune.ForetuneError, match=r"must be triton\.Configs but one is 'a'"):
         foretune.attach(elsewhere.kernel(bench, configs="ab"))
+
+
+def test_configs_are_predicted_for_launches_that_are_tuned_and_for_no_others(elsewhere, kernel, monkeypatch):
+    """The launches of a tuned key are compared with the one that it was tuned for, and need no prediction."""
+    predicted = []
+    monkeypatch.setattr(OwnShortlister, "_prior", lambda self, given: predicted.append(given["x_ptr"].numel()) or {})
+    foretune.attach(kernel)
+    kernel[(1,)](elsewhere.torch.zeros(1024), 1024, rows=3, SCALE=1)
+    with pytest.warns(ForetuneWarning, match="too coarse"):
+        kernel[(1,)](elsewhere.torch.zeros(4096), 1024, rows=3, SCALE=1)
+    assert predicted == [1024]
 
 
 def test_launches_of_one_key_that_differ_in_sizes_it_omits_are_one_warning(elsewhere, kernel):

@@ -1,4 +1,4 @@
-"""`OwnTimings`: which configs it searches, when it stops, and that only what is known decides."""
+"""`OwnTimings`: which configs it searches, when it stops, and that only known times decide."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ that was measured with several routings is an op. Its first config and its candi
 ranker that saw no problem of the layer's model family. Each call has the times of a mixture of the measured routings,
 the noise of one timing pass against the other (doubled, because a real call is timed once), a clock that drifts by up
 to 3 %, and in one call of a hundred a delay of 20 to 200 %. "drift": the mixture moves slowly. "iid": it is drawn anew
-for each call. "card": 16 mixtures take turns; besides, a config's first launch takes up to three times as long, its
+for each call. "card": 16 mixtures take turns; in addition, a config's first launch takes up to three times as long, its
 time drifts by itself (standard deviation 1 %, correlation 0.95 from call to call), and in one call of 25 the device
 idles for 5 to 40 us between the two events.
 

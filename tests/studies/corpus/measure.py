@@ -135,7 +135,7 @@ def merged(folder: Path) -> list[dict]:
 
 
 def save(folder: Path, out: Path) -> list[dict]:
-    """Write what is known so far to OUT/corpus.jsonl.gz."""
+    """Write the tunings in all journals to OUT/corpus.jsonl.gz, and return them."""
     tunings = merged(folder)
     text = "".join(json.dumps(line) + "\n" for line in tunings)
     (out / "corpus.tmp").write_bytes(gzip.compress(text.encode(), 6))
