@@ -122,5 +122,5 @@ def settle(chooses: refinement.Refinement[Any]) -> None:
     """
     while any(not job.done() for jobs in list(chooses._compiling.values()) for job in jobs):
         time.sleep(0.002)
-    if chooses._unread and not chooses._planned and torch.cuda.is_available():
+    if chooses._unread and not (chooses._planned or chooses._resting) and torch.cuda.is_available():
         torch.cuda.synchronize()

@@ -121,14 +121,14 @@ class Predicted:
         return alike
 
 
-def far_apart(knobs: Array, count: int) -> list[int]:
-    """Return the positions of configs that are far apart: the first, and then always the farthest from all before."""
-    knobs, chosen = _scaled(knobs), [0]
-    nearest = np.full(len(knobs), np.inf)
+def far_apart(knobs: Array, count: int, first: Sequence[int] = (0,)) -> list[int]:
+    """Return the positions of configs that are far apart: the `first`, then always the farthest from all before."""
+    knobs, chosen = _scaled(knobs), [*first[:count]]
+    nearest = ((knobs[:, None] - knobs[chosen]) ** 2).sum(axis=-1).min(axis=1)
     while len(chosen) < min(count, len(knobs)):
-        nearest = np.minimum(nearest, ((knobs - knobs[chosen[-1]]) ** 2).sum(axis=1))
         nearest[chosen] = -1.0
         chosen.append(int(nearest.argmax()))
+        nearest = np.minimum(nearest, ((knobs - knobs[chosen[-1]]) ** 2).sum(axis=1))
     return chosen
 
 

@@ -21,9 +21,9 @@ from .gaussian_process import MOST_SLOWDOWN, Array, Predicted, distances, far_ap
 _LAUNCHES_S = 60.0
 #: Seconds to compile and time a config, if they are not known: 4 side by side, as fla's and Liger's kernels compile.
 USUAL_COST_S = 0.15
-#: The number of configs that are compiled and timed together, and of those that start the search on a kernel without
-#: any timing, as a share of the list.
-AT_ONCE, _START = 4, 0.2
+#: The number of configs that are compiled and timed together; of those that start the search on a kernel without any
+#: timing, as a share of the list; and the share of these that a prior selects.
+AT_ONCE, _START, _PREDICTED = 4, 0.2, 0.3
 #: The number of measurements that the model uses, those of the nearest problems. More make a step slower.
 _MOST_ROWS = 200
 
@@ -158,12 +158,15 @@ class OwnTimings:
         start, new = max(3, math.ceil(len(configs) * _START)), list[int]()
         # If fewer configs were timed than any search starts with, the list was shorter.
         is_finished = is_finished and bool(timed) and (len(points) > 1 or len(tried) >= min(start, len(configs)))
-        if untimed and most and not rows and expected is None:
-            apart = far_apart(knob_values([configs[at] for at in untimed]), min(most, start))
+        if untimed and most and not rows and (expected is None or k == "auto"):
+            fast = [0]
+            if expected is not None:  # a prior may be wrong about a kernel, so most configs are far from its first ones
+                fast = expected[-1, untimed].argsort(kind="stable")[: math.ceil(start * _PREDICTED)].tolist()
+            apart = far_apart(knob_values([configs[at] for at in untimed]), min(most, start), fast)
             new = [untimed[at] for at in sorted(apart)]
         elif untimed and most and not is_finished:
             # The model does not know from a kernel's first configs alone how far it errs: it chooses once in any case.
-            is_start = len(points) == 1 and len(tried) <= (start if expected is None else at_once)
+            is_start = len(points) == 1 and len(tried) <= start
             worth = 0.0 if is_start or k != "auto" else cost_s / _LAUNCHES_S
             model = Predicted(points, self._coordinates((*configs,)), rows, log_times, expected)
             new = model.next(untimed, math.log(timed[0][0]) if timed else None, worth, min(most, at_once))

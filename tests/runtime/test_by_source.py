@@ -123,4 +123,4 @@ def test_an_attached_kernel_is_searched_from_its_best_predicted_configs(toy, els
         foretune.attach(kernel)
         elsewhere.launch(kernel, 1 << 20)
     timed = [config.kwargs["BLOCK"] for config, _ in bench.timed]
-    assert timed[0] == (16 if trouble else 256)
+    assert (256 in timed[:3]) != trouble

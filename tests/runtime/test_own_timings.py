@@ -223,11 +223,20 @@ def test_a_prior_decides_what_is_timed_first():
     assert searched(0.7 * logs_of(400), k=2)[0] == best
 
 
-def test_a_good_prior_saves_timings_and_a_wrong_one_does_not_hide_the_best():
-    best = int(np.argmin(logs_of(400)))
-    usual, good, wrong = (searched(prior) for prior in (None, 0.7 * logs_of(400), -0.1 * logs_of(400)))
-    assert len(good) < len(usual)
-    assert all(best in timed for timed in (usual, good, wrong))
+def test_a_good_prior_finds_the_best_in_the_first_round_and_a_wrong_one_does_not_hide_it():
+    best, start = int(np.argmin(logs_of(400))), math.ceil(0.2 * len(CONFIGS))
+    usual, good, wrong = (searched(prior) for prior in (None, 0.7 * logs_of(400), -0.7 * logs_of(400)))
+    assert good.index(best) < start <= usual.index(best)
+    assert best in wrong
+
+
+def test_most_configs_of_the_first_round_are_far_from_those_that_a_prior_selects():
+    own, prior = OwnTimings(SimpleNamespace(name="toy")), logs_of(400)
+    first = own.advise(problem(400), CONFIGS, prior=prior).new
+    fastest = {*np.argsort(prior)[:3].tolist()}
+    assert len(first) == math.ceil(0.2 * len(CONFIGS))
+    assert fastest < {*first}
+    assert prior[list({*first} - fastest)].mean() > np.median(prior)
 
 
 def test_a_constant_in_the_prior_does_not_matter():
