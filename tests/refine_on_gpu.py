@@ -1,7 +1,8 @@
 """Check the goals of mode `refine` on this machine's GPU: `python refine_on_gpu.py OUT [--limit-s 250] [--only PARTS]`.
 
 Layers are those of no model in models.csv, and routings drift from call to call. Parts are the products of each layer,
-`fused_moe` if SGLang's files are on the path, and kernels of fla-core if fla is. The table has, in % over the best
+`fused_moe` if SGLang's files are on the path, and kernels of fla-core if fla is, each call after a matrix product that
+keeps the device busy, because nothing is explored while it waits for the host. The table has, in % over the best
 config of a search under the same routings (the `--searched` best predicted configs; all of an attached kernel): the
 predicted config, the best of a shortlist of 8 timed under one routing, and what refinement chose after 200 calls, timed
 side by side; and what these 200 calls cost over the predicted config alone. "calls" runs the op and training steps
@@ -225,7 +226,10 @@ def attached_rows(workload: str, shape: tuple[int, ...]) -> list[tuple[dict[str,
             foretune.attach(tuner, mode="refine")
         os.environ["FORETUNE_CACHE_DIR"] = mkdtemp()
         refinement._all.clear()
+        filler = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) if torch.cuda.is_available() else None
         for _ in range(CALLS):
+            if filler is not None:
+                torch.mm(filler, filler)  # as the rest of a model does, it keeps the device behind the host
             one_call()
             for chooses in list(refinement._all.values()):
                 settle(chooses)

@@ -482,9 +482,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--searches", type=Path, default=_SEARCHES, help="what autotuners_on_gpu.py wrote")
     parser.add_argument("--corpus", type=Path, default=_CORPUS, help="what studies/corpus measured")
-    parser.add_argument(
-        "--parts", nargs="*", default=[*PARTS], choices=[*PARTS], metavar="PART", help=", ".join(PARTS)
-    )
+    parser.add_argument("--parts", nargs="*", default=[*PARTS], choices=[*PARTS], metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--save", type=Path, help="train on everything and write the prior to this file")
     options = parser.parse_args()
     problems: list[str] = []

@@ -22,6 +22,9 @@ from foretune import DeviceSpec, Problem
 from foretune.datasets.console import table
 from foretune.kernels import find_family
 from foretune.runtime import Mode, choice
+from foretune.runtime.tuning.refine import refinement
+from foretune.runtime.tuning.refine.race import CALLS
+from foretune.runtime.tuning.refine.refinement import _MEETINGS
 from pinning import pinned_kernel, save
 from torch import distributed
 
@@ -30,6 +33,8 @@ GROUPS, N, K = 16, 1024, 512
 FAMILIES = ("grouped_gemm_fwd", "grouped_gemm_dx", "grouped_gemm_dw")
 #: What a rank that nobody joins may wait, and how late the late one is.
 TIMEOUT_S, LATE_S = 8.0, 4.0
+#: Steps after which ranks have decided on a refinement at the latest.
+REFINED_CALLS = 1 + _MEETINGS * (CALLS + 1)
 
 
 class Rank:
@@ -153,6 +158,16 @@ def main() -> None:
     began = me.meet()
     me.calls(4096)
     me.saw("... and kept after the block, nothing timed", me.is_timed(0), began, same=me.chosen(4096))
+
+    if ON_GPU:  # only there are calls timed with events
+        began = me.meet()
+        with foretune.agree(timeout_s=120):
+            for _ in range(REFINED_CALLS):
+                me.calls(5120, "refine")
+        refined = {one.name: one for one in refinement._all.values()}
+        more = f"{sum(one.final != one.candidates[0] for one in refined.values())} of 3 are not the predicted config"
+        final = [str(refined[name].final) for name in FAMILIES]
+        me.saw("refine: decided together", "None" not in final and me.is_timed(0), began, more, final)
 
     began = me.meet()
     with foretune.agree(timeout_s=120):
