@@ -65,7 +65,7 @@ class OwnKnobs:
             be listed.
 
     Raises:
-        ForetuneError: A knob that the family does not have, or one that is given twice.
+        ForetuneError: A knob that the family does not have, one that is given twice, or a text for one with numbers.
     """
 
     def __init__(self, family: Family, names: Mapping[str, str] | None, fixed: Mapping[str, Any] | None) -> None:
@@ -79,6 +79,11 @@ class OwnKnobs:
             if given.count(knob) > 1:
                 raise ForetuneError(f"{knob} is given more than once in knobs and fixed")
         KernelConfig.of(**self._fixed)
+        for knob, value in self._fixed.items():
+            values = list(dict.fromkeys(one[knob] for one in family.space()))
+            if values and isinstance(value, str) != isinstance(values[0], str):
+                given = ", ".join(map(str, values))
+                raise ForetuneError(f"fixed: {knob} must be a value of the type of {given} but is {shown(value)}")
 
     def config(self, config: triton.Config) -> KernelConfig:
         """Return a config with the family's knobs. Raises `ForetuneError` if it does not have exactly those."""
@@ -155,7 +160,8 @@ def requested_or_set(name: str, requested: str | None, variable: str, default: E
         return type(default)(value.lower())
     except (ValueError, AttributeError):  # AttributeError: not a string
         valid = ", ".join(one.value for one in type(default))
-        raise ForetuneError(f"{place} must be one of {valid} but got {shown(value)}") from None
+        suggestion = did_you_mean(value, [one.value for one in type(default)]) if isinstance(value, str) else ""
+        raise ForetuneError(f"{place} must be one of {valid} but got {shown(value)}{suggestion}") from None
 
 
 def resolve_mode(requested: str | None = None, default: Mode = Mode.SHORTLIST) -> Mode:

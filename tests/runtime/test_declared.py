@@ -198,6 +198,7 @@ def test_kernels_without_warps_of_one_job_each_are_pruned_as_they_are(family):
         ({"knobs": {"BM": "BLOCK_M"}, "fixed": {"BLOCK_M": 8}}, "BLOCK_M is given more than once"),
         ({"fixed": {"FOO": 8}}, "'FOO' is no knob of toy"),
         ({"fixed": {"BLOCK_K": None}}, "config knob BLOCK_K must be a number or a string but got None"),
+        ({"fixed": {"BLOCK_K": "a"}}, "fixed: BLOCK_K must be a value of the type of .* but is 'a'"),
         ({"knobs": "BM"}, "knobs must be a mapping of knob names but is 'BM'"),
     ],
 )

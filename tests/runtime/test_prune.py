@@ -96,6 +96,8 @@ def test_a_mode_that_does_not_exist_is_refused_where_the_kernel_is_declared(toy,
         resolve_mode()
     with pytest.raises(ForetuneError, match="FORETUNE_MODE"):
         Pruner(toy.ToyFamily())
+    with pytest.raises(ForetuneError, match=r"mode must be .* but got 'predct' \(did you mean 'predict'\?\)"):
+        resolve_mode("predct")
     with pytest.warns(ForetuneWarning, match="FORETUNE_MODE"):  # but a launch goes on
         assert len(pruner(toy.triton_configs(), CALL)) == 6
 
