@@ -190,12 +190,12 @@ def drawn_size(source: np.random.Generator, sizes: Sizes) -> int:
     return min(max(int(size), low), high)
 
 
-def checked_arguments(family: type[TritonFamily], arguments: Any) -> dict[str, Any]:
-    """Return what a family's `arguments` returned, as a dict.
+def checked_arguments(family: type[TritonFamily], arguments: Any, where: str) -> dict[str, Any]:
+    """Return what a family's `arguments` returned for the torch device `where`, as a dict.
 
     Raises:
-        FamilyError: It is no mapping, lacks a parameter of the kernel that no config, default or heuristic gives, or
-            has something else than a tensor for an output or for what is updated in place.
+        FamilyError: It is no mapping, lacks a parameter of the kernel that no config, default or heuristic gives, has
+            something else than a tensor for an output or for what is updated in place, or has a tensor elsewhere.
     """
     import torch
 
@@ -212,6 +212,12 @@ def checked_arguments(family: type[TritonFamily], arguments: Any) -> dict[str, A
         if wrong := [name for name in names if not isinstance(arguments.get(name), torch.Tensor)]:
             value = shown(arguments.get(wrong[0]))
             raise FamilyError(f"family {family.name}: {wrong[0]}, which is in {what}, must be a tensor but is {value}")
+    for name, value in arguments.items():
+        if isinstance(value, torch.Tensor) and value.device.type != torch.device(where).type:
+            raise FamilyError(
+                f"family {family.name}: arguments(problem, where) must return tensors on {where!r} but {name} is on "
+                f"{str(value.device)!r}: pass device=where"
+            )
     return dict(arguments)
 
 

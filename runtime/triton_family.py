@@ -380,7 +380,7 @@ class TritonFamily(Measurable):
         where = "cpu" if device.backend == "cpu" else "cuda"
         with torch.random.fork_rng([torch.cuda.current_device()] if where == "cuda" else []):
             torch.manual_seed(seed)
-            arguments = checked_arguments(type(self), self.arguments(problem, where))
+            arguments = checked_arguments(type(self), self.arguments(problem, where), where)
         for name in self._outputs:
             if name not in self.in_place:
                 poison(arguments[name])
@@ -435,7 +435,7 @@ class TritonFamily(Measurable):
 @lru_cache(maxsize=4096)
 def _without_memory(family: TritonFamily, problem: Problem) -> Mapping[str, Any]:
     """Return the arguments of a launch, with tensors that have no memory."""
-    return checked_arguments(type(family), family.arguments(problem.without_sizes(), "meta"))
+    return checked_arguments(type(family), family.arguments(problem.without_sizes(), "meta"), "meta")
 
 
 @cache

@@ -212,6 +212,16 @@ def test_inputs_come_from_the_seed_and_the_output_is_poisoned():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_arguments_must_be_where_they_are_wanted():
+    class Elsewhere(Scale):
+        def arguments(self, problem, where):
+            return super().arguments(problem, "cpu")
+
+    message = r"must return tensors on 'meta' but x_ptr is on 'cpu': pass device=where"
+    with use_stub_driver(DeviceSpec.named("h200")), pytest.raises(ForetuneError, match=message):
+        Elsewhere().compile(Elsewhere().space()[0], problem(100))
+
+
 def test_an_output_that_is_no_tensor_is_refused():
     family = scale_under("plain", output=("y_ptr", "factor"))
     message = r"^family scale: factor, which is in output, must be a tensor but is 2\.5$"
