@@ -33,6 +33,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -50,6 +51,7 @@ from foretune.kernels import find_measurable  # noqa: E402
 from foretune.kernels.op_calls import device_at  # noqa: E402
 from foretune.model.metrics import geomean  # noqa: E402
 from foretune.runtime import choice  # noqa: E402
+from foretune.runtime.launching.ahead import compile_ahead, cores  # noqa: E402
 from foretune.runtime.launching.stub_driver import use_stub_driver  # noqa: E402
 from foretune.runtime.timing.timer import timer_of  # noqa: E402
 from foretune.runtime.tuning.refine import calls, refinement  # noqa: E402
@@ -200,6 +202,17 @@ def cost_of(ran: Sequence[Any], means: dict[Any, float]) -> float:
     return statistics.fmean(means[config] for config in ran) / means[ran[0]]
 
 
+def fastest(launch: Any, configs: Sequence[Any]) -> Any:
+    """The fastest of all configs of an attached kernel, which are compiled side by side."""
+    compile_ahead([partial(launch.compile, config) for config in configs], cores())
+    times = {}
+    for config in configs:
+        with suppress(Exception):  # a config that fails is not the fastest
+            times[config] = launch.time_us(config)
+    again = sorted(times, key=times.__getitem__)[:3]
+    return min(again, key=lambda config: statistics.median(launch.time_us(config) for _ in range(5)))
+
+
 def attached_rows(workload: str, shape: tuple[int, ...]) -> list[tuple[dict[str, float], dict[str, Any]]]:
     """The losses and the cost of each autotuned kernel in a call of fla-core, attached without a family."""
     sys.path.insert(0, str(Path(__file__).parent / "third_party"))
@@ -217,10 +230,10 @@ def attached_rows(workload: str, shape: tuple[int, ...]) -> list[tuple[dict[str,
     import fla
 
     try:
-        with foretune.attached(fla):  # compiles in parallel and times all configs of a new key
+        with foretune.attached(fla):  # times a part of the configs
             one_call()
         tuners = [found for found in seen.values() if len(found[0].configs) > 1]
-        best = {id(tuner): tuner.best_config for tuner, _, _ in tuners}
+        best = {id(tuner): fastest(OneLaunch(tuner, args, kwargs), tuner.configs) for tuner, args, kwargs in tuners}
         for tuner, _, _ in tuners:
             tuner.cache.clear()
             foretune.attach(tuner, mode="refine")
