@@ -56,7 +56,9 @@ def collect_dataset(
         family: The families, which must be `Measurable`.
         out: The dataset's folder.
         cases: The problems to measure; if None, those of `known`, or those that each family draws.
-        plan: "exhaustive", "adaptive", "thin" or "missing".
+        plan: Which configs of each problem are measured: "exhaustive" all; "thin" a `share`, of which an estimate ranks
+            most and chance draws the others; "adaptive" the same, ranked by a model that learns during the run; "missing"
+            those that `known` does not have.
         known: The dataset that `plan="missing"` adds to.
         share: The part of each problem's configs that "adaptive" or "thin" tries, such as 0.03.
         budget_s: Seconds after which it stops.

@@ -169,7 +169,7 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
     def _refined_run(
         self, key: tuple[Any, ...], found: tuple[Refinement[triton.Config], float], call: OneLaunch
     ) -> Any:
-        """Launch a key whose config is not decided yet in mode `refine`, with the config that `found` chooses."""
+        """Launch a key that is still refined with the config that is due; `found` has the key's refinement."""
 
         def launch(config: triton.Config) -> Any:
             self.best_config = config

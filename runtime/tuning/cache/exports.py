@@ -37,9 +37,16 @@ Slowdowns: TypeAlias = "Mapping[KernelConfig, float]"
 
 @dataclass(frozen=True)
 class Frozen:
-    """Choices as source code, and what they lose compared with the best config of each problem.
+    """Choices of a kernel as the source code of a Python function, and how much slower they are than the best configs.
 
-    `measured` and `predicted` are the losses over the best measured and the best predicted config; None if unknown.
+    Attributes:
+        kernel: The kernel's name.
+        source: The code.
+        rules: The number of rules ("if") in it.
+        problems: The number of problems that the choices were made for.
+        devices: The names of the devices.
+        measured: Slowdowns over the best measured config of each problem; None if nothing was measured.
+        predicted: Slowdowns over the best predicted config of each problem; None if nothing predicts.
     """
 
     kernel: str
