@@ -57,8 +57,8 @@ def collect_dataset(
         out: The dataset's folder.
         cases: The problems to measure; if None, those of `known`, or those that each family draws.
         plan: Which configs of each problem are measured: "exhaustive" all; "thin" a `share`, of which an estimate ranks
-            most and chance draws the others; "adaptive" the same, ranked by a model that learns during the run; "missing"
-            those that `known` does not have.
+            most and chance draws the others; "adaptive" the same, ranked by a model that learns during the run;
+            "missing" those that `known` does not have.
         known: The dataset that `plan="missing"` adds to.
         share: The part of each problem's configs that "adaptive" or "thin" tries, such as 0.03.
         budget_s: Seconds after which it stops.
