@@ -16,6 +16,7 @@ from ...datasets import DeviceSpec, KernelConfig, Problem, torch_dtype
 from ...runtime.shortlist import bundle_in_force, make_shortlist, supported
 from .. import find_family
 from .matmul import TF32
+from .templates import BLOCK_MASK
 
 if TYPE_CHECKING:
     from torch._inductor.kernel_inputs import MMKernelInputs
@@ -122,14 +123,18 @@ def _grouped(nodes: Sequence[Node], layout: Any, parameters: Mapping[str, str]) 
     a, b = _hinted(nodes[0].get_size()), _hinted(nodes[1].get_size())
     groups = next((sizes[0] for sizes in (a, b) if len(sizes) == 3), _hinted(layout.size)[0])
     flags = {(2, 3): ("a_ragged",), (3, 2): ("b_ragged",), (2, 2): ("both_ragged",)}.get((len(a), len(b)), ())
+    flags += tuple(f"{name}_transposed" for name, node in zip("ab", nodes, strict=False) if _is_transposed(node))
     return flags, {"groups": groups, "m": a[-2], "k": a[-1], "n": b[-1]}
 
 
 def _convolution(nodes: Sequence[Node], layout: Any, parameters: Mapping[str, str]) -> _Parts:
     filters, out = _hinted(nodes[1].get_size()), _hinted(layout.size)
     groups = int(parameters.get("GROUPS", 1))
-    return (), {
+    channels = nodes[0].get_stride()[1]
+    return ("channels_last",) if channels == 1 else (), {
         "groups": groups,
+        "images": out[0],
+        "stride": int(parameters.get("STRIDE_W", 1)),
         "m": out[0] * math.prod(out[2:]),
         "n": filters[0] // max(groups, 1),
         "k": filters[1],
@@ -140,7 +145,7 @@ def _convolution(nodes: Sequence[Node], layout: Any, parameters: Mapping[str, st
 def _flex(nodes: Sequence[Node], layout: Any, parameters: Mapping[str, str]) -> _Parts:
     query, key, value = (_hinted(node.get_size()) for node in nodes[:3])
     heads = max(key[1], 1)
-    return (), {
+    return _flags_of_mask(parameters), {
         "batch": query[0] * query[1],
         "groups": max(query[1] // heads, 1),
         "queries": query[-2],
@@ -150,10 +155,15 @@ def _flex(nodes: Sequence[Node], layout: Any, parameters: Mapping[str, str]) -> 
     }
 
 
+def _flags_of_mask(parameters: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the flag of a block mask if there is one; without one, torch passes a single block of 2^30 elements."""
+    return (BLOCK_MASK,) if int(parameters.get("SPARSE_KV_BLOCK_SIZE", 1 << 30)) < 1 << 30 else ()
+
+
 def _flex_decoding(nodes: Sequence[Node], layout: Any, parameters: Mapping[str, str]) -> _Parts:
     query, key, value = (_hinted(node.get_size()) for node in nodes[:3])
     batch = max(key[0] * key[1], 1)
-    return (), {
+    return _flags_of_mask(parameters), {
         "batch": batch,
         "groups": 1,  # queries of all heads that share keys are rows of one product
         "queries": math.prod(query) // (batch * max(query[-1], 1)),

@@ -39,14 +39,18 @@ class TestMM(FamilyContract):
         return []  # Inductor's decorators want a compiled kernel
 
 
-class PredictOnly(FamilyContract):
+class Templates(FamilyContract):
     sizes = ({},)
+    compiled = 1
 
     def problems(self):
         return [Problem.of(self.family.name, **sizes) for sizes in self.sizes]
 
+    def small_problems(self):
+        return []  # Inductor's decorators want a compiled kernel; test_lowered.py interprets the functions in them
 
-class TestGroupedMM(PredictOnly):
+
+class TestGroupedMM(Templates):
     family = "inductor_grouped_mm"
     sizes = (
         {"groups": 8, "m": 1000, "n": 512, "k": 256, "flags": ("a_ragged",)},
@@ -55,24 +59,25 @@ class TestGroupedMM(PredictOnly):
     )
 
 
-class TestConvolution(PredictOnly):
+class TestConvolution(Templates):
     family = "inductor_convolution"
-    sizes = ({"groups": 1, "m": 7200, "n": 128, "k": 64, "window": 9},)
+    compiled = 121  # of which Inductor lists a few for a problem
+    sizes = ({"groups": 1, "images": 2, "m": 6272, "n": 128, "k": 64, "window": 9, "stride": 1},)
 
 
-class TestFlexAttention(PredictOnly):
+class TestFlexAttention(Templates):
     family = "inductor_flex_attention"
     sizes = ({"batch": 16, "groups": 1, "queries": 1000, "keys": 1000, "head_qk": 64, "head_v": 64},)
 
 
-class TestFlexBackward(PredictOnly):
+class TestFlexBackward(Templates):
     family = "inductor_flex_backward"
     sizes = TestFlexAttention.sizes
 
 
-class TestFlexDecoding(PredictOnly):
+class TestFlexDecoding(Templates):
     family = "inductor_flex_decoding"
-    sizes = ({**TestFlexAttention.sizes[0], "queries": 4, "splits": 8},)
+    sizes = ({**TestFlexAttention.sizes[0], "queries": 4, "keys": 4096, "splits": 8, "flags": ("block_mask",)},)
 
 
 def test_a_package_of_ours_is_enough_to_name_a_family():
@@ -221,7 +226,10 @@ def test_only_float32_is_rounded_to_tf32():
 
 def test_twice_k_go_through_while_nothing_is_learned_and_twins_count():
     family = find_family("inductor:convolution")
-    problem, configs = Problem.of(family.name, groups=1, m=7200, n=128, k=64, window=9), list(family.space(H200))
+    problem, configs = (
+        Problem.of(family.name, groups=1, images=2, m=6272, n=128, k=64, window=9, stride=1),
+        list(family.space(H200)),
+    )
     chosen = best_first(problem, configs, H200, 3)
     assert len(set(chosen)) == 3 * GROWTH
     us = family.estimate_us(problem, H200, [configs[place] for place in chosen])

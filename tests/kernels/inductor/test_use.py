@@ -11,7 +11,7 @@ from foretune import DeviceSpec, ForetuneError, KernelConfig, Problem
 from foretune.kernels import find_family
 from foretune.kernels.inductor import choices as listed
 from foretune.kernels.inductor.choices import GROWTH, caller_config, caller_problem, mm_config, multiplies_as_tf32
-from foretune.kernels.inductor.generated import generate
+from foretune.kernels.inductor.generated import product_kernel
 from foretune.kernels.integrations import inductor
 from foretune.runtime import use_stub_driver
 from lowered import lowered, tensor
@@ -104,7 +104,7 @@ def test_what_is_collected_multiplies_float32_as_the_problem_says():
     with use_stub_driver(H200):
         for flags, said in ((("tf32",), "True"), ((), "False")):
             problem = Problem.of("inductor_mm", dtype="fp32", flags=flags, batch=1, m=64, n=512, k=512)
-            assert f"ALLOW_TF32 : tl.constexpr = {said}" in generate(problem, config).kernel.jit.src
+            assert f"ALLOW_TF32 : tl.constexpr = {said}" in product_kernel(problem, config).kernel.jit.src
 
 
 def test_the_family_lists_what_inductor_lists():
