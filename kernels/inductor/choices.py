@@ -69,6 +69,11 @@ def multiplies_as_tf32(choice: KernelTemplateChoice) -> bool:
     return bool((choice.params.to_kwargs() | choice.extra_kwargs).get(ALLOW_TF32, False))
 
 
+def is_aten(choice: KernelTemplateChoice) -> bool:
+    """Return whether a choice is ATen's own kernel."""
+    return str(choice.template.uid).startswith("aten::")
+
+
 def mm_config(choice: KernelTemplateChoice) -> KernelConfig | None:
     """Return the config of a choice of mm or a related op; None for ATen, decompose-k and others without a tile."""
     persistent = MM_TEMPLATES.get(choice.template.uid)

@@ -34,6 +34,7 @@ Operand = tuple[tuple[int, ...], tuple[int, ...], "torch.dtype"]
 _REMEMBERED = (
     ("torch._inductor.utils", "get_max_num_sms"),
     ("torch._inductor.utils", "using_b200"),
+    ("torch.utils._triton", "has_triton"),
     ("torch.utils._triton", "has_triton_tma"),
     ("torch.utils._triton", "has_triton_tma_device"),
     ("torch.utils._triton", "has_triton_stable_tma_api"),

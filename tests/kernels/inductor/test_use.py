@@ -77,26 +77,34 @@ def test_what_is_left_of_all_that_inductor_lists_is_what_is_ranked_first(k):
     assert [mm_config(choice.annotations["ktc"]) for choice in with_tile(choices)] == list(chosen)
 
 
-@pytest.mark.parametrize("precision", ["high", "highest"])
-def test_float32_is_ranked_as_it_is_multiplied(precision, monkeypatch):
+@pytest.mark.parametrize(
+    ("precision", "backends", "ranked"),
+    [("high", "ATEN,TRITON", ("tf32",)), ("highest", "TRITON", ()), ("highest", "ATEN,TRITON", None)],
+)
+def test_float32_is_ranked_as_it_is_multiplied_and_left_to_aten_if_exact(precision, backends, ranked, monkeypatch):
     asked = []
-    ranked = listed.best_first
-    monkeypatch.setattr(listed, "best_first", lambda problem, *given: asked.append(problem) or ranked(problem, *given))
-    before = torch.get_float32_matmul_precision()
+    before, best_first = torch.get_float32_matmul_precision(), listed.best_first
+    monkeypatch.setattr(
+        listed, "best_first", lambda problem, *given: asked.append(problem) or best_first(problem, *given)
+    )
     torch.set_float32_matmul_precision(precision)
     try:
         with foretune.use("inductor", k=2):
             (choices,), _ = lowered(
-                torch.mm, tensor(256, 512, dtype=torch.float32), tensor(512, 1024, dtype=torch.float32)
+                torch.mm,
+                tensor(256, 512, dtype=torch.float32),
+                tensor(512, 1024, dtype=torch.float32),
+                max_autotune_gemm_backends=backends,
             )
     finally:
         torch.set_float32_matmul_precision(before)
-    rounded = precision == "high"
-    assert asked == [
-        Problem.of("inductor_mm", dtype="fp32", flags=("tf32",) if rounded else (), batch=1, m=256, n=1024, k=512)
-    ]
+    assert (len(choices) > len(with_tile(choices))) == ("ATEN" in backends)
+    if ranked is None:
+        assert asked == with_tile(choices) == []
+        return
+    assert asked == [Problem.of("inductor_mm", dtype="fp32", flags=ranked, batch=1, m=256, n=1024, k=512)]
     assert len(with_tile(choices)) == 2
-    assert {multiplies_as_tf32(choice.annotations["ktc"]) for choice in with_tile(choices)} == {rounded}
+    assert {multiplies_as_tf32(choice.annotations["ktc"]) for choice in with_tile(choices)} == {bool(ranked)}
 
 
 def test_what_is_collected_multiplies_float32_as_the_problem_says():
@@ -148,6 +156,22 @@ def test_grouped_products_are_limited_after_their_code_is_there():
     problem = {"groups": 8, "m": 1024, "n": 256, "k": 512, "flags": ("a_ragged",)}
     assert caller_problem(left[0]) == Problem.of("inductor_grouped_mm", **problem)
     assert caller_config(left[0])["BLOCK_M"] >= 64  # 128 rows a group
+
+
+def test_the_problem_of_a_choice_has_its_layouts():
+    weights = tensor(8, 256, 512).transpose(1, 2)
+    with foretune.use("inductor", k=1):
+        (choices,), _ = lowered(torch._grouped_mm, tensor(1024, 512), weights, tensor(8, dtype=torch.int32))
+        assert caller_problem(with_tile(choices)[0]).flags == ("a_ragged", "b_transposed")
+        image = tensor(2, 64, 28, 28).to(memory_format=torch.channels_last)
+        filters = tensor(128, 64, 3, 3).to(memory_format=torch.channels_last)
+        (choices,), _ = lowered(lambda x, w: torch.nn.functional.conv2d(x, w, stride=2, padding=1), image, filters)
+    sizes = {"groups": 1, "images": 2, "m": 2 * 14 * 14, "n": 128, "k": 64, "window": 9, "stride": 2}
+    found = caller_problem(with_tile(choices)[0])
+    assert found in [Problem.of("inductor_convolution", flags=flags, **sizes) for flags in ((), ("channels_last",))]
+    # Without a GPU, torch may give the output of such a convolution another layout, which the input follows.
+    is_last = with_tile(choices)[0].input_nodes[0].get_stride()[1] == 1
+    assert ("channels_last" in found.flags) == is_last
 
 
 def flex(queries, keys, *, backward=False):
