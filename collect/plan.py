@@ -206,7 +206,8 @@ class Sparse:
         others = others[np.argsort(-keys, kind="stable")[:drawn]]
         usual = set(family.usual(problem, device)) if isinstance(family, Measurable) else ()
         chosen = np.concatenate([order[: tried - drawn], others])
-        chosen = np.union1d(chosen, [i for i, config in enumerate(space) if config in usual]).astype(int)
+        missed = set(np.flatnonzero([config in usual for config in space])) - set(chosen)
+        chosen = np.concatenate([chosen, sorted(missed)]).astype(int)
         return _by_score([space[i] for i in chosen], scores[chosen])
 
 

@@ -266,7 +266,7 @@ def _scores(q: torch.Tensor, k: torch.Tensor, start: int, problem: Problem) -> t
     """Return the scaled scores of queries from position `start` on, in float32; -inf where the mask is causal."""
     import torch
 
-    scores = q @ k.T * problem["head_qk"] ** -0.5
+    scores: torch.Tensor = q @ k.T * problem["head_qk"] ** -0.5
     if BLOCK_MASK in problem.flags:
         rows = torch.arange(start, start + len(q), device=q.device)
         scores.masked_fill_(rows[:, None] < torch.arange(len(k), device=q.device), float("-inf"))

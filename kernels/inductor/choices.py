@@ -127,9 +127,10 @@ _Parts: TypeAlias = "tuple[tuple[str, ...], dict[str, int]]"
 def _grouped(nodes: Sequence[Node], layout: Any, parameters: Mapping[str, str]) -> _Parts:
     a, b = _hinted(nodes[0].get_size()), _hinted(nodes[1].get_size())
     groups = next((sizes[0] for sizes in (a, b) if len(sizes) == 3), _hinted(layout.size)[0])
-    flags = {(2, 3): ("a_ragged",), (3, 2): ("b_ragged",), (2, 2): ("both_ragged",)}.get((len(a), len(b)), ())
-    flags += tuple(f"{name}_transposed" for name, node in zip("ab", nodes, strict=False) if _is_transposed(node))
-    return flags, {"groups": groups, "m": a[-2], "k": a[-1], "n": b[-1]}
+    ragged = {(2, 3): "a_ragged", (3, 2): "b_ragged", (2, 2): "both_ragged"}.get((len(a), len(b)))
+    flags = [] if ragged is None else [ragged]
+    flags += [f"{name}_transposed" for name, node in zip("ab", nodes, strict=False) if _is_transposed(node)]
+    return tuple(flags), {"groups": groups, "m": a[-2], "k": a[-1], "n": b[-1]}
 
 
 def _convolution(nodes: Sequence[Node], layout: Any, parameters: Mapping[str, str]) -> _Parts:

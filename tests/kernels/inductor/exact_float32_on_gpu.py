@@ -1,7 +1,7 @@
 """`python exact_float32_on_gpu.py`: ATen against Inductor's templates on products in exact float32, on a GPU.
 
-The problems are those of h200_inductor_mm, each with the configs that were fastest there. Prints the time of the fastest
-over ATen's. A minute, most of it for compiling.
+The problems are those of h200_inductor_mm, each with the configs that were fastest there. Prints the time of the
+fastest over ATen's. A minute, most of it for compiling.
 """
 
 from __future__ import annotations
