@@ -239,6 +239,11 @@ def test_twice_k_go_through_while_nothing_is_learned_and_twins_count():
     assert len(twins) == 3 * GROWTH
 
 
+@pytest.mark.parametrize(("n", "grown"), [(512, 1), (508, GROWTH)])
+def test_more_go_through_where_rows_are_unaligned(n, grown):
+    assert len(best_first(product(64, n, 512), list(MM.space(H200)), H200, 3)) == 3 * grown
+
+
 def test_cases_are_calls_that_the_family_takes_with_the_layers_they_are_of():
     cases = MM.cases(per_layer=1, random=8)
     assert {case.problem.dtype for case in cases} >= {"bf16", "fp16", "fp8e4m3"}
