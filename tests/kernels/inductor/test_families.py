@@ -8,6 +8,7 @@ from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from foretune.kernels import find_family, workloads
 from foretune.kernels.inductor import InductorMM
 from foretune.kernels.inductor.choices import GROWTH, best_first
+from foretune.kernels.inductor.contenders import BASELINES
 from foretune.kernels.testing import FamilyContract
 
 H200 = DeviceSpec.named("h200")
@@ -242,6 +243,47 @@ def test_twice_k_go_through_while_nothing_is_learned_and_twins_count():
 @pytest.mark.parametrize(("n", "grown"), [(512, 1), (508, GROWTH)])
 def test_more_go_through_where_rows_are_unaligned(n, grown):
     assert len(best_first(product(64, n, 512), list(MM.space(H200)), H200, 3)) == 3 * grown
+
+
+def test_inductors_own_order_is_its_default_then_its_list_then_the_estimates():
+    family = find_family("inductor:flex_attention")
+    problem = Problem.of(family.name, **TestFlexAttention.sizes[0])
+    configs = [config for config in family.space(H200) if family.supports(config, problem, H200) is None]
+    ranks = BASELINES["inductor"].rankers[0]().predict(family, problem, H200, configs)
+    ranked = [configs[place] for place in ranks.argsort()]
+    listed = family.usual(problem, H200)
+    assert tuple(ranked[: len(listed)]) == tuple(listed)
+    assert ranked[0] == family.default(problem, H200)
+    us = family.estimate_us(problem, H200, ranked[len(listed) :])
+    assert list(us) == sorted(us)
+    assert family.supports(KernelConfig.of(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2), problem, H200) is None
+
+
+@pytest.mark.parametrize("name", ["flex_attention", "flex_backward", "flex_decoding"])
+def test_what_inductor_lists_is_in_the_space(name):
+    family = find_family(f"inductor:{name}")
+    for case in family.cases(per_layer=1, random=3):
+        reasons = {family.supports(config, case.problem, H200) for config in family.usual(case.problem, H200)}
+        assert all(reason is None or "shared memory" in reason for reason in reasons), reasons
+
+
+def test_inductor_reduces_blocks_of_convolution_to_the_problem():
+    family = find_family("inductor:convolution")
+    problem = Problem.of(family.name, groups=1, images=1, m=196, n=96, k=3, window=9, stride=1)
+    listed = family.listed(problem)
+    assert max(config["BLOCK_M"] for config in listed) == 256
+    assert max(config["BLOCK_N"] for config in listed) == 128
+    assert {config["BLOCK_K"] for config in listed} == {16}
+    assert listed[0] == family.default(problem, H200)
+    assert {config for config in family.space(H200) if family.supports(config, problem, H200) is None} == set(listed)
+
+
+@pytest.mark.parametrize(("rows", "blocks"), [(16, {16, 32}), (32, {16, 32, 64}), (64, {32, 64, 128}), (65, {64, 128})])
+def test_grouped_products_have_the_blocks_that_inductor_lists_for_their_rows(rows, blocks):
+    family = find_family("inductor:grouped_mm")
+    problem = Problem.of(family.name, flags=("a_ragged",), groups=8, m=8 * rows, n=512, k=512)
+    able = {config["BLOCK_M"] for config in family.space(H200) if family.supports(config, problem, H200) is None}
+    assert able == blocks
 
 
 def test_cases_are_calls_that_the_family_takes_with_the_layers_they_are_of():
