@@ -191,12 +191,9 @@ class InductorFlexBackward(InductorFlexBackwardFamily, FlexCall):
     def usual(self, problem: Problem, device: DeviceSpec) -> Sequence[KernelConfig]:
         """Return the list of Inductor's max-autotune, its default first."""
         listed = [
-            {"BLOCK_M1": m, "BLOCK_N1": n, "BLOCK_M2": n, "BLOCK_N2": m, "num_warps": warps, "num_stages": stages}
-            for m in (32, 64)
-            for n in (32, 64, 128)
-            if n % m == 0
+            {"BLOCK_M1": m, "BLOCK_N1": n, "BLOCK_M2": n, "BLOCK_N2": m, "num_warps": 4, "num_stages": stages}
+            for m, n in ((32, 32), (32, 64), (64, 64))
             for stages in (1, 3, 4, 5)
-            for warps in ((4, 8) if n == 128 else (4,))
         ]
         return distinct(self.default(problem, device), listed)
 

@@ -20,7 +20,7 @@ SHARES = {
     "inductor_flex_attention": 0.12,
     "inductor_flex_decoding": 0.5,
     "inductor_convolution": 1.0,
-    "inductor_flex_backward": 0.003,
+    "inductor_flex_backward": 0.012,
 }
 
 

@@ -310,3 +310,37 @@ def test_choices_of_several_hints_are_limited_each():
     small = [mm_config(one.annotations["ktc"]) for one in with_tile(choices) if one.hint_override == 64]
     assert isinstance(large[0], KernelConfig)
     assert large[0]["BLOCK_M"] * large[0]["BLOCK_N"] > small[0]["BLOCK_M"] * small[0]["BLOCK_N"]
+
+
+@pytest.mark.parametrize("dim", [32, 64, 128, 256])
+def test_the_usual_configs_of_attention_are_those_that_inductor_lists(dim):
+    from foretune.kernels.inductor.generated import properties_of
+
+    sizes = {"batch": 8, "groups": 1, "queries": 4, "keys": 4096, "head_qk": dim, "head_v": dim}
+    with properties_of(H200), config.patch(max_autotune=True):
+        choices = InductorChoices()
+        forward = choices.get_flex_attention_fwd_configs(dim, torch.bfloat16, "cuda")
+        decode = choices.get_flex_decode_configs(dim, torch.bfloat16, "cuda")
+        backward = choices.get_flex_attention_bwd_configs(dim, torch.bfloat16, "cuda")
+    for name, more, listed in (
+        ("flex_attention", {}, forward),
+        ("flex_decoding", {"splits": 32}, decode),
+        ("flex_backward", {}, backward),
+    ):
+        family = find_family(f"inductor:{name}")
+        problem = Problem.of(family.name, flags=("block_mask",), **sizes, **more)
+        rows = {"BLOCK_M": 16} if name == "flex_decoding" else {}
+        theirs = {
+            KernelConfig.of(
+                **rows,
+                **{
+                    field.upper(): value
+                    for field, value in vars(one).items()
+                    if field.startswith("block") and value is not None
+                },
+                num_warps=one.num_warps,
+                num_stages=one.num_stages,
+            )
+            for one in listed
+        }
+        assert set(family.usual(problem, H200)) == theirs, name
