@@ -322,7 +322,7 @@ def test_the_usual_configs_of_attention_are_those_that_inductor_lists(dim):
         forward = choices.get_flex_attention_fwd_configs(dim, torch.bfloat16, "cuda")
         decode = choices.get_flex_decode_configs(dim, torch.bfloat16, "cuda")
         backward = choices.get_flex_attention_bwd_configs(dim, torch.bfloat16, "cuda")
-    for name, more, listed in (
+    for name, more, theirs in (
         ("flex_attention", {}, forward),
         ("flex_decoding", {"splits": 32}, decode),
         ("flex_backward", {}, backward),
@@ -330,7 +330,7 @@ def test_the_usual_configs_of_attention_are_those_that_inductor_lists(dim):
         family = find_family(f"inductor:{name}")
         problem = Problem.of(family.name, flags=("block_mask",), **sizes, **more)
         rows = {"BLOCK_M": 16} if name == "flex_decoding" else {}
-        theirs = {
+        expected = {
             KernelConfig.of(
                 **rows,
                 **{
@@ -341,6 +341,6 @@ def test_the_usual_configs_of_attention_are_those_that_inductor_lists(dim):
                 num_warps=one.num_warps,
                 num_stages=one.num_stages,
             )
-            for one in listed
+            for one in theirs
         }
-        assert set(family.usual(problem, H200)) == theirs, name
+        assert set(family.usual(problem, H200)) == expected, name
