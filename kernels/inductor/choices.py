@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ...datasets import DeviceSpec, KernelConfig, Problem, torch_dtype
 from ...runtime.shortlist import bundle_in_force, make_shortlist, supported
 from .. import find_family
-from .matmul import TF32, is_unaligned
+from .matmul import TF32, is_exact, is_unaligned
 from .templates import BLOCK_MASK
 
 if TYPE_CHECKING:
@@ -38,6 +38,10 @@ MM_TEMPLATES = {
 }
 #: The template parameter that rounds float32 operands to TF32.
 ALLOW_TF32 = "ALLOW_TF32"
+#: On an H100, the best known config takes 1.1 to 3.7 times as long as ATen on nine of the ten exact float32 products of
+#: at least this many rows (0.8 on the other, of 8 us), and 0.6, 0.7 and 2.2 on those of 6, 8 and 1 rows
+#: (tests/kernels/inductor/exact_float32_on_gpu.py).
+_LEAST_ROWS = 16
 #: Prefixes of the names of ops that add an operand.
 _WITH_BIAS = ("addmm", "baddbmm")
 _PAIR = re.compile(r"(\w+)=([^,]+)")
@@ -67,6 +71,11 @@ def mm_problem(inputs: MMKernelInputs, op: str, tf32: bool, hint: int | None = N
 def multiplies_as_tf32(choice: KernelTemplateChoice) -> bool:
     """Return whether the template of a choice rounds float32 to TF32."""
     return bool((choice.params.to_kwargs() | choice.extra_kwargs).get(ALLOW_TF32, False))
+
+
+def is_left_to_aten(problem: Problem) -> bool:
+    """Return whether ATen alone is worth trying: for exact float32 products of `_LEAST_ROWS` rows or more."""
+    return is_exact(problem) and problem["m"] >= _LEAST_ROWS
 
 
 def is_aten(choice: KernelTemplateChoice) -> bool:

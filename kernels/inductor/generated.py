@@ -10,6 +10,7 @@ have them.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -68,6 +69,15 @@ class GeneratedKernel:
         return {**dict(zip(self.kernel.parameters, given, strict=True)), **self.launch_options}
 
 
+_importing = threading.Lock()
+
+
+def import_lowerings() -> None:
+    """Import Inductor's ops. Their modules import each other in circles, so two threads must not begin apart."""
+    with _importing:
+        import torch._inductor.lowering  # noqa: F401
+
+
 _kernels: OrderedDict[Problem, dict[KernelConfig, GeneratedKernel]] = OrderedDict()
 
 
@@ -81,6 +91,7 @@ def cached_kernel(
     Raises:
         ForetuneError: Inductor generates none.
     """
+    import_lowerings()
     while problem not in _kernels and len(_kernels) >= _KEPT:
         _kernels.popitem(last=False)
     known = _kernels.setdefault(problem, {})

@@ -102,7 +102,9 @@ class GeneratedFamily(MeasuredFamily):
     def source_hash(self) -> str:
         """Return a hash of Inductor's templates, which depend on torch's version."""
         from ...runtime.launching.source_hash import digest_of
+        from .generated import import_lowerings
 
+        import_lowerings()
         return digest_of(str(template.src_hash) for template in self.templates())
 
 

@@ -225,6 +225,12 @@ _WARPS = (2, 4, 8)
 BLOCK_MASK = "block_mask"
 
 
+def _rounded_heads(problem: Problem) -> tuple[int, int]:
+    """Return the head dimensions of keys and values as programs hold them: rounded up to powers of two."""
+    head_qk, head_v = (1 << (problem[dim] - 1).bit_length() for dim in ("head_qk", "head_v"))
+    return head_qk, head_v
+
+
 class _Flex(InductorTemplate):
     """Base class of the flex attention families; all blocks count as work, because the mask is unknown.
 
@@ -265,16 +271,17 @@ class InductorFlexAttentionFamily(_Flex):
 
     def smem_bytes(self, config: KernelConfig, problem: Problem) -> int:
         """Return the shared memory of one program in bytes."""
-        heads = problem["head_qk"] + problem["head_v"]
-        per_step = config["BLOCK_N"] * heads
-        return int(problem.itemsize * (config["BLOCK_M"] * problem["head_qk"] + config.num_stages * per_step))
+        head_qk, head_v = _rounded_heads(problem)
+        per_step = config["BLOCK_N"] * (head_qk + head_v)
+        return int(problem.itemsize * (config["BLOCK_M"] * head_qk + config.num_stages * per_step))
 
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
         """Return the tiles and inner-loop steps of each config; `knobs` has the values of each knob, (n_configs,)."""
         import numpy as np
 
         block_m, block_n, itemsize = knobs["BLOCK_M"], knobs["BLOCK_N"], problem.itemsize
-        heads = problem["head_qk"] + problem["head_v"]
+        head_qk, head_v = _rounded_heads(problem)
+        heads = head_qk + head_v
         return _loop(
             knobs,
             tiles=problem["batch"] * np.ceil(problem["queries"] / block_m),
@@ -283,9 +290,9 @@ class InductorFlexAttentionFamily(_Flex):
             columns=block_n,
             step_flops=2 * block_m * block_n * heads,
             step_bytes=block_n * heads * itemsize,
-            tile_bytes=block_m * problem["head_v"] * itemsize,
-            accumulators=block_m * (problem["head_v"] + block_n),
-            kept_bytes=block_m * problem["head_qk"] * itemsize,
+            tile_bytes=block_m * head_v * itemsize,
+            accumulators=block_m * (head_v + block_n),
+            kept_bytes=block_m * head_qk * itemsize,
         )
 
 
@@ -319,7 +326,8 @@ class InductorFlexDecodingFamily(InductorFlexAttentionFamily):
         import numpy as np
 
         block_m, block_n, itemsize = knobs["BLOCK_M"], knobs["BLOCK_N"], problem.itemsize
-        heads = problem["head_qk"] + problem["head_v"]
+        head_qk, head_v = _rounded_heads(problem)
+        heads = head_qk + head_v
         splits = max(problem["splits"], 1)
         return _loop(
             knobs,
@@ -329,9 +337,9 @@ class InductorFlexDecodingFamily(InductorFlexAttentionFamily):
             columns=block_n,
             step_flops=2 * block_m * block_n * heads,
             step_bytes=block_n * heads * itemsize,
-            tile_bytes=block_m * problem["head_v"] * 4,
-            accumulators=block_m * (problem["head_v"] + block_n),
-            kept_bytes=block_m * problem["head_qk"] * itemsize,
+            tile_bytes=block_m * head_v * 4,
+            accumulators=block_m * (head_v + block_n),
+            kept_bytes=block_m * head_qk * itemsize,
         )
 
 
@@ -368,7 +376,7 @@ class InductorFlexBackwardFamily(_Flex):
 
     def smem_bytes(self, config: KernelConfig, problem: Problem) -> int:
         """Return the shared memory of one program in bytes."""
-        heads = problem["head_qk"] + problem["head_v"]
+        heads = sum(_rounded_heads(problem))
         of_keys = config["BLOCK_N1"] + config.num_stages * config["BLOCK_M1"]
         of_queries = config["BLOCK_M2"] + config.num_stages * config["BLOCK_N2"]
         return int(problem.itemsize * heads * max(of_keys, of_queries))
@@ -382,7 +390,8 @@ class InductorFlexBackwardFamily(_Flex):
         import numpy as np
 
         m1, n1, m2, n2 = (knobs[knob] for knob in self.tiles)
-        itemsize, heads = problem.itemsize, problem["head_qk"] + problem["head_v"]
+        head_qk, head_v = _rounded_heads(problem)
+        itemsize, heads = problem.itemsize, head_qk + head_v
         batch, queries, keys = problem["batch"], problem["queries"], problem["keys"]
         of_keys = batch / max(problem["groups"], 1) * np.ceil(keys / n1)
         of_queries = batch * np.ceil(queries / m2)
@@ -403,8 +412,8 @@ class InductorFlexBackwardFamily(_Flex):
             columns=mean(np.maximum(m1, n1), np.maximum(m2, n2)),
             step_flops=mean(4.0 * m1 * n1 * heads, 3.0 * m2 * n2 * heads),
             step_bytes=mean(m1 * heads * itemsize, n2 * heads * itemsize),
-            tile_bytes=mean(n1 * heads * itemsize, m2 * problem["head_qk"] * itemsize),
-            accumulators=np.maximum(n1 * (heads + m1), m2 * (problem["head_qk"] + n2)),
+            tile_bytes=mean(n1 * heads * itemsize, m2 * head_qk * itemsize),
+            accumulators=np.maximum(n1 * (heads + m1), m2 * (head_qk + n2)),
             kept_bytes=np.maximum(n1, m2) * heads * itemsize,
         )
 
