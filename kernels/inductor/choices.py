@@ -252,9 +252,8 @@ def best_first(
     >>> configs, h200 = find_family("inductor_mm").space(), DeviceSpec.named("h200")
     >>> len(best_first(problem, configs, h200, k=4))
     4
-    >>> grouped, configs = find_family("inductor_grouped_mm"), find_family("inductor_grouped_mm").space()
-    >>> problem = Problem.of(grouped.name, groups=8, m=4096, n=4096, k=4096)
-    >>> len(best_first(problem, configs, h200, k=4))
+    >>> unaligned = Problem.of("inductor_mm", batch=1, m=4096, n=4100, k=4096)
+    >>> len(best_first(unaligned, configs, h200, k=4))
     8
     """
     import numpy as np

@@ -242,12 +242,12 @@ _INDICES = ("b", "h", "m", "n")
 
 
 def unchanged_scores() -> Any:
-    """Return the graph of scores that stay as they are."""
+    """Return the graph of a score_mod that changes nothing."""
     return _subgraph(("score", *_INDICES), lambda graph, score, *_: score)
 
 
 def unchanged_gradients() -> Any:
-    """Return the graph of the gradients of such scores."""
+    """Return the graph of its gradient."""
     return _subgraph(("score", *_INDICES, "grad"), lambda graph, *nodes: [nodes[-1], None, None, None, None])
 
 

@@ -54,7 +54,7 @@ class GeneratedFamily(MeasuredFamily):
         """Return Inductor's templates that the kernels are generated from."""
 
     def fill(self, tensors: Mapping[str, torch.Tensor], problem: Problem, generator: torch.Generator) -> None:
-        """Fill the tensors in which normal random numbers are no valid input; the default has none."""
+        """Fill the tensors for which normal random numbers are no valid input. By default, there are none."""
 
     def inputs(self, problem: Problem, device: DeviceSpec, *, seed: int = 0) -> Inputs:
         """Return random operands, and outputs filled with NaN."""

@@ -1,7 +1,7 @@
 """`python collect_templates.py OUT`: measure Inductor's templates other than mm's on all visible GPUs, in one run.
 
 The families' problems alternate, the most important first, so that a run that is cut off has a fair sample of each.
-Continues what is in OUT. Each family has its own share of configs: most or all that Inductor lists for grouped_mm and
+Continues what is in OUT. Each family has its own share of configs: all that Inductor lists for grouped_mm and
 convolution; for attention those of max-autotune's default list, and some of the exhaustive one.
 """
 
@@ -16,9 +16,9 @@ from foretune.kernels import find_family
 
 #: The share of the configs, by family.
 SHARES = {
-    "inductor_grouped_mm": 0.8,
-    "inductor_flex_attention": 0.1,
-    "inductor_flex_decoding": 0.4,
+    "inductor_grouped_mm": 1.0,
+    "inductor_flex_attention": 0.12,
+    "inductor_flex_decoding": 0.5,
     "inductor_convolution": 1.0,
     "inductor_flex_backward": 0.005,
 }

@@ -17,7 +17,7 @@ from foretune.kernels.inductor.matmul import is_exact
 from foretune.model import geomean
 from foretune.runtime.timing.timer import Timer
 
-#: Interleaved rounds, of which the median counts.
+#: Interleaved rounds; the median of their times counts.
 ROUNDS = 3
 
 

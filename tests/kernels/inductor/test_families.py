@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from foretune.kernels import find_family, workloads
-from foretune.kernels.inductor import InductorMM
+from foretune.kernels.inductor import InductorMM, choices
 from foretune.kernels.inductor.choices import GROWTH, best_first
 from foretune.kernels.inductor.contenders import BASELINES
 from foretune.kernels.testing import FamilyContract
+from foretune.model import load_bundle
+from foretune.runtime.shortlist import make_shortlist
 
 H200 = DeviceSpec.named("h200")
 MM = find_family("inductor:mm")
@@ -225,7 +229,8 @@ def test_only_float32_is_rounded_to_tf32():
     )
 
 
-def test_twice_k_go_through_while_nothing_is_learned_and_twins_count():
+def test_twice_k_go_through_while_nothing_is_learned_and_twins_count(monkeypatch):
+    monkeypatch.setattr(choices, "bundle_in_force", lambda bundle: SimpleNamespace(families=()))
     family = find_family("inductor:convolution")
     problem, configs = (
         Problem.of(family.name, groups=1, images=2, m=6272, n=128, k=64, window=9, stride=1),
@@ -243,6 +248,17 @@ def test_twice_k_go_through_while_nothing_is_learned_and_twins_count():
 @pytest.mark.parametrize(("n", "grown"), [(512, 1), (508, GROWTH)])
 def test_more_go_through_where_rows_are_unaligned(n, grown):
     assert len(best_first(product(64, n, 512), list(MM.space(H200)), H200, 3)) == 3 * grown
+
+
+def test_the_shipped_bundle_has_learned_them_and_prefers_eight_warps_for_wide_heads():
+    """On an H100, flex attention's backward pass of head dimension 256 takes 1.5 times as long with 4 warps."""
+    names = ("grouped_mm", "convolution", "flex_attention", "flex_decoding", "flex_backward")
+    assert {f"inductor_{name}" for name in names} <= set(load_bundle().families)
+    family, h100 = find_family("inductor:flex_backward"), DeviceSpec.named("h100")
+    sizes = {"batch": 64, "groups": 4, "queries": 1024, "keys": 1024, "head_qk": 256, "head_v": 256}
+    problem = Problem.of(family.name, flags=("block_mask",), **sizes)
+    (first, *_) = make_shortlist(family, problem, h100, k=4).configs
+    assert first.num_warps == 8
 
 
 def test_inductors_own_order_is_its_default_then_its_list_then_the_estimates():
