@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -259,6 +261,20 @@ def test_the_shipped_bundle_has_learned_them_and_prefers_eight_warps_for_wide_he
     problem = Problem.of(family.name, flags=("block_mask",), **sizes)
     (first, *_) = make_shortlist(family, problem, h100, k=4).configs
     assert first.num_warps == 8
+
+
+def test_threads_may_hash_the_templates_of_different_ops_at_once():
+    """Training does so. The modules of Inductor's ops import each other in circles; in a new process none is imported."""
+    script = """
+from concurrent.futures import ThreadPoolExecutor
+from foretune.kernels import find_family
+names = ("grouped_mm", "flex_attention", "flex_decoding", "convolution", "flex_backward", "mm")
+families = [find_family(f"inductor:{name}") for name in names]
+with ThreadPoolExecutor(len(families)) as pool:
+    print(len(set(pool.map(lambda family: family.source_hash(), families))))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout == "6\n", done.stderr
 
 
 def test_inductors_own_order_is_its_default_then_its_list_then_the_estimates():
