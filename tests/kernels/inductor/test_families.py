@@ -264,7 +264,7 @@ def test_the_shipped_bundle_has_learned_them_and_prefers_eight_warps_for_wide_he
 
 
 def test_threads_may_hash_the_templates_of_different_ops_at_once():
-    """Training does so. The modules of Inductor's ops import each other in circles; in a new process none is imported."""
+    """Training does so. The modules of these ops import each other in circles; a new process has imported none."""
     script = """
 from concurrent.futures import ThreadPoolExecutor
 from foretune.kernels import find_family
