@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 
-from ..datasets import Case, DeviceSpec, Family, FamilyError, ForetuneError, KernelConfig, Problem
+from ..datasets import Case, DeviceSpec, Family, FamilyError, ForetuneError, KernelConfig, Measurable, Problem
 from ..datasets.errors import check_between, check_integer, shown
 from ..datasets.grid import Grid
 from ..model import EstimateRanker, LightGBMRanker, Ranker, load_bundle
@@ -146,7 +146,7 @@ class Exhaustive:
 
 
 class Sparse:
-    """Tries a share of the space on every problem, at least one config.
+    """Tries a share of the space on every problem, at least one config, and the family's `usual` ones.
 
     Some configs are those that the prior ranks first. The others are drawn at random, to find configs that the prior
     wrongly ranks as slow; one that is predicted to take twice as long is drawn 16 times less often. The plan trains
@@ -204,7 +204,10 @@ class Sparse:
         # replacement.
         keys = -_CAUTION * np.log(scores[others]) + random.gumbel(size=len(others))
         others = others[np.argsort(-keys, kind="stable")[:drawn]]
+        usual = set(family.usual(problem, device)) if isinstance(family, Measurable) else ()
         chosen = np.concatenate([order[: tried - drawn], others])
+        missed = set(np.flatnonzero([config in usual for config in space])) - set(chosen)
+        chosen = np.concatenate([chosen, sorted(missed)]).astype(int)
         return _by_score([space[i] for i in chosen], scores[chosen])
 
 

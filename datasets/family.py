@@ -297,6 +297,13 @@ class Measurable(Family):
     def source_hash(self) -> str:
         """Return a hash of the kernel's source. Times measured with different sources are not comparable."""
 
+    def usual(self, problem: Problem, device: DeviceSpec) -> Sequence[KernelConfig]:
+        """Return configs that sparse plans try on every problem, so that predictions can be compared with them.
+
+        These are the configs that others use, such as a heuristic's or a short list to autotune. By default, none.
+        """
+        return ()
+
     def check_problem(self, config: KernelConfig, problem: Problem) -> Problem:
         """Return the problem on which a config's result is checked before the config is timed on `problem`.
 

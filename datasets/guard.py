@@ -283,6 +283,11 @@ def _is_word(answer: Any) -> bool:
         return False
 
 
+def _are_configs(answer: Any) -> bool:
+    """Return whether a value is a tuple or list of configs."""
+    return isinstance(answer, (tuple, list)) and all(isinstance(config, KernelConfig) for config in answer)
+
+
 _anything = _must_be("anything", lambda answer: True)
 _number = _must_be("a finite number >= 0", _is_count)
 _hashable = _must_be("a hashable value", _is_value)
@@ -308,6 +313,7 @@ CHECKS: dict[str, _Check] = {
     "tolerance": _must_be("a finite number >= 0 or a tuple of these", _for_each(_is_count)),
     "compile": _anything,
     "source_hash": _must_be("a non-empty string", _is_word),
+    "usual": _must_be("a tuple of KernelConfigs", _are_configs),
     "check_problem": _stands_for(1),
     "binary_key": _hashable,
     "default": _must_be("a KernelConfig", lambda answer: isinstance(answer, KernelConfig)),

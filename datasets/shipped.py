@@ -17,7 +17,7 @@ def names() -> list[str]:
     """Return the names of the datasets that are shipped with the package.
 
     >>> names()[:2]
-    ['h100', 'h100_kernels']
+    ['h100', 'h100_inductor_templates']
     """
     root = Path(__file__).parent
     return sorted(manifest.parent.name for manifest in root.glob("[!.]*/dataset.json"))

@@ -1,17 +1,20 @@
-"""Generate the kernel of a product with Inductor's templates, for one config.
+"""Generate the kernel of a problem with Inductor's templates, for one config.
 
-Inductor lists a problem's choices and generates the kernel of one through `InductorChoices.get_template_configs`. Here
-the graph contains only the operands of the problem, and the only choice has the parameters of the config. The source is
-the one that Inductor benchmarks; it is compiled and launched like any `triton.jit` function, with its own cache key.
-Private names of torch are used; torch 2.11 and 2.13 have them.
+The graph contains only the operands of the problem. For products, Inductor lists the choices and generates the kernel
+of one through `InductorChoices.get_template_configs`; here, the only choice has the parameters of the config
+(`product_kernel`). For other ops, the lowering generates each choice in a loop; here, the first one has the parameters
+of the config and ends the loop (`lowered_kernel`). The source is the one that Inductor benchmarks; it is compiled and
+launched like any `triton.jit` function, with its own cache key. Private names of torch are used; torch 2.11 and 2.13
+have them.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -32,13 +35,14 @@ Operand = tuple[tuple[int, ...], tuple[int, ...], "torch.dtype"]
 _REMEMBERED = (
     ("torch._inductor.utils", "get_max_num_sms"),
     ("torch._inductor.utils", "using_b200"),
+    ("torch.utils._triton", "has_triton"),
     ("torch.utils._triton", "has_triton_tma"),
     ("torch.utils._triton", "has_triton_tma_device"),
     ("torch.utils._triton", "has_triton_stable_tma_api"),
     ("torch.utils._triton", "has_triton_experimental_host_tma"),
     ("torch.utils._triton", "has_triton_tensor_descriptor_host_tma"),
 )
-#: The number of problems whose graphs are kept; a collection handles problems one after the other.
+#: The number of problems whose kernels are kept; a collection handles problems one after the other.
 _KEPT = 4
 
 
@@ -46,22 +50,54 @@ _KEPT = 4
 class GeneratedKernel:
     """The Triton kernel that Inductor generated for one problem and config.
 
-    Its arguments are the operands, the output, and a workspace if `workspace_bytes` is not 0.
+    Its arguments are the tensors with these names, and a workspace if `workspace_bytes` is not 0.
     """
 
     kernel: Kernel
     grid: tuple[int, ...]
     launch_options: Mapping[str, int]
-    workspace_bytes: int
+    names: tuple[str, ...]
+    workspace_bytes: int = 0
 
-    def arguments(self, operands: Sequence[torch.Tensor], out: torch.Tensor) -> dict[str, Any]:
-        """Return the arguments of a launch on these operands and this output, by parameter name."""
+    def arguments(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """Return the arguments of a launch on these tensors, by parameter name."""
         import torch
 
-        tensors = [*operands, out]
+        given = [tensors[name] for name in self.names]
         if self.workspace_bytes:
-            tensors.append(torch.empty(self.workspace_bytes, dtype=torch.uint8, device=out.device))
-        return {**dict(zip(self.kernel.parameters, tensors, strict=True)), **self.launch_options}
+            given.append(torch.empty(self.workspace_bytes, dtype=torch.uint8, device=given[0].device))
+        return {**dict(zip(self.kernel.parameters, given, strict=True)), **self.launch_options}
+
+
+_importing = threading.Lock()
+
+
+def import_lowerings() -> None:
+    """Import Inductor's ops. Their modules import each other in circles, so two threads must not begin apart."""
+    with _importing:
+        import torch._inductor.lowering  # noqa: F401
+
+
+_kernels: OrderedDict[Problem, dict[KernelConfig, GeneratedKernel]] = OrderedDict()
+
+
+def cached_kernel(
+    problem: Problem, config: KernelConfig, generate: Callable[[Problem, KernelConfig], GeneratedKernel]
+) -> GeneratedKernel:
+    """Return the kernel of a config; `generate` is called at its first use, and the last few problems' are kept.
+
+    It is generated for the current device, or the one of an active stub driver.
+
+    Raises:
+        ForetuneError: Inductor generates none.
+    """
+    import_lowerings()
+    while problem not in _kernels and len(_kernels) >= _KEPT:
+        _kernels.popitem(last=False)
+    known = _kernels.setdefault(problem, {})
+    if config not in known:
+        known[config] = generate(problem, config)
+    return known[config]
 
 
 def operands_of(problem: Problem) -> dict[str, Operand]:
@@ -91,65 +127,44 @@ def operands_of(problem: Problem) -> dict[str, Operand]:
     return {**operands, "y": y}
 
 
-class _Graphs:
-    """A cache of the last few problems' Inductor graphs, and of the kernels generated in them."""
+@contextmanager
+def graph_of(operands: Mapping[str, Operand]) -> Iterator[dict[str, Any]]:
+    """Yield the nodes of an Inductor graph that contains only these operands, by name; the graph is active meanwhile.
 
-    def __init__(self) -> None:
-        self._graphs: OrderedDict[Problem, tuple[Any, Any]] = OrderedDict()
-        self._kernels: dict[Problem, dict[KernelConfig, GeneratedKernel]] = {}
-
-    def kernel(self, problem: Problem, config: KernelConfig) -> GeneratedKernel:
-        """Return the kernel of a config, generated at its first use."""
-        known = self._kernels.setdefault(problem, {})
-        if config not in known:
-            if problem not in self._graphs:
-                while len(self._graphs) >= _KEPT:
-                    oldest, _ = self._graphs.popitem(last=False)
-                    del self._kernels[oldest]
-                known = self._kernels.setdefault(problem, {})
-                self._graphs[problem] = _graph_of(problem)
-            known[config] = _generate(problem, config, *self._graphs[problem])
-        return known[config]
-
-
-def _graph_of(problem: Problem) -> tuple[Any, Any]:
-    """Return an Inductor graph that contains only the problem's operands, and the input of the op's lowering."""
+    The device is the current one, or the one of an active stub driver.
+    """
     import torch
+    from torch._inductor import config as inductor_config
     from torch._inductor import ir
     from torch._inductor.graph import GraphLowering
-    from torch._inductor.kernel_inputs import MMKernelInputs
     from torch._inductor.virtualized import V
 
     empty = torch.fx.Graph()
     empty.output(())
     graph = GraphLowering(torch.fx.GraphModule({}, empty))
-    nodes = []
-    with V.set_graph_handler(graph):
-        operands = operands_of(problem)
-        out = operands.pop("y")
+    with ExitStack() as stack:
+        stack.enter_context(V.set_graph_handler(graph))
+        stack.enter_context(inductor_config.patch(max_autotune=True, max_autotune_gemm_search_space="DEFAULT"))
+        stub = stubbed()
+        stack.enter_context(properties_of(stub.device) if stub else nullcontext())
+        nodes = {}
         for name, (shape, strides, dtype) in operands.items():
             layout = ir.FixedLayout(torch.device("cuda", 0), dtype, list(shape), list(strides))
             buffer = ir.InputBuffer(name=name, layout=layout)
-            graph.graph_inputs[name] = node = ir.TensorBox.create(buffer)
+            graph.graph_inputs[name] = nodes[name] = ir.TensorBox.create(buffer)
             graph.graph_input_names.append(name)
             graph.name_to_buffer[name] = buffer
-            nodes.append(node)
-        matrices: dict[str, Any] = {"mat1_idx": 0, "mat2_idx": 1} if "scale_a" in operands else {}
-        scalars: dict[str, float | int] | None = {"alpha": 1, "beta": 1} if "bias" in operands else None
-        inputs = MMKernelInputs(nodes, scalars=scalars, out_dtype=out[2], **matrices)
-    return graph, inputs
+        yield nodes
 
 
-def _generate(problem: Problem, config: KernelConfig, graph: Any, inputs: Any) -> GeneratedKernel:
-    """Generate a config's kernel in a problem's graph.
+def product_kernel(problem: Problem, config: KernelConfig) -> GeneratedKernel:
+    """Generate a config's kernel of a product.
 
     Raises:
         ForetuneError: Inductor generates no kernel for this config.
     """
-    from torch._inductor import config as inductor_config
     from torch._inductor.choices import InductorChoices
-    from torch._inductor.codecache import PyCodeCache
-    from torch._inductor.virtualized import V
+    from torch._inductor.kernel_inputs import MMKernelInputs
 
     class OneChoice(InductorChoices):
         def _finalize_template_configs(self, template_choices: Any, *_: Any, **__: Any) -> list[Any]:
@@ -163,25 +178,84 @@ def _generate(problem: Problem, config: KernelConfig, graph: Any, inputs: Any) -
             listed.params, listed.extra_kwargs = type(listed.params)(filled), more
             return [listed]
 
+    operands = operands_of(problem)
+    out = operands.pop("y")
     template, op, overrides = _template(problem, config)
-    with ExitStack() as stack:
-        stack.enter_context(V.set_graph_handler(graph))
-        stack.enter_context(inductor_config.patch(max_autotune=True, max_autotune_gemm_search_space="DEFAULT"))
-        stub = stubbed()
-        stack.enter_context(properties_of(stub.device) if stub else nullcontext())
+    matrices: dict[str, Any] = {"mat1_idx": 0, "mat2_idx": 1} if "scale_a" in operands else {}
+    scalars: dict[str, float | int] | None = {"alpha": 1, "beta": 1} if "bias" in operands else None
+    with graph_of(operands) as nodes:
+        inputs = MMKernelInputs(list(nodes.values()), scalars=scalars, out_dtype=out[2], **matrices)
         callers: list[Any] = OneChoice().get_template_configs(
             inputs, [template], op, kwarg_overrides={template.uid: overrides}
         )
         if not callers:
             raise ForetuneError(f"Inductor generates no kernel for {config} and {problem}")
-        request = callers[0].bmreq
-        module = PyCodeCache.load_by_key_path(request.module_cache_key, request.module_path)
+        return _kernel_of(callers[0], config, (*operands, "y"))
+
+
+def lowered_kernel(
+    operands: Mapping[str, Operand], lower: Callable[[Mapping[str, Any]], Any], config: KernelConfig
+) -> GeneratedKernel:
+    """Generate a config's kernel of an op whose lowering generates the choices itself.
+
+    Args:
+        operands: The kernel's tensors, by the name that the template has for them, and its output "y". Those that the
+            op does not take as inputs are allocated by the lowering.
+        lower: Runs the op's lowering on the graph's nodes by name.
+        config: The config, whose knobs are the template's parameters.
+
+    Raises:
+        ForetuneError: Inductor generates no kernel for this config, or one with another output.
+    """
+    from torch._inductor.select_algorithm import TritonTemplate
+
+    knobs = {knob: value for knob, value in config.to_json().items() if knob != "num_ctas"}
+
+    def append(template: TritonTemplate, choices: list[Any], **given: Any) -> None:
+        raise _Generated(template.generate(generate_with_caching=False, **{**given, **knobs}))
+
+    shape, strides, dtype = operands["y"]
+    with (
+        graph_of({name: operand for name, operand in operands.items() if name != "y"}) as nodes,
+        patch.object(TritonTemplate, "maybe_append_choice", append),
+    ):
+        caller = None
+        try:
+            lower(nodes)
+        except _Generated as generated:
+            caller = generated.caller
+        except NotImplementedError as error:
+            raise ForetuneError(f"Inductor generates no kernel for {config}: {error}") from error
+        if caller is None:
+            raise ForetuneError(f"Inductor lists no Triton template for {config}")
+        made = caller.layout
+        if (tuple(made.size), tuple(made.stride), made.dtype) != (shape, strides, dtype):
+            raise ForetuneError(f"Inductor's output is {made} but must be {operands['y']}")
+        kernel = _kernel_of(caller, config, ())
+        *inputs, _ = kernel.kernel.parameters
+        return replace(kernel, names=(*(name.removeprefix("arg_") for name in inputs), "y"))
+
+
+class _Generated(Exception):  # noqa: N818 - not an error: it ends a lowering
+    """Carries the first choice that a lowering generates."""
+
+    def __init__(self, caller: Any) -> None:
+        super().__init__()
+        self.caller = caller
+
+
+def _kernel_of(caller: Any, config: KernelConfig, names: tuple[str, ...]) -> GeneratedKernel:
+    """Return the kernel of a `TritonTemplateCaller`; `names` are those of its tensors."""
+    from torch._inductor.codecache import PyCodeCache
+
+    request, workspace = caller.bmreq, caller.workspace_arg
+    module = PyCodeCache.load_by_key_path(request.module_cache_key, request.module_path)
     *_, grid_x, grid_y, grid_z = request.extra_args
-    workspace = callers[0].workspace_arg
     return GeneratedKernel(
         kernel=Kernel(getattr(module, request.kernel_name).fn),
         grid=(int(grid_x), int(grid_y), int(grid_z)),
         launch_options={"num_warps": config.num_warps, "num_stages": config.num_stages},
+        names=names,
         workspace_bytes=0 if workspace is None else int(workspace.count),
     )
 
@@ -215,6 +289,7 @@ def _template(problem: Problem, config: KernelConfig) -> tuple[Any, str, dict[st
 def properties_of(device: DeviceSpec) -> Iterator[SimpleNamespace]:
     """Make torch report the properties of `device`, which may be absent, while the context manager is active."""
     import torch
+    from torch._dynamo.device_interface import CudaInterface
     from torch._inductor.runtime.hints import DeviceProperties
 
     major, minor = int(device.arch[3:-1]), int(device.arch[-1])
@@ -238,6 +313,7 @@ def properties_of(device: DeviceSpec) -> Iterator[SimpleNamespace]:
     }
     with (
         patch.multiple(torch.cuda, **dict[str, Any](answers)),
+        patch.object(CudaInterface.Worker, "get_device_properties", staticmethod(lambda *_: properties)),
         patch.object(DeviceProperties, "create", lambda _: hint),
     ):
         _forget()
@@ -253,17 +329,3 @@ def _forget() -> None:
         function: Any = getattr(import_module(module), name, None)
         if hasattr(function, "cache_clear"):
             function.cache_clear()
-
-
-_graphs = _Graphs()
-
-
-def generate(problem: Problem, config: KernelConfig) -> GeneratedKernel:
-    """Return the kernel that Inductor generates for a product with this config.
-
-    It is generated for the current device, or the one of an active stub driver.
-
-    Raises:
-        ForetuneError: Inductor generates none.
-    """
-    return _graphs.kernel(problem, config)

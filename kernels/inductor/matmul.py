@@ -234,6 +234,11 @@ def is_exact(problem: Problem) -> bool:
     return problem.dtype == "fp32" and TF32 not in problem.flags
 
 
+def is_unaligned(problem: Problem) -> bool:
+    """Return whether n or k is no multiple of 16 bytes, so that some rows start at odd addresses."""
+    return any(problem[dim] * problem.itemsize % _TMA_BYTES for dim in ("n", "k"))
+
+
 def _held_rows(problem: Problem, knobs: Mapping[str, Column]) -> Column:
     """Return the number of operand elements that a program holds in registers before storing them to shared memory.
 

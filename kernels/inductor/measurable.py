@@ -5,8 +5,7 @@ The problems are linear layers of real dense models, and random shapes. torch an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,12 +15,14 @@ import numpy as np
 from ...datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Problem
 from ...model.splits import RANDOM
 from .. import workloads
-from ..gemm_family import MeasuredFamily, seeded
 from ..workloads import DenseModel, check_drawn, chosen, shuffled
+from .generated_family import GeneratedFamily, Inputs
 from .matmul import TF32, InductorMMFamily, is_exact
 
 if TYPE_CHECKING:
     import torch
+
+    from .generated import GeneratedKernel, Operand
 
 #: Token counts of one call, from decoding to training.
 TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -144,16 +145,7 @@ def _product(flags: tuple[str, ...], rng: np.random.Generator, batch: int, m: in
 _TF32_STEP = 8
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """The tensors of one call, on the device."""
-
-    operands: dict[str, torch.Tensor]  # in the op's order
-    y: torch.Tensor  # poisoned with NaN
-    problem: Problem
-
-
-class InductorMM(InductorMMFamily, MeasuredFamily):
+class InductorMM(InductorMMFamily, GeneratedFamily):
     """The family of Inductor's mm, addmm, bmm, baddbmm and scaled_mm, with all that `foretune collect` needs.
 
     >>> from foretune.kernels import find_family
@@ -192,44 +184,26 @@ class InductorMM(InductorMMFamily, MeasuredFamily):
                 return config
         return super().default(problem, device)
 
-    def inputs(self, problem: Problem, device: DeviceSpec, *, seed: int = 0) -> Inputs:
-        """Return random operands, and an output filled with NaN."""
-        import torch
-
+    def operands(self, problem: Problem) -> dict[str, Operand]:
+        """Return (shape, strides, dtype) of each operand by name, in the order of Inductor's op, and of "y"."""
         from .generated import operands_of
 
-        where, generator = seeded(device, seed)
-        made = {}
-        for name, (shape, strides, dtype) in operands_of(problem).items():
-            if name == "y":
-                continue
-            drawn = torch.randn(*shape, generator=generator, device=where)
-            if name.startswith("scale"):
-                drawn = drawn.abs() + 0.5
-            tensor = torch.empty_strided(shape, strides, dtype=dtype, device=where)
-            if 0 in strides:  # a bias: one row, expanded
-                row = drawn[(0,) * (drawn.ndim - 1)].to(dtype)
-                tensor = row.expand(shape)
-            else:
-                tensor.copy_(drawn)
-            made[name] = tensor
-        shape, _, dtype = operands_of(problem)["y"]
-        return Inputs(made, torch.full(shape, float("nan"), dtype=dtype, device=where), problem)
+        return operands_of(problem)
 
-    def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
-        """Launch the generated kernel and return the output."""
-        from ...runtime.launching.launcher import ensure_allocator
-        from .generated import generate
+    def generate(self, problem: Problem, config: KernelConfig) -> GeneratedKernel:
+        """Generate the kernel of a config."""
+        from .generated import product_kernel
 
-        if config["PERSISTENT_TMA"]:
-            ensure_allocator()
-        made = generate(inputs.problem, config)
-        made.kernel.launch(made.grid, made.arguments(tuple(inputs.operands.values()), inputs.y))
-        return inputs.y
+        return product_kernel(problem, config)
+
+    def fill(self, tensors: Mapping[str, torch.Tensor], problem: Problem, generator: torch.Generator) -> None:
+        """Make scales positive."""
+        for name in tensors.keys() & {"scale_a", "scale_b"}:
+            tensors[name].abs_().add_(0.5)
 
     def reference(self, inputs: Inputs) -> torch.Tensor:
         """Return the result of the product in float32."""
-        given = {name: tensor.float() for name, tensor in inputs.operands.items()}
+        given = {name: tensor.float() for name, tensor in inputs.tensors.items() if name != "y"}
         y: torch.Tensor = given["a"] @ given["b"]
         if "scale_a" in given:
             y = y * given["scale_a"] * given["scale_b"]
@@ -245,29 +219,13 @@ class InductorMM(InductorMMFamily, MeasuredFamily):
         known = {"bf16": 4e-3, "fp16": 5e-4, "fp32": 1e-5, TF32: 1e-3 + cut_off, "fp8e4m3": 8e-3}
         return known[self.multiplied_as(problem)]
 
-    def compile(self, config: KernelConfig, problem: Problem) -> Any:
-        """Compile the generated kernel without a launch."""
-        import torch
-
-        from .generated import generate, operands_of
-
-        made = generate(problem, config)
-        *operands, y = (
-            torch.empty_strided(shape, strides, dtype=dtype, device="meta")
-            for shape, strides, dtype in operands_of(problem).values()
-        )
-        return made.kernel.compile(made.grid, made.arguments(operands, y))
-
-    def source_hash(self) -> str:
-        """Return a hash of Inductor's templates, which depend on torch's version."""
+    def templates(self) -> Iterable[Any]:
+        """Return Inductor's templates that the kernels are generated from."""
         from torch._inductor.kernel import bmm, mm
 
-        from ...runtime.launching.source_hash import digest_of
-
-        templates = (
+        return (
             mm.mm_template,
             mm.persistent_tma_mm_template,
             mm.scaled_mm_device_tma_epilogue_scaling_template,
             bmm.bmm_template,
         )
-        return digest_of(str(template.src_hash) for template in templates)

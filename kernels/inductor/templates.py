@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
@@ -13,6 +14,13 @@ if TYPE_CHECKING:
 
 #: The dimension that is split among the groups, by flag; without a flag, each group has its own matrices.
 _RAGGED = {"a_ragged": "m", "b_ragged": "n", "both_ragged": "k"}
+#: The smallest and largest BLOCK_M that Inductor lists for up to this many rows of a group (mm_grouped.py, torch 2.11).
+_BLOCKS_OF_ROWS = {16: (16, 32), 32: (16, 64), 64: (32, 128), math.inf: (64, 128)}
+
+
+def split_dim(problem: Problem) -> str | None:
+    """Return the dimension of a grouped product that is split among the groups, or None."""
+    return next((dim for flag, dim in _RAGGED.items() if flag in problem.flags), None)
 
 
 class _Product(InductorTemplate):
@@ -48,17 +56,18 @@ class _Product(InductorTemplate):
         )
 
 
-class InductorGroupedMM(_Product):
+class InductorGroupedMMFamily(_Product):
     """The family of grouped_mm and scaled_grouped_mm, which compute `groups` products.
 
     A dimension that is split among the groups ("a_ragged": m, "b_ragged": n, "both_ragged": k) has the size of all
     groups together; others have the size of each group. The split is only known on the device. It is assumed to be
-    even, as Inductor assumes when it times choices.
+    even, as Inductor assumes when it times choices. "a_transposed" and "b_transposed": the operand is stored with its
+    columns contiguous.
     """
 
     name = "inductor_grouped_mm"
     dims = ("groups", "m", "n", "k")
-    flags = tuple(_RAGGED)
+    flags = (*_RAGGED, "a_transposed", "b_transposed")
     values: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "BLOCK_M": (16, 32, 64, 128),
         "BLOCK_N": (64, 128, 256),
@@ -67,49 +76,118 @@ class InductorGroupedMM(_Product):
         "num_stages": (3, 4),
     }
 
+    def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
+        """Return why a config cannot run a problem on a device, or why Inductor does not list it, or None."""
+        if (reason := super().supports(config, problem, device)) is not None:
+            return reason
+        rows = problem["m"] // max(problem["groups"], 1) if split_dim(problem) == "m" else problem["m"]
+        least, most = next(blocks for limit, blocks in _BLOCKS_OF_ROWS.items() if rows <= limit)
+        if not least <= config["BLOCK_M"] <= most:
+            return f"BLOCK_M must be {least} to {most} for {rows} rows but is {config['BLOCK_M']}"
+        return None
+
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
         """Return the tiles and inner-loop steps of each config; `knobs` has the values of each knob, (n_configs,)."""
         import numpy as np
 
-        groups = max(problem["groups"], 1)
-        split = {_RAGGED[flag] for flag in problem.flags}
-        m, n, k = (problem[dim] / (groups if dim in split else 1) for dim in ("m", "n", "k"))
+        groups, split = max(problem["groups"], 1), split_dim(problem)
+        m, n, k = (problem[dim] / (groups if dim == split else 1) for dim in ("m", "n", "k"))
         tiles = groups * np.ceil(m / knobs["BLOCK_M"]) * np.ceil(n / knobs["BLOCK_N"])
         steps = np.maximum(np.ceil(k / knobs["BLOCK_K"]), 1)
         return self._loop(knobs, tiles, steps, problem.itemsize, 1.0)
 
     def flops(self, problem: Problem) -> float:
         """Return the floating-point operations of one call."""
-        groups = 1 if problem.flags else problem["groups"]
+        groups = 1 if split_dim(problem) else problem["groups"]
         return 2.0 * groups * problem["m"] * problem["n"] * problem["k"]
 
     def bytes(self, problem: Problem) -> float:
         """Return the minimum number of bytes that one call reads and writes."""
         groups, m, n, k = (problem[dim] for dim in self.dims)
-        shared = {_RAGGED[flag] for flag in problem.flags}
         operands = [(m, k), (k, n), (m, n)]
         dims = [("m", "k"), ("k", "n"), ("m", "n")]
-        each = (a * b * (1 if shared & set(names) else groups) for (a, b), names in zip(operands, dims, strict=True))
+        each = (
+            a * b * (1 if split_dim(problem) in names else groups) for (a, b), names in zip(operands, dims, strict=True)
+        )
         return float(problem.itemsize * sum(each))
 
 
-class InductorConvolution(_Product):
+#: BLOCK_M, BLOCK_N, BLOCK_K, num_stages and num_warps of the configs that Inductor lists for convolution
+#: (template_heuristics/triton.py, torch 2.11). Blocks larger than the problem are reduced to it.
+_CONVOLUTIONS = (
+    (64, 256, 16, 2, 4),
+    (256, 64, 16, 2, 4),
+    (1024, 16, 16, 1, 8),
+    (128, 128, 32, 2, 8),
+    (64, 64, 32, 2, 4),
+    (64, 256, 32, 2, 8),
+    (256, 64, 32, 2, 8),
+    (128, 128, 64, 3, 8),
+    (64, 128, 64, 4, 4),
+    (128, 64, 64, 4, 4),
+    (256, 128, 64, 2, 8),
+    (128, 256, 64, 2, 8),
+    (128, 128, 128, 2, 8),
+    (128, 128, 128, 3, 8),
+    (64, 128, 128, 4, 4),
+    (256, 128, 128, 2, 8),
+    (128, 256, 128, 2, 8),
+)
+#: The least accumulators of a warp, 16 x 16.
+_LEAST_TILE = 256
+
+
+class InductorConvolutionFamily(_Product):
     """The family of convolution, described as the matrix product that its template computes.
 
-    m is the number of output pixels of all images. n and k are the output and input channels of one of `groups` groups.
-    Each of the `window` positions of the filter is a step.
+    m is the number of output pixels of all `images`. n and k are the output and input channels of one of `groups`
+    groups. Each of the `window` positions of the filter is a step; neighboring outputs are `stride` inputs apart.
+    "channels_last": the channels of the input are contiguous.
     """
 
     name = "inductor_convolution"
-    dims = ("groups", "m", "n", "k", "window")
+    dims = ("groups", "images", "m", "n", "k", "window", "stride")
+    flags = ("channels_last",)
     dtypes = ("bf16", "fp16", "fp32")
+    default_dims: ClassVar[Mapping[str, int]] = {"images": 1, "stride": 1}
     values: ClassVar[Mapping[str, tuple[int, ...]]] = {
-        "BLOCK_M": (16, 32, 64, 128, 256),
+        "BLOCK_M": (16, 32, 64, 128, 256, 512, 1024),
         "BLOCK_N": (16, 32, 64, 128, 256),
         "BLOCK_K": (16, 32, 64, 128),
         "num_warps": (1, 2, 4, 8),
-        "num_stages": (1, 2, 3, 4, 5),
+        "num_stages": (1, 2, 3, 4),
     }
+
+    def is_listed(self, config: KernelConfig) -> bool:
+        """Return whether Inductor lists the config for a problem of some size."""
+        blocks = [config[knob] for knob in self.tiles]
+        return any(
+            config.num_stages == stages
+            and config.num_warps == min(warps, max(blocks[0] * blocks[1] // _LEAST_TILE, 1))
+            and all(block <= most for block, most in zip(blocks, listed, strict=True))
+            for *listed, stages, warps in _CONVOLUTIONS
+        )
+
+    def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
+        """Return why a config cannot run a problem on a device, or why Inductor does not list it, or None."""
+        if (reason := super().supports(config, problem, device)) is not None:
+            return reason
+        most = _largest_blocks(problem)
+        for knob, size in most.items():
+            if config[knob] > size:
+                return f"{knob} must be at most {size} for {self.tiles[knob]}={problem[self.tiles[knob]]}"
+        if config not in self.listed(problem):
+            return f"Inductor does not list BLOCK_M, BLOCK_N, BLOCK_K, num_warps, num_stages as in {config}"
+        return None
+
+    def listed(self, problem: Problem) -> tuple[KernelConfig, ...]:
+        """Return the configs that Inductor lists for a problem, in its order."""
+        most, listed = _largest_blocks(problem), []
+        for *sizes, stages, warps in _CONVOLUTIONS:
+            blocks = {knob: min(block, most[knob]) for knob, block in zip(self.tiles, sizes, strict=True)}
+            threads = min(warps, blocks["BLOCK_M"] * blocks["BLOCK_N"] // _LEAST_TILE)
+            listed.append(KernelConfig.of(**blocks, num_warps=threads, num_stages=stages))
+        return tuple(dict.fromkeys(listed))
 
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
         """Return the tiles and inner-loop steps of each config; `knobs` has the values of each knob, (n_configs,)."""
@@ -125,19 +203,42 @@ class InductorConvolution(_Product):
 
     def bytes(self, problem: Problem) -> float:
         """Return the minimum number of bytes that one call reads and writes."""
-        m, n, k = problem["m"], problem["n"], problem["k"]
-        return float(problem["groups"] * problem.itemsize * (m * k + m * n + n * k * problem["window"]))
+        m, n, k, window = (problem[dim] for dim in ("m", "n", "k", "window"))
+        read = min(problem["stride"] ** 2, window)  # input pixels for each output pixel
+        return float(problem["groups"] * problem.itemsize * (m * k * read + m * n + n * k * window))
+
+
+def _largest_blocks(problem: Problem) -> dict[str, int]:
+    """Return the largest block of each knob: the number of input pixels, or of channels, rounded up to a power of two.
+
+    For n, these are the channels of all groups.
+    """
+    sizes = problem["m"] * problem["stride"] ** 2, problem["groups"] * problem["n"], problem["k"]
+    return {
+        knob: max(16, 1 << (size - 1).bit_length())
+        for knob, size in zip(InductorConvolutionFamily.tiles, sizes, strict=True)
+    }
 
 
 _WARPS = (2, 4, 8)
+#: The flag of attention with a block mask: blocks of keys that no query of a block attends to are left out.
+BLOCK_MASK = "block_mask"
+
+
+def _rounded_heads(problem: Problem) -> tuple[int, int]:
+    """Return the head dimensions of keys and values as programs hold them: rounded up to powers of two."""
+    head_qk, head_v = (1 << (problem[dim] - 1).bit_length() for dim in ("head_qk", "head_v"))
+    return head_qk, head_v
 
 
 class _Flex(InductorTemplate):
     """Base class of the flex attention families; all blocks count as work, because the mask is unknown.
 
     `batch` is the batch size times the number of query heads. `groups` query heads share a head of keys and values.
+    "block_mask": the call has a block mask, such as a causal one.
     """
 
+    flags: ClassVar[tuple[str, ...]] = (BLOCK_MASK,)
     dims: ClassVar[tuple[str, ...]] = ("batch", "groups", "queries", "keys", "head_qk", "head_v")
     dtypes = ("bf16", "fp16", "fp32")
 
@@ -153,7 +254,7 @@ class _Flex(InductorTemplate):
         return float(problem.itemsize * heads * (problem["batch"] * problem["queries"] + shared * problem["keys"]))
 
 
-class InductorFlexAttention(_Flex):
+class InductorFlexAttentionFamily(_Flex):
     """The family of flex attention's forward pass.
 
     A program has BLOCK_M queries of a head, and loops over the keys in steps of BLOCK_N.
@@ -170,16 +271,17 @@ class InductorFlexAttention(_Flex):
 
     def smem_bytes(self, config: KernelConfig, problem: Problem) -> int:
         """Return the shared memory of one program in bytes."""
-        heads = problem["head_qk"] + problem["head_v"]
-        per_step = config["BLOCK_N"] * heads
-        return int(problem.itemsize * (config["BLOCK_M"] * problem["head_qk"] + config.num_stages * per_step))
+        head_qk, head_v = _rounded_heads(problem)
+        per_step = config["BLOCK_N"] * (head_qk + head_v)
+        return int(problem.itemsize * (config["BLOCK_M"] * head_qk + config.num_stages * per_step))
 
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
         """Return the tiles and inner-loop steps of each config; `knobs` has the values of each knob, (n_configs,)."""
         import numpy as np
 
         block_m, block_n, itemsize = knobs["BLOCK_M"], knobs["BLOCK_N"], problem.itemsize
-        heads = problem["head_qk"] + problem["head_v"]
+        head_qk, head_v = _rounded_heads(problem)
+        heads = head_qk + head_v
         return _loop(
             knobs,
             tiles=problem["batch"] * np.ceil(problem["queries"] / block_m),
@@ -188,13 +290,13 @@ class InductorFlexAttention(_Flex):
             columns=block_n,
             step_flops=2 * block_m * block_n * heads,
             step_bytes=block_n * heads * itemsize,
-            tile_bytes=block_m * problem["head_v"] * itemsize,
-            accumulators=block_m * (problem["head_v"] + block_n),
-            kept_bytes=block_m * problem["head_qk"] * itemsize,
+            tile_bytes=block_m * head_v * itemsize,
+            accumulators=block_m * (head_v + block_n),
+            kept_bytes=block_m * head_qk * itemsize,
         )
 
 
-class InductorFlexDecoding(InductorFlexAttention):
+class InductorFlexDecodingFamily(InductorFlexAttentionFamily):
     """The family of flex attention for decoding.
 
     A program has all queries of a group of heads and one of `splits` parts of the keys, over which it loops in steps of
@@ -202,7 +304,7 @@ class InductorFlexDecoding(InductorFlexAttention):
     """
 
     name = "inductor_flex_decoding"
-    dims: ClassVar[tuple[str, ...]] = (*InductorFlexAttention.dims, "splits")
+    dims: ClassVar[tuple[str, ...]] = (*InductorFlexAttentionFamily.dims, "splits")
     values: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "BLOCK_M": (16, 32, 64, 128),
         "BLOCK_N": (16, 32, 64, 128),
@@ -210,12 +312,22 @@ class InductorFlexDecoding(InductorFlexAttention):
         "num_stages": (1, 2, 3, 4, 5),
     }
 
+    def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
+        """Return why a config cannot run a problem on a device, or None."""
+        rows = max(16, 1 << (problem["queries"] - 1).bit_length())
+        if (reason := super().supports(config, problem, device)) is not None:
+            return reason
+        if config["BLOCK_M"] != rows:
+            return f"BLOCK_M must be {rows} for queries={problem['queries']} but is {config['BLOCK_M']}"
+        return None
+
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
         """Return the tiles and inner-loop steps of each config; `knobs` has the values of each knob, (n_configs,)."""
         import numpy as np
 
         block_m, block_n, itemsize = knobs["BLOCK_M"], knobs["BLOCK_N"], problem.itemsize
-        heads = problem["head_qk"] + problem["head_v"]
+        head_qk, head_v = _rounded_heads(problem)
+        heads = head_qk + head_v
         splits = max(problem["splits"], 1)
         return _loop(
             knobs,
@@ -225,13 +337,13 @@ class InductorFlexDecoding(InductorFlexAttention):
             columns=block_n,
             step_flops=2 * block_m * block_n * heads,
             step_bytes=block_n * heads * itemsize,
-            tile_bytes=block_m * problem["head_v"] * 4,
-            accumulators=block_m * (problem["head_v"] + block_n),
-            kept_bytes=block_m * problem["head_qk"] * itemsize,
+            tile_bytes=block_m * head_v * 4,
+            accumulators=block_m * (head_v + block_n),
+            kept_bytes=block_m * head_qk * itemsize,
         )
 
 
-class InductorFlexBackward(_Flex):
+class InductorFlexBackwardFamily(_Flex):
     """The family of flex attention's backward pass, one launch with two kinds of programs.
 
     The first programs have BLOCK_N1 keys each and loop over the queries in steps of BLOCK_M1 (dK and dV). The others
@@ -248,7 +360,7 @@ class InductorFlexBackward(_Flex):
     values: ClassVar[Mapping[str, tuple[int, ...]]] = {
         **dict.fromkeys(("BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2"), (16, 32, 64, 128)),
         "num_warps": _WARPS,
-        "num_stages": (1, 3, 4, 5),
+        "num_stages": (1, 2, 3, 4, 5),
     }
 
     def is_listed(self, config: KernelConfig) -> bool:
@@ -264,7 +376,7 @@ class InductorFlexBackward(_Flex):
 
     def smem_bytes(self, config: KernelConfig, problem: Problem) -> int:
         """Return the shared memory of one program in bytes."""
-        heads = problem["head_qk"] + problem["head_v"]
+        heads = sum(_rounded_heads(problem))
         of_keys = config["BLOCK_N1"] + config.num_stages * config["BLOCK_M1"]
         of_queries = config["BLOCK_M2"] + config.num_stages * config["BLOCK_N2"]
         return int(problem.itemsize * heads * max(of_keys, of_queries))
@@ -278,7 +390,8 @@ class InductorFlexBackward(_Flex):
         import numpy as np
 
         m1, n1, m2, n2 = (knobs[knob] for knob in self.tiles)
-        itemsize, heads = problem.itemsize, problem["head_qk"] + problem["head_v"]
+        head_qk, head_v = _rounded_heads(problem)
+        itemsize, heads = problem.itemsize, head_qk + head_v
         batch, queries, keys = problem["batch"], problem["queries"], problem["keys"]
         of_keys = batch / max(problem["groups"], 1) * np.ceil(keys / n1)
         of_queries = batch * np.ceil(queries / m2)
@@ -299,8 +412,8 @@ class InductorFlexBackward(_Flex):
             columns=mean(np.maximum(m1, n1), np.maximum(m2, n2)),
             step_flops=mean(4.0 * m1 * n1 * heads, 3.0 * m2 * n2 * heads),
             step_bytes=mean(m1 * heads * itemsize, n2 * heads * itemsize),
-            tile_bytes=mean(n1 * heads * itemsize, m2 * problem["head_qk"] * itemsize),
-            accumulators=np.maximum(n1 * (heads + m1), m2 * (problem["head_qk"] + n2)),
+            tile_bytes=mean(n1 * heads * itemsize, m2 * head_qk * itemsize),
+            accumulators=np.maximum(n1 * (heads + m1), m2 * (head_qk + n2)),
             kept_bytes=np.maximum(n1, m2) * heads * itemsize,
         )
 

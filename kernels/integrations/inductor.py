@@ -81,7 +81,7 @@ class Limits:
         from ..inductor import choices, family, matmul, templates
 
         # The code that ranks unlearned ops, and the code that takes times.
-        deciding = choices, family, matmul, templates, timed_by_us, _timer
+        deciding = choices, family, matmul, templates, Limits, timed_by_us, _timer
         sources = (inspect.getsource(one) for one in deciding)
         try:
             digest = bundle_in_force(self.bundle).digest
@@ -93,14 +93,18 @@ class Limits:
         """Return those of the `KernelTemplateChoice`s of one lowering of `op` that are kept.
 
         Choices without a tile (ATen, decompose-k) come first, then the fastest ones. If Inductor lists choices for
-        several hints of a size, k of each are kept.
+        several hints of a size, k of each are kept. If ATen is among the choices, exact float32 products of 16 rows or
+        more are left to it.
         """
-        from ..inductor.choices import mm_config, mm_problem, multiplies_as_tf32
+        from ..inductor.choices import is_aten, is_left_to_aten, mm_config, mm_problem, multiplies_as_tf32
 
         hints = [choice.params.to_kwargs().get("hint_override") for choice in choices]
         configs = [mm_config(choice) for choice in choices]
         with_tile = [choice for choice, config in zip(choices, configs, strict=True) if config is not None]
         tf32 = any(map(multiplies_as_tf32, with_tile))
+        problem = mm_problem(inputs, op, tf32)
+        if problem is not None and is_left_to_aten(problem) and any(map(is_aten, choices)):
+            return [choice for choice, config in zip(choices, configs, strict=True) if config is None]
         return self._limited(choices, configs, hints, partial(mm_problem, inputs, op, tf32))
 
     def of_callers(self, choices: Sequence[Any]) -> list[Any]:

@@ -75,6 +75,19 @@ def test_the_thin_plan_asks_for_all_cases_in_their_order_and_for_the_priors_firs
     assert firsts < len(steps)  # the others are drawn
 
 
+def test_the_thin_plan_also_asks_for_the_familys_usual_configs():
+    class WithUsual(FakeFamily):
+        def usual(self, problem, device):
+            return self.space(device)[::7]
+
+    for steps in zip(
+        *(Sparse(one, DEVICE, share=0.1).next(GRID.cases, None) for one in (FAMILY, WithUsual())), strict=True
+    ):
+        few, more = (set(step.configs) for step in steps)
+        assert more == few | (set(FAMILY.space(DEVICE)[::7]) & supported(steps[0].case))
+        assert len(steps[1].configs) == len(more)
+
+
 def test_a_problem_that_no_config_can_run_gets_rows_that_say_why():
     class Unsupporting(FakeFamily):
         def supports(self, config, problem, device):

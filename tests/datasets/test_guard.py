@@ -81,6 +81,7 @@ def test_a_refusal_of_the_family_is_left_as_it_is():
         ("tolerance", (0.0, 1e-3), (PROBLEM,), None),
         ("reference", (torch.ones(1), 1), (None,), "must return a tensor or a tuple of tensors but returned"),
         ("source_hash", "", (), "must return a non-empty string but returned ''"),
+        ("usual", [None], (PROBLEM, DEVICE), "must return a tuple of KernelConfigs but returned .None."),
         ("check_problem", None, (SPACE[0], PROBLEM), "must return a Problem but returned None"),
         ("binary_key", {}, (SPACE[0], PROBLEM), "must return a hashable value but returned {}"),
         ("default", {}, (PROBLEM, DEVICE), "must return a KernelConfig but returned {}"),

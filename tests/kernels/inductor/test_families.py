@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from foretune.kernels import find_family, workloads
-from foretune.kernels.inductor import InductorMM
+from foretune.kernels.inductor import InductorMM, choices
 from foretune.kernels.inductor.choices import GROWTH, best_first
+from foretune.kernels.inductor.contenders import BASELINES
 from foretune.kernels.testing import FamilyContract
+from foretune.model import load_bundle
+from foretune.runtime.shortlist import make_shortlist
 
 H200 = DeviceSpec.named("h200")
 MM = find_family("inductor:mm")
@@ -39,14 +46,18 @@ class TestMM(FamilyContract):
         return []  # Inductor's decorators want a compiled kernel
 
 
-class PredictOnly(FamilyContract):
+class Templates(FamilyContract):
     sizes = ({},)
+    compiled = 1
 
     def problems(self):
         return [Problem.of(self.family.name, **sizes) for sizes in self.sizes]
 
+    def small_problems(self):
+        return []  # Inductor's decorators want a compiled kernel; test_lowered.py interprets the functions in them
 
-class TestGroupedMM(PredictOnly):
+
+class TestGroupedMM(Templates):
     family = "inductor_grouped_mm"
     sizes = (
         {"groups": 8, "m": 1000, "n": 512, "k": 256, "flags": ("a_ragged",)},
@@ -55,24 +66,25 @@ class TestGroupedMM(PredictOnly):
     )
 
 
-class TestConvolution(PredictOnly):
+class TestConvolution(Templates):
     family = "inductor_convolution"
-    sizes = ({"groups": 1, "m": 7200, "n": 128, "k": 64, "window": 9},)
+    compiled = 121  # of which Inductor lists a few for a problem
+    sizes = ({"groups": 1, "images": 2, "m": 6272, "n": 128, "k": 64, "window": 9, "stride": 1},)
 
 
-class TestFlexAttention(PredictOnly):
+class TestFlexAttention(Templates):
     family = "inductor_flex_attention"
     sizes = ({"batch": 16, "groups": 1, "queries": 1000, "keys": 1000, "head_qk": 64, "head_v": 64},)
 
 
-class TestFlexBackward(PredictOnly):
+class TestFlexBackward(Templates):
     family = "inductor_flex_backward"
     sizes = TestFlexAttention.sizes
 
 
-class TestFlexDecoding(PredictOnly):
+class TestFlexDecoding(Templates):
     family = "inductor_flex_decoding"
-    sizes = ({**TestFlexAttention.sizes[0], "queries": 4, "splits": 8},)
+    sizes = ({**TestFlexAttention.sizes[0], "queries": 4, "keys": 4096, "splits": 8, "flags": ("block_mask",)},)
 
 
 def test_a_package_of_ours_is_enough_to_name_a_family():
@@ -219,9 +231,13 @@ def test_only_float32_is_rounded_to_tf32():
     )
 
 
-def test_twice_k_go_through_while_nothing_is_learned_and_twins_count():
+def test_twice_k_go_through_while_nothing_is_learned_and_twins_count(monkeypatch):
+    monkeypatch.setattr(choices, "bundle_in_force", lambda bundle: SimpleNamespace(families=()))
     family = find_family("inductor:convolution")
-    problem, configs = Problem.of(family.name, groups=1, m=7200, n=128, k=64, window=9), list(family.space(H200))
+    problem, configs = (
+        Problem.of(family.name, groups=1, images=2, m=6272, n=128, k=64, window=9, stride=1),
+        list(family.space(H200)),
+    )
     chosen = best_first(problem, configs, H200, 3)
     assert len(set(chosen)) == 3 * GROWTH
     us = family.estimate_us(problem, H200, [configs[place] for place in chosen])
@@ -229,6 +245,77 @@ def test_twice_k_go_through_while_nothing_is_learned_and_twins_count():
     twins = best_first(problem, [config for config in configs for _ in range(2)], H200, 3)
     assert twins[:2] == (2 * chosen[0], 2 * chosen[0] + 1)
     assert len(twins) == 3 * GROWTH
+
+
+@pytest.mark.parametrize(("n", "grown"), [(512, 1), (508, GROWTH)])
+def test_more_go_through_where_rows_are_unaligned(n, grown):
+    assert len(best_first(product(64, n, 512), list(MM.space(H200)), H200, 3)) == 3 * grown
+
+
+def test_the_shipped_bundle_has_learned_them_and_prefers_eight_warps_for_wide_heads():
+    """On an H100, flex attention's backward pass of head dimension 256 takes 1.5 times as long with 4 warps."""
+    names = ("grouped_mm", "convolution", "flex_attention", "flex_decoding", "flex_backward")
+    assert {f"inductor_{name}" for name in names} <= set(load_bundle().families)
+    family, h100 = find_family("inductor:flex_backward"), DeviceSpec.named("h100")
+    sizes = {"batch": 64, "groups": 4, "queries": 1024, "keys": 1024, "head_qk": 256, "head_v": 256}
+    problem = Problem.of(family.name, flags=("block_mask",), **sizes)
+    (first, *_) = make_shortlist(family, problem, h100, k=4).configs
+    assert first.num_warps == 8
+
+
+def test_threads_may_hash_the_templates_of_different_ops_at_once():
+    """Training does so. The modules of these ops import each other in circles; a new process has imported none."""
+    script = """
+from concurrent.futures import ThreadPoolExecutor
+from foretune.kernels import find_family
+names = ("grouped_mm", "flex_attention", "flex_decoding", "convolution", "flex_backward", "mm")
+families = [find_family(f"inductor:{name}") for name in names]
+with ThreadPoolExecutor(len(families)) as pool:
+    print(len(set(pool.map(lambda family: family.source_hash(), families))))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout == "6\n", done.stderr
+
+
+def test_inductors_own_order_is_its_default_then_its_list_then_the_estimates():
+    family = find_family("inductor:flex_attention")
+    problem = Problem.of(family.name, **TestFlexAttention.sizes[0])
+    configs = [config for config in family.space(H200) if family.supports(config, problem, H200) is None]
+    ranks = BASELINES["inductor"].rankers[0]().predict(family, problem, H200, configs)
+    ranked = [configs[place] for place in ranks.argsort()]
+    listed = family.usual(problem, H200)
+    assert tuple(ranked[: len(listed)]) == tuple(listed)
+    assert ranked[0] == family.default(problem, H200)
+    us = family.estimate_us(problem, H200, ranked[len(listed) :])
+    assert list(us) == sorted(us)
+    assert family.supports(KernelConfig.of(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2), problem, H200) is None
+
+
+@pytest.mark.parametrize("name", ["flex_attention", "flex_backward", "flex_decoding"])
+def test_what_inductor_lists_is_in_the_space(name):
+    family = find_family(f"inductor:{name}")
+    for case in family.cases(per_layer=1, random=3):
+        reasons = {family.supports(config, case.problem, H200) for config in family.usual(case.problem, H200)}
+        assert all(reason is None or "shared memory" in reason for reason in reasons), reasons
+
+
+def test_inductor_reduces_blocks_of_convolution_to_the_problem():
+    family = find_family("inductor:convolution")
+    problem = Problem.of(family.name, groups=1, images=1, m=196, n=96, k=3, window=9, stride=1)
+    listed = family.listed(problem)
+    assert max(config["BLOCK_M"] for config in listed) == 256
+    assert max(config["BLOCK_N"] for config in listed) == 128
+    assert {config["BLOCK_K"] for config in listed} == {16}
+    assert listed[0] == family.default(problem, H200)
+    assert {config for config in family.space(H200) if family.supports(config, problem, H200) is None} == set(listed)
+
+
+@pytest.mark.parametrize(("rows", "blocks"), [(16, {16, 32}), (32, {16, 32, 64}), (64, {32, 64, 128}), (65, {64, 128})])
+def test_grouped_products_have_the_blocks_that_inductor_lists_for_their_rows(rows, blocks):
+    family = find_family("inductor:grouped_mm")
+    problem = Problem.of(family.name, flags=("a_ragged",), groups=8, m=8 * rows, n=512, k=512)
+    able = {config["BLOCK_M"] for config in family.space(H200) if family.supports(config, problem, H200) is None}
+    assert able == blocks
 
 
 def test_cases_are_calls_that_the_family_takes_with_the_layers_they_are_of():
