@@ -94,7 +94,7 @@ class Ranges:
         >>> Ranges.of(DW, block_m=[64]).block_m, Ranges.of(DW, block_m=[64]).block_k
         ((64,), (32, 64))
         """
-        return with_ranges(_DW_RANGES if variant is DW else cls(), ranges, _VALID)
+        return with_ranges(_DW_RANGES if variant is DW else cls(), ranges, _DW_VALID if variant is DW else _VALID)
 
 
 #: dW: its output tiles are pieces of N x K, which is never small; it contracts over the rows of a group, often few.
@@ -103,7 +103,7 @@ _DW_RANGES = Ranges(block_m=(64, 128, 256), block_n=(64, 128, 192, 256), block_k
 _UP_TO_512 = ("a power of two between 16 and 512", (16, 32, 64, 128, 256, 512))
 _VALID: dict[str, tuple[str, Sequence[int]]] = {
     "block_m": ("a power of two between 16 and 256", BLOCKS_M),
-    "block_n": ("192 or a power of two between 16 and 512", (16, 32, 64, 128, 192, 256, 512)),
+    "block_n": _UP_TO_512,
     "block_k": _UP_TO_512,
     "num_warps": ("1, 2, 4, 8 or 16", (1, 2, 4, 8, 16)),
     "num_stages": ("between 1 and 8", range(1, 9)),
@@ -113,6 +113,7 @@ _VALID: dict[str, tuple[str, Sequence[int]]] = {
     "group_m": ("between 1 and 1024", range(1, 1025)),
     "programs_per_sm": ("between 0 and 64, where 0 launches one program per tile", range(65)),
 }
+_DW_VALID = _VALID | {"block_n": ("192 or a power of two between 16 and 512", (*_UP_TO_512[1], 192))}
 
 
 @cache
@@ -124,7 +125,8 @@ def values_of(variant: Variant) -> KnobValues:
     'BLOCK_M cannot be 24: a power of two between 16 and 256'
     """
     names = {knob: "tma" if knob.startswith("TMA_") else knob.lower() for knob in knobs_of(variant)}
-    return KnobValues.in_words(variant.name, {knob: _VALID[name] for knob, name in names.items()})
+    valid = _DW_VALID if variant is DW else _VALID
+    return KnobValues.in_words(variant.name, {knob: valid[name] for knob, name in names.items()})
 
 
 def wrong_tile(variant: Variant, config: KernelConfig, dtype: str) -> str | None:
