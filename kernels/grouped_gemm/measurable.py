@@ -363,10 +363,9 @@ class GroupedGemmDW(GroupedGemm):
     def source_hash(self) -> str:
         """Return a hash of the source of all kernels that a launch runs."""
         from .. import warp_jobs
-        from .triton_kernels import buffered_dw, dw, ragged, ragged_boxes, sorting, specialized_dw, tiles
+        from .triton_kernels import dw, ragged, ragged_boxes, sorting, specialized_dw, tiles
 
-        before = (tiles, ragged, ragged_boxes, dw, specialized_dw, warp_jobs, sorting)
-        return hash_of_modules(*before, later=(buffered_dw,))
+        return hash_of_modules(tiles, ragged, ragged_boxes, dw, specialized_dw, warp_jobs, sorting)
 
     def _compiled(self, config: KernelConfig, problem: Problem) -> tuple[Any, dict[str, Any]]:
         from .triton_kernels.dw_launches import launcher_of

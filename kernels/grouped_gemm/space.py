@@ -38,7 +38,7 @@ _MOST_FP32_TILE, _MOST_FP32_PRODUCTS = 64 * 64, 4096
 # Tiles of the warp-specialized kernels (CONSUMERS > 0) as (PINGPONG, BLOCK_M, BLOCK_N), with their values of
 # num_stages: forward and dX, then dW.
 _OVER_ROWS = {(1, 128, 128): (5,), (0, 128, 256): (4,)}
-_OF_DW = {(1, 128, 128): (4, 5), (1, 128, 192): (4,), (0, 128, 256): (2, 4), (0, 256, 128): (4,)}
+_OF_DW = {(1, 128, 128): (4, 5), (0, 128, 256): (4,), (0, 256, 128): (4,)}
 # Knobs that CONSUMERS > 0 fixes; it also requires all TMA knobs to be 1.
 _DECIDED = {"BLOCK_K": 64, "PROGRAMS_PER_SM": 1, "num_warps": 4}
 # Shared memory and registers of an SM of sm_90 and sm_100, the largest that exist, for which the space is laid out.
@@ -94,11 +94,11 @@ class Ranges:
         >>> Ranges.of(DW, block_m=[64]).block_m, Ranges.of(DW, block_m=[64]).block_k
         ((64,), (32, 64))
         """
-        return with_ranges(_DW_RANGES if variant is DW else cls(), ranges, _DW_VALID if variant is DW else _VALID)
+        return with_ranges(_DW_RANGES if variant is DW else cls(), ranges, _VALID)
 
 
 #: dW: its output tiles are pieces of N x K, which is never small; it contracts over the rows of a group, often few.
-_DW_RANGES = Ranges(block_m=(64, 128, 256), block_n=(64, 128, 192, 256), block_k=(32, 64))
+_DW_RANGES = Ranges(block_m=(64, 128, 256), block_n=(64, 128, 256), block_k=(32, 64))
 
 _UP_TO_512 = ("a power of two between 16 and 512", (16, 32, 64, 128, 256, 512))
 _VALID: dict[str, tuple[str, Sequence[int]]] = {
@@ -113,7 +113,6 @@ _VALID: dict[str, tuple[str, Sequence[int]]] = {
     "group_m": ("between 1 and 1024", range(1, 1025)),
     "programs_per_sm": ("between 0 and 64, where 0 launches one program per tile", range(65)),
 }
-_DW_VALID = _VALID | {"block_n": ("192 or a power of two between 16 and 512", (*_UP_TO_512[1], 192))}
 
 
 @cache
@@ -125,8 +124,7 @@ def values_of(variant: Variant) -> KnobValues:
     'BLOCK_M cannot be 24: a power of two between 16 and 256'
     """
     names = {knob: "tma" if knob.startswith("TMA_") else knob.lower() for knob in knobs_of(variant)}
-    valid = _DW_VALID if variant is DW else _VALID
-    return KnobValues.in_words(variant.name, {knob: valid[name] for knob, name in names.items()})
+    return KnobValues.in_words(variant.name, {knob: _VALID[name] for knob, name in names.items()})
 
 
 def wrong_tile(variant: Variant, config: KernelConfig, dtype: str) -> str | None:
@@ -145,8 +143,6 @@ def wrong_tile(variant: Variant, config: KernelConfig, dtype: str) -> str | None
     if knobs["PINGPONG"]:
         return "PINGPONG must be 0 with CONSUMERS = 0 but is 1"
     m, n, k, threads = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"], 32 * config.num_warps
-    if n == 192:
-        return "BLOCK_N must be a power of two with CONSUMERS = 0 but is 192"
     if dtype == "fp32" and m * n > _MOST_FP32_TILE:
         return f"BLOCK_M x BLOCK_N must be at most {_MOST_FP32_TILE} elements in fp32 but is {m} x {n}"
     if accumulator_registers(m, n, config.num_warps) > _MOST_ACCUMULATOR_REGISTERS:
@@ -181,11 +177,6 @@ def _tiles_of(variant: Variant) -> Mapping[tuple[int, int, int], tuple[int, ...]
     return _OF_DW if variant is DW else _OVER_ROWS
 
 
-def is_buffered(config: Knobs) -> bool:
-    """Return whether dW's second warp-specialized kernel runs a config with CONSUMERS > 0 (`buffered_dw.py`)."""
-    return bool(config["BLOCK_N"] == 192 or (config["BLOCK_N"] == 256 and config["num_stages"] == 2))
-
-
 @lru_cache(maxsize=16)
 def full_space(variant: Variant, r: Ranges) -> tuple[KernelConfig, ...]:
     """Return every config worth measuring: the grid without configs that cannot be fast, and warp-specialized ones.
@@ -202,8 +193,7 @@ def _plain(variant: Variant, r: Ranges) -> Iterator[tuple[int, ...]]:
     """Yield the knob values of a variant's configs with CONSUMERS = 0, from the ranges `r`."""
     for m, n, k, warps, stages in product(r.block_m, r.block_n, r.block_k, r.num_warps, r.num_stages):
         if (
-            n == 192
-            or accumulator_registers(m, n, warps) > _MOST_ACCUMULATOR_REGISTERS
+            accumulator_registers(m, n, warps) > _MOST_ACCUMULATOR_REGISTERS
             or (warps == 8 and m * n < 128 * 128)
             or (stages - 1) * (m + n) * k * 2 < _LEAST_BYTES_IN_FLIGHT
         ):
@@ -222,7 +212,7 @@ def _specialized(variant: Variant, r: Ranges) -> Iterator[tuple[int, ...]]:
     k, warps = _DECIDED["BLOCK_K"], _DECIDED["num_warps"]
     for (pingpong, m, n), stages_of_tile in _tiles_of(variant).items():
         if m in r.block_m and n in r.block_n and k in r.block_k and 1 in r.tma and warps in r.num_warps:
-            for stages, band in product(stages_of_tile, (1, 4, 8) if variant is DW else (1, 8)):
+            for stages, band in product(stages_of_tile, (1, 8)):
                 if stages in r.num_stages:
                     yield m, n, k, band, 1, 1, 1, 1, 2, pingpong, warps, stages
 
@@ -291,7 +281,7 @@ def smem_bytes(variant: Variant, config: Knobs, itemsize: int, device: DeviceSpe
     """Return the shared memory of one program in bytes, for elements of `itemsize` bytes."""
     blocks = (config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"])
     if config["CONSUMERS"]:
-        return _specialized_smem_bytes(variant, config)
+        return _specialized_smem_bytes(config)
     tma = (config[variant.tma_left], config[variant.tma_right], config[variant.tma_out])
     needed = tile_smem_bytes(*blocks, config["num_stages"], config["num_warps"], tma, itemsize, arch=device.arch)
     # Combinations that no config of the space has: an upper bound.
@@ -302,16 +292,14 @@ def smem_bytes(variant: Variant, config: Knobs, itemsize: int, device: DeviceSpe
     return needed
 
 
-def _specialized_smem_bytes(variant: Variant, config: Knobs) -> int:
+def _specialized_smem_bytes(config: Knobs) -> int:
     """Return the shared memory of a warp-specialized program on 16-bit elements, in bytes; at most 88 bytes too high.
 
-    It consists of the stages, the buffers of 16 KiB through which each group stores, barriers, and what Triton reserves
-    to dispatch the warps.
+    It consists of the stages, the 16 KiB that each group stores at a time, barriers, and what Triton reserves to
+    dispatch the warps.
     """
     m, n, k, groups = (int(config[knob]) for knob in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "CONSUMERS"))
-    stages = int(config["num_stages"])
-    buffers = 3 if variant is DW and is_buffered(config) and stages == 2 else 1
-    return stages * (2 * (m + n) * k + 16) + groups * buffers * 16 * 1024 + 240
+    return int(config["num_stages"]) * (2 * (m + n) * k + 16) + groups * 16 * 1024 + 240
 
 
 def estimate_smem_bytes(config: KernelConfig, problem: Problem, device: DeviceSpec | None = None) -> int:

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import inspect
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import lru_cache
 from numbers import Complex, Integral
@@ -74,20 +74,8 @@ def _text(node: Any) -> str:
     return repr(node)
 
 
-def hash_of_modules(*modules: ModuleType, later: Sequence[ModuleType] = ()) -> str:
-    """Return a hash of all kernels and device functions in these modules, in the form of `hash_of_kernel`.
-
-    Args:
-        modules: The modules whose functions are in both parts of the hash.
-        later: Modules of kernels that were added after data had been recorded: they are in the second part only.
-    """
-    kernels = _kernels_in(modules)
-    base = digest_of(structure(_source_of(one)) for one in kernels)
-    return _with_dependencies(base, [*kernels, *_kernels_in(later)], kernels)
-
-
-def _kernels_in(modules: Sequence[ModuleType]) -> list[Any]:
-    """Return all kernels and device functions in these modules, sorted by their names."""
+def hash_of_modules(*modules: ModuleType) -> str:
+    """Return a hash of all kernels and device functions in these modules, in the form of `hash_of_kernel`."""
     from triton.runtime.jit import JITFunction
 
     found = {
@@ -96,7 +84,8 @@ def _kernels_in(modules: Sequence[ModuleType]) -> list[Any]:
         for name, value in vars(module).items()
         if isinstance(value, JITFunction) or type(value).__name__ == "InterpretedFunction"
     }
-    return [found[key] for key in sorted(found)]
+    kernels = [found[key] for key in sorted(found)]
+    return _with_dependencies(digest_of(structure(_source_of(one)) for one in kernels), kernels, kernels)
 
 
 def hash_of_kernel(kernel: Any) -> str:

@@ -16,7 +16,6 @@ from foretune import datasets
 from foretune.datasets.contents import kernel_sources, other_sources
 from foretune.kernels import find_family, warp_jobs
 from foretune.kernels.grouped_gemm.triton_kernels import (
-    buffered_dw,
     dw,
     gemm,
     ragged,
@@ -56,15 +55,13 @@ def test_shipped_data_are_of_todays_kernels(name):
 
 def kernels_of(family):
     """(module, name) of every kernel that a launch runs or calls, found by the names in their sources."""
-    modules = (buffered_dw, dw, gemm, ragged, ragged_boxes, sorting, specialized_dw, specialized_gemm, tiles, warp_jobs)
     homes = {
         kernel: (module, name)
-        for module in modules
+        for module in (dw, gemm, ragged, ragged_boxes, sorting, specialized_dw, specialized_gemm, tiles, warp_jobs)
         for name, kernel in vars(module).items()
         if isinstance(kernel, JITFunction) and kernel.fn.__module__ == module.__name__
     }
     besides = [dw.sum_partials_kernel, sorting.sorted_rows_kernel, specialized_dw.specialized_dw_kernel]
-    besides.append(buffered_dw.buffered_dw_kernel)
     besides = besides if family is DW else [specialized_gemm.specialized_gemm_kernel]
     found, left = set(), [family.kernel()[0], tiles.tile_map_kernel, *besides]
     while left:

@@ -6,7 +6,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ....runtime.launching.launcher import Launcher, with_scratch
-from ..space import is_buffered
 from .dw import grouped_gemm_dw_kernel, sum_partials_kernel
 from .gemm_launches import constants, grid_of
 from .tiles import TileMap
@@ -109,17 +108,7 @@ def arguments(
 
 def launcher_of(config: KernelConfig) -> Launcher:
     """Return the launcher of the kernel that a config runs."""
-    if not config["CONSUMERS"]:
-        return _launch
-    return launcher_with_buffers() if is_buffered(config) else launcher_of_jobs()
-
-
-@cache
-def launcher_with_buffers() -> Launcher:
-    """Return the launcher of the second warp-specialized kernel; this imports Gluon, as below."""
-    from .buffered_dw import buffered_dw_kernel
-
-    return Launcher(buffered_dw_kernel)
+    return launcher_of_jobs() if config["CONSUMERS"] else _launch
 
 
 @cache
