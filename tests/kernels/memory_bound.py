@@ -1,5 +1,5 @@
 """`python memory_bound.py collect OUT --seconds S`: measure grouped GEMMs that are bound by memory, on all GPUs, for S
-seconds each. (On 16 cores, the first minute of a family goes to compiling: 745 s of a core for forward.)
+seconds each, into OUT/FAMILY. (On 16 cores, the first minute of a family goes to compiling: 745 s of a core for forward.)
 
 `python memory_bound.py regret FAMILY... --data DATA... [--extra DATA...]`: how much slower than the best config the
 best of the first k is, in percent, on such problems and on others, by rankers that learned from other models' problems:
@@ -58,7 +58,7 @@ def drawn(family: str, seed: int) -> list[Case]:
 
 def collect(out: Path, seconds: float, seed: int, families: list[str], plan: str) -> None:
     for name in families:  # a run measures one family after the other, and the last ones would get no time
-        rich.print(collect_dataset(name, out=out, cases=drawn(name, seed), budget_s=seconds, plan=plan))
+        rich.print(collect_dataset(name, out=out / name, cases=drawn(name, seed), budget_s=seconds, plan=plan))
 
 
 def regret(names: list[str], data: list[str], extra: list[str]) -> None:
