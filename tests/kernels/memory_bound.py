@@ -1,5 +1,5 @@
 """`python memory_bound.py collect OUT --seconds S`: measure grouped GEMMs that are bound by memory, on all GPUs, for S
-seconds each, into OUT/FAMILY. (On 16 cores, the first minute of a family goes to compiling: 745 s of a core for forward.)
+seconds each, into OUT/FAMILY. (On 16 cores, compiling takes the first minute: 745 s of a core for forward.)
 
 `python memory_bound.py regret FAMILY... --data DATA... [--extra DATA...]`: how much slower than the best config the
 best of the first k is, in percent, on such problems and on others, by rankers that learned from other models' problems:
