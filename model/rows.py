@@ -77,7 +77,7 @@ def training_rows(grid: Grid, family: Family, *, slow: float, keep_slow: float, 
 
     Raises:
         FamilyError: The family returns features that are not finite.
-        ForetuneError: The grid has no measurements.
+        ForetuneError: The grid has no measurements, or one per problem.
     """
     random = np.random.default_rng(seed)
     slowdowns = grid.slowdowns
@@ -106,6 +106,10 @@ def training_rows(grid: Grid, family: Family, *, slow: float, keep_slow: float, 
             row_weights.append(weight[kept])
     if not features:
         raise ForetuneError(f"no measurements of {family.name} to learn from")
+    if max(sizes) < 2:
+        raise ForetuneError(
+            f"no problem of {family.name} has times of two configs or more, so there is nothing to compare"
+        )
     return TrainingRows(
         np.concatenate(features),
         np.concatenate(targets),

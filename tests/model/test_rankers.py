@@ -244,6 +244,12 @@ def test_training_rows_see_each_problem_with_and_without_sizes():
     assert rows.log_slowdown[:ran].min() == 0.0
 
 
+def test_problems_with_one_time_each_have_nothing_to_compare():
+    tried = np.arange(len(GRID.configs)) == int(np.isfinite(GRID.first_us).sum(axis=0).argmax())
+    with pytest.raises(ForetuneError, match="no problem of fake has times of two configs or more"):
+        LightGBMRanker(trees=2).fit(replace(GRID, first_us=np.where(tried, GRID.first_us, np.nan)), FAMILY)
+
+
 def test_training_rows_thin_out_the_hopeless():
     everything = training_rows(GRID, FAMILY, slow=2.0, keep_slow=1.0, seed=0).log_slowdown
     some = training_rows(GRID, FAMILY, slow=2.0, keep_slow=0.25, seed=0).log_slowdown
