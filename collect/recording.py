@@ -153,8 +153,7 @@ class Recording:
 
     def is_of(self, replay_of: Mapping[str, Any]) -> bool:
         """Return whether a run's `replay_of` names this dataset and only runs that it has."""
-        known = {run_id for run_ids in self._run_ids.values() for run_id in run_ids}
-        return replay_of.get("dataset") == self.name and set(replay_of.get("runs", ())) <= known
+        return replay_of.get("dataset") == self.name and set(replay_of.get("runs", ())) <= self._runs.keys()
 
     def _made(self, problem: Problem, device: str) -> RecordedCase:
         rows, dataset = self._rows[problem, device]

@@ -116,6 +116,12 @@ def test_a_replay_goes_on_where_it_was(recorded, tmp_path):
         collect_replayed([FAMILY], CASES, out, recorded, resume=False)
 
 
+def test_families_of_one_dataset_may_be_replayed_into_one_folder_one_after_the_other(recorded):
+    of_other_families = Recording(recorded, [])
+    assert of_other_families.is_of({"dataset": "fake", "runs": ["fake-run"]})
+    assert not of_other_families.is_of({"dataset": "fake", "runs": ["fake-run", "unknown"]})
+
+
 def test_measured_and_replayed_times_do_not_go_into_one_folder(recorded, tmp_path, monkeypatch):
     collect_replayed([FAMILY], CASES[:1], tmp_path / "again", recorded)
     with pytest.raises(ForetuneError, match="again has times that were replayed from fake: measure into another fol"):
