@@ -110,7 +110,7 @@ class Call(Generic[Seen]):
         copies: Whether a tensor must be copied because the kernel cannot read its layout.
     """
 
-    def __init__(self, seen: Seen, launch: ConfiguredLaunch | None = None, *, copies: bool = False) -> None:
+    def __init__(self, seen: Seen, launch: Launch | None = None, *, copies: bool = False) -> None:
         self.seen, self.launch, self.copies = seen, launch, copies
         #: Whether calls synchronize with the device and check values there (FORETUNE_CHECK).
         self.contents_checked = os.environ.get(CHECK_VARIABLE, "") not in ("", "0")
@@ -218,6 +218,16 @@ def on_device_of(x: torch.Tensor | None) -> AbstractContextManager[Any]:
     """Return a context in which launches go to the GPU of a tensor."""
     index = -1 if x is None else x.get_device()
     return _nothing if index < 0 or index == torch.cuda.current_device() else torch.cuda.device(index)
+
+
+def there(launch: Launch) -> Launch:
+    """Return a function that calls `launch` on the GPU of the first tensor."""
+
+    def run(tensors: Sequence[torch.Tensor | None]) -> None:
+        with on_device_of(tensors[0]):
+            launch(tensors)
+
+    return run
 
 
 def place_of(x: torch.Tensor, name: str = "x") -> int:

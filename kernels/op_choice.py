@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 from ..datasets import ForetuneError
 from ..datasets.errors import check_flag, shown
 from ..runtime import Mode, resolve_mode
+from ..runtime.epochs import is_pinned
+from ..runtime.same_bits import is_requested
 
 _SEPARATOR = ";"
 
@@ -49,3 +51,9 @@ class HowChosen(NamedTuple):
         mode, bits, invariant = option.split(_SEPARATOR)
         same_bits = bits == "1" if bits else None
         return cls(resolve_mode(mode or None, default=Mode.PREDICT), same_bits, invariant or None)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a call may run a kernel that has no config: by prediction, not bound to any config's bits."""
+        bound = self.invariant is not None or is_requested(self.same_bits) or is_pinned()
+        return self.mode is Mode.PREDICT and not bound

@@ -23,10 +23,12 @@ from ..op_calls import (
     is_transformed,
     needs_gradient,
     require,
+    there,
 )
-from ..op_choice import how_chosen
+from ..op_choice import HowChosen, how_chosen
 from .layouts import A_KM, ACTIVATIONS, ALIGNMENT_BYTES, B_KN, BIAS, activation_of, is_aligned, worth_turning
 from .layouts import DTYPES as NAMES
+from .triton_kernels.few_rows import is_few, prepare_few_rows
 from .triton_kernels.launches import prepare_matmul
 from .triton_kernels.turning import turned_copy
 
@@ -203,6 +205,11 @@ def _find(
     if operands.copies(a, b) or (bias is not None and not bias.is_contiguous()):
         return Call(operands, copies=True)
 
+    how = HowChosen.of(mode)
+    if config is None and how.is_free and is_few(problem):
+        few = prepare_few_rows(problem, *[stored.stride(-2) for stored in operands.stored(a, b)])
+        return Call(operands, there(few))
+
     def prepare(config: KernelConfig, device: DeviceSpec, tensors: Sequence[Any]) -> Launch:
         a, b, y, _ = tensors
         return prepare_matmul(
@@ -215,7 +222,7 @@ def _find(
             activation=activation_of(problem),
         )
 
-    return Call(operands, ConfiguredLaunch(problem, place, config, mode, prepare, "a"))
+    return Call(operands, ConfiguredLaunch(problem, place, config, how, prepare, "a"))
 
 
 def _run(
