@@ -220,16 +220,6 @@ def on_device_of(x: torch.Tensor | None) -> AbstractContextManager[Any]:
     return _nothing if index < 0 or index == torch.cuda.current_device() else torch.cuda.device(index)
 
 
-def there(launch: Launch) -> Launch:
-    """Return a function that calls `launch` on the GPU of the first tensor."""
-
-    def run(tensors: Sequence[torch.Tensor | None]) -> None:
-        with on_device_of(tensors[0]):
-            launch(tensors)
-
-    return run
-
-
 def place_of(x: torch.Tensor, name: str = "x") -> int:
     """Return the index of a tensor's GPU; for a CPU tensor the index of an active stub driver, or -1.
 

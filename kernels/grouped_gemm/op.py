@@ -55,7 +55,8 @@ def grouped_gemm(
             reference results) float32.
         w: (groups, N, K), of the same dtype as x. N and K must be multiples of 8.
         group_sizes: (groups,) int32, the number of rows of each group. It stays on the device. int64 is accepted too;
-            one more small kernel then converts it. Or the routing that `route` returns.
+            one more small kernel then converts it. Or the routing that `route` returns;
+            then with `permute_y` rows of y that belong to no group are zero.
         gather_indices: (rows,) int32 or int64. Entry i is the position of sorted row i in the permuted order, token *
             topk + j for the j-th expert of a token. This is the stable argsort of the flattened top-k expert ids.
         topk: The number of rows (selected experts) per token.

@@ -171,7 +171,7 @@ def forward(
     """Launch the forward pass of `grouped_gemm`, and return y, (rows, N).
 
     `indices` are its `gather_indices`, `weights` its `topk_weights`. Rows that belong to no group are uninitialized, or
-    zero if contents are checked (FORETUNE_CHECK).
+    zero if contents are checked (FORETUNE_CHECK), or with a routing and permute_y.
     """
     if step.elsewhere():
         with torch.cuda.device(step.gpu):
@@ -189,7 +189,7 @@ def forward(
             return y
         tile_map = TileMap.build(group_sizes, rows)
         step.launch_of("grouped_gemm_fwd").here((x, w, y, tile_map.entries, indices, weights, bias))
-        if step.contents_checked:
+        if step.contents_checked or (step.options.permute_y and group_sizes.dim() == 2):
             from .triton_kernels.ungrouped import zero_ungrouped
 
             zero_ungrouped(y, tile_map, indices if step.options.permute_y else None)

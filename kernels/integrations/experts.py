@@ -76,9 +76,7 @@ def experts_forward(
         top_k_weights: Their routing weights, (tokens, topk).
     """
     tokens, topk = top_k_index.shape
-    # Older versions have no norm, and do not report whether other ranks have some of the experts.
-    has_norm = getattr(experts, "has_post_expert_norm", False)
-    is_parallel = getattr(experts, "_is_expert_parallel", True)
+    has_norm = getattr(experts, "has_post_expert_norm", False)  # older versions have no norm
     w_up, bias_up = _weights(experts, "gate_up_proj" if experts.has_gate else "up_proj")
     w_down, bias_down = _weights(experts, "down_proj")
     groups = w_up.shape[0]
@@ -95,34 +93,13 @@ def experts_forward(
         h = gated(few_rows_gemm(x, w_up, chosen, topk=topk, bias=bias_up))
         y = few_rows_gemm(h, w_down, chosen, topk=topk, weights=weights, bias=bias_down, sums=True)
         return y.to(hidden_states.dtype)
-    order, sizes = route(chosen, groups)
-    if is_parallel:
-        # The rows of other ranks are last, outside all groups, and undefined in the op's result. They are masked before
-        # and after each product, so that undefined values are never multiplied.
-        elsewhere = (chosen[order] >= groups)[:, None]
-        h = grouped_gemm(x[order // topk].masked_fill(elsewhere, 0), w_up, sizes, bias=bias_up)
-        h = h.masked_fill(elsewhere, 0)
-    else:
-        h = grouped_gemm(x, w_up, sizes, gather_indices=order, topk=topk, permute_x=True, bias=bias_up)
-    h = gated(h)
-    are_fused = not (is_parallel or has_norm)
-    y = grouped_gemm(
-        h,
-        w_down,
-        sizes,
-        gather_indices=order,
-        permute_y=True,
-        topk_weights=weights if are_fused else None,
-        bias=bias_down,
-    )
-    if is_parallel:
-        elsewhere = (chosen >= groups)[:, None]
-        y = y.masked_fill(elsewhere, 0)
-        weights = weights.masked_fill(elsewhere[:, 0], 0)
+    # Rows of other ranks, if there are any, are last in the order, and zero in both products.
+    order, routing = route(chosen, groups)
+    h = gated(grouped_gemm(x, w_up, routing, gather_indices=order, topk=topk, permute_x=True, bias=bias_up))
+    factors = None if has_norm else weights
+    y = grouped_gemm(h, w_down, routing, gather_indices=order, permute_y=True, topk_weights=factors, bias=bias_down)
     if has_norm:
-        y = experts.post_expert_norm(y)
-    if not are_fused:
-        y = y * weights[:, None]
+        y = experts.post_expert_norm(y) * weights.masked_fill(chosen >= groups, 0)[:, None]
     return y.view(tokens, topk, y.shape[1]).sum(1).to(hidden_states.dtype)
 
 
@@ -148,6 +125,7 @@ def fp8_experts_forward(
     chosen = top_k_index.reshape(-1).contiguous()
     order, routing = route(chosen, w_up.shape[0])
     sizes = routing[-1]
+    # Older versions do not report whether other ranks have some of the experts.
     elsewhere = (chosen[order] >= w_up.shape[0])[:, None] if getattr(experts, "_is_expert_parallel", True) else None
 
     def masked(rows: torch.Tensor) -> torch.Tensor:

@@ -22,8 +22,8 @@ from ..op_calls import (
     device_at,
     is_transformed,
     needs_gradient,
+    on_device_of,
     require,
-    there,
 )
 from ..op_choice import HowChosen, how_chosen
 from .layouts import A_KM, ACTIVATIONS, ALIGNMENT_BYTES, B_KN, BIAS, activation_of, is_aligned, worth_turning
@@ -208,7 +208,12 @@ def _find(
     how = HowChosen.of(mode)
     if config is None and how.is_free and is_few(problem):
         few = prepare_few_rows(problem, *[stored.stride(-2) for stored in operands.stored(a, b)])
-        return Call(operands, there(few))
+
+        def launch(tensors: Sequence[torch.Tensor | None]) -> None:
+            with on_device_of(tensors[0]):
+                few(tensors)
+
+        return Call(operands, launch)
 
     def prepare(config: KernelConfig, device: DeviceSpec, tensors: Sequence[Any]) -> Launch:
         a, b, y, _ = tensors

@@ -154,7 +154,7 @@ def compile_all(launches: list[Callable[[], Any]]) -> None:
 
 def matmul() -> None:
     import foretune
-    from foretune.datasets import Problem
+    from foretune.datasets import DeviceSpec, Problem
     from foretune.kernels.matmul.triton_kernels.few_rows import Blocks, prepare_few_rows
 
     blocks = [Blocks(*one) for one in MATMUL_BLOCKS]
@@ -175,7 +175,9 @@ def matmul() -> None:
             candidates: dict[str, list[Callable[[], Any]]] = {
                 "torch": [lambda w=w: torch.mm(x, w.T) for w in ws],
             }
-            tiled = foretune.shortlist("matmul", problem_of(m, n, k), k=1).configs[0] if CUDA else None
+            tiled = (
+                foretune.shortlist("matmul", problem_of(m, n, k), DeviceSpec.live(), k=1).configs[0] if CUDA else None
+            )
             candidates["tiled"] = [lambda w=w: foretune.matmul(x, w.T, config=tiled) for w in ws]
             if m == 1 and CUDA and name in COMPILED:
                 torch.compiler.reset()
@@ -220,7 +222,7 @@ def choices(tokens: int, topk: int, experts: int, count: int) -> list[torch.Tens
 
 def grouped() -> None:
     import foretune
-    from foretune.datasets import Problem
+    from foretune.datasets import DeviceSpec, Problem
     from foretune.kernels.grouped_gemm import grouped_gemm, route
     from foretune.kernels.grouped_gemm.triton_kernels.few_rows import Blocks, prepare_few_rows
 
@@ -257,7 +259,7 @@ def grouped() -> None:
             x, y = random(tokens, hidden), torch.empty(rows, 2 * inner, dtype=DTYPE, device=WHERE)
             expected = torch.stack([w_up[e].float() @ x[i // topk].float() for i, e in enumerate(chosen[0].tolist())])
             problem = Problem.of("grouped_gemm_fwd", rows=rows, n=2 * inner, k=hidden, flags=("permute_x",), **sizes)
-            tiled = foretune.shortlist("grouped_gemm_fwd", problem, k=1).configs[0] if CUDA else None
+            tiled = foretune.shortlist("grouped_gemm_fwd", problem, DeviceSpec.live(), k=1).configs[0] if CUDA else None
             options = {"topk": topk, "config": tiled}
             candidates: dict[str, list[Callable[[], Any]]] = {
                 "tiled": [
@@ -291,7 +293,7 @@ def grouped() -> None:
             each = [w_down[e].float() @ h[i].float() * weights[i] for i, e in enumerate(chosen[0].tolist())]
             expected = torch.stack(each).view(tokens, topk, hidden).sum(1)
             problem = Problem.of("grouped_gemm_fwd", rows=rows, n=hidden, k=inner, flags=("permute_y",), **sizes)
-            tiled = foretune.shortlist("grouped_gemm_fwd", problem, k=1).configs[0] if CUDA else None
+            tiled = foretune.shortlist("grouped_gemm_fwd", problem, DeviceSpec.live(), k=1).configs[0] if CUDA else None
             options = {"permute_y": True, "topk_weights": weights, "config": tiled}
             candidates = {
                 "tiled": [

@@ -50,7 +50,7 @@ def few_rows_kernel(
 ):
     """Compute BLOCK_N columns of one row of y.
 
-    A row whose group does not exist adds nothing to a sum. Otherwise it is zero, or not written if SORTED.
+    A row whose group does not exist is zero, and adds nothing to a sum.
     """
     N = N8 * 8
     K = K8 * 8
@@ -108,14 +108,13 @@ def few_rows_kernel(
     if scale_ptr is not None:
         inside = exists & (scaled_by >= 0) & (scaled_by < rows)
         y *= tl.load(scale_ptr + scaled_by, inside, other=0.0).to(tl.float32)
-    if not SORTED:
-        y = tl.where(exists, y, 0.0)
+    y = tl.where(exists, y, 0.0)
     if TERMS:
         y = tl.sum(tl.reshape(y, (BLOCK_N, TERMS)), 1)
         col = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     columns = N
-    if SORTED:
-        columns = tl.where(exists & (target >= 0) & (target < rows), N, 0)
+    if SCATTER:
+        columns = tl.where((target >= 0) & (target < rows), N, 0)
     tl.store(y_ptr + target.to(tl.int64) * N + col, y.to(y_ptr.dtype.element_ty), col < columns)
 
 

@@ -234,17 +234,21 @@ def prepared_map(rows: int, groups: int, chunk_rows: int) -> tuple[int, Prepared
 
     The function takes (group sizes, map).
     """
-    chunks = rows // chunk_rows + groups
-    tiles = -(-rows // BLOCKS_M[0]) + groups
-    size = 8 + len(BLOCKS_M) * tiles * 3 + chunks * 4 + rows // chunk_rows * 3
     grid = (groups, len(BLOCKS_M) + 1, 1)
-    return size, _launch.prepare(grid, (rows, groups, chunk_rows), LANES=_LANES, num_warps=4)
+    return _size(rows, groups, rows // chunk_rows), _launch.prepare(
+        grid, (rows, groups, chunk_rows), LANES=_LANES, num_warps=4
+    )
+
+
+def _size(rows: int, groups: int, splits: int) -> int:
+    """Return the length of a tile map of at most `splits` split groups."""
+    tiles = -(-rows // BLOCKS_M[0]) + groups
+    return 8 + len(BLOCKS_M) * tiles * 3 + (splits + groups) * 4 + splits * 3
 
 
 def routing_shape(rows: int, groups: int) -> tuple[int, int]:
     """Return the shape of a routing: a tile map without split groups, and as its last row the group sizes (groups,)."""
-    size, _ = prepared_map(rows, groups, max(rows, 1))
-    return -(-size // (4 * groups)) * 4 + 1, groups  # so that the sizes begin at a multiple of 16 bytes
+    return -(-_size(rows, groups, 1) // (4 * groups)) * 4 + 1, groups  # so that sizes begin at a multiple of 16 bytes
 
 
 def sizes_of(group_sizes: torch.Tensor) -> torch.Tensor:
