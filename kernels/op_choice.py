@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from ..datasets import ForetuneError
 from ..datasets.errors import check_flag, shown
 from ..runtime import Mode, resolve_mode
-from ..runtime.epochs import is_pinned
 from ..runtime.same_bits import is_requested
 
 _SEPARATOR = ";"
@@ -54,6 +53,9 @@ class HowChosen(NamedTuple):
 
     @property
     def is_free(self) -> bool:
-        """Whether a call may run a kernel that has no config: by prediction, not bound to any config's bits."""
-        bound = self.invariant is not None or is_requested(self.same_bits) or is_pinned()
-        return self.mode is Mode.PREDICT and not bound
+        """Whether a call may run a kernel that has no config, so that nothing is predicted, timed or pinned.
+
+        Not in mode "off", which runs the default config, nor where the bits must be those of a config.
+        """
+        is_bound = self.invariant is not None or is_requested(self.same_bits)
+        return self.mode is not Mode.OFF and not is_bound

@@ -1,4 +1,4 @@
-"""Time small batches on a GPU: `python tests/kernels/decode_on_gpu.py [layers|matmul|grouped|profile ...] [--out FILE]`.
+"""Time small batches on a GPU: `python tests/kernels/decode_on_gpu.py [layers|matmul|grouped|profile ...]`.
 
 - layers: one layer of experts of Qwen3-30B-A3B, as transformers calls it, forward alone and with gradients: host time
   (calls without waiting) and wall time (until the device is idle), next to transformers' own implementations.
@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +99,7 @@ def graph_us(candidates: dict[str, list[Callable[[], Any]]]) -> dict[str, float]
     """Return the median time of each candidate's launches, per launch; candidates take turns."""
     graphs = {}
     for name, launches in candidates.items():
-        try:
-            graphs[name] = captured(launches)
-        except Exception as error:
-            print(f"{name}: {type(error).__name__}: {str(error)[:200]}")
+        graphs[name] = captured(launches)
     times: dict[str, list[float]] = {name: [] for name in graphs}
     for turn in range(ROUNDS + 2):
         for name, replay in graphs.items():
@@ -154,7 +152,7 @@ def compile_all(launches: list[Callable[[], Any]]) -> None:
 
 def matmul() -> None:
     import foretune
-    from foretune.datasets import DeviceSpec, Problem
+    from foretune.datasets import Problem
     from foretune.kernels.matmul.triton_kernels.few_rows import Blocks, prepare_few_rows
 
     blocks = [Blocks(*one) for one in MATMUL_BLOCKS]
@@ -165,33 +163,30 @@ def matmul() -> None:
     start = time.perf_counter()
     few = {(m, one): prepare_few_rows(problem_of(m, 64, 64), 64, 64, one) for m in ROWS for one in blocks}
     a, b, y = (torch.empty(4, 64, dtype=DTYPE, device="meta") for _ in range(3))
-    compile_all([lambda launch=launch: launch((a, b, y, None)) for launch in few.values()])
+    compile_all([partial(launch, (a, b, y, None)) for launch in few.values()])
     print(f"compiled {len(few)} in {time.perf_counter() - start:.1f} s", flush=True)
     print("| layer | rows | torch us | tiled | compiled | best blocks: us (GB/s) | next ... |")
     for name, (n, k) in LAYERS.items():
         ws = [random(n, k, scale=k**-0.5) for _ in range(copies(2 * n * k))]
         for m in ROWS:
             x, y = random(m, k), torch.empty(m, n, dtype=DTYPE, device=WHERE)
-            candidates: dict[str, list[Callable[[], Any]]] = {
-                "torch": [lambda w=w: torch.mm(x, w.T) for w in ws],
+            tiled = predicted(problem_of(m, n, k))
+            candidates = {
+                "torch": [partial(torch.mm, x, w.T) for w in ws],
+                "tiled": [partial(foretune.matmul, x, w.T, config=tiled) for w in ws],
             }
-            tiled = (
-                foretune.shortlist("matmul", problem_of(m, n, k), DeviceSpec.live(), k=1).configs[0] if CUDA else None
-            )
-            candidates["tiled"] = [lambda w=w: foretune.matmul(x, w.T, config=tiled) for w in ws]
             if m == 1 and CUDA and name in COMPILED:
                 torch.compiler.reset()
                 compiled = torch.compile(lambda x, w: x @ w.T, dynamic=False)
-                candidates["compiled"] = [lambda w=w: compiled(x, w) for w in ws]
+                candidates["compiled"] = [partial(compiled, x, w) for w in ws]
             expected = x.float() @ ws[0].float().T
             for one in blocks:
                 launch = prepare_few_rows(problem_of(m, n, k), k, k, one)
                 y.fill_(float("nan"))
                 launch((x, ws[0], y, None))
                 check(f"{name} {m} {one}", y, expected)
-                candidates[str(tuple(one))] = [lambda w=w, launch=launch: launch((x, w, y, None)) for w in ws]
+                candidates[str(tuple(one))] = [partial(launch, (x, w, y, None)) for w in ws]
             show("matmul", name, m, graph_us(candidates), 2 * (n * k + m * (n + k)), ("torch", "tiled", "compiled"))
-        del ws
     summary("matmul")
 
 
@@ -200,6 +195,21 @@ def show(section: str, name: str, m: int, us: dict[str, float], nbytes: int, bas
     ours = sorted((value, key) for key, value in us.items() if key not in baselines)
     rest = " | ".join(f"{key} {value:.1f} ({nbytes / value / 1e3:.0f})" for value, key in ours[:4])
     print(f"| {name} | {m} | {' | '.join(f'{us.get(key, 0):.1f}' for key in baselines)} | {rest} |", flush=True)
+
+
+def predicted(problem: Any) -> Any:
+    """Return the config of the tiled kernel that is predicted to be fastest."""
+    import foretune
+    from foretune.datasets import DeviceSpec
+
+    return foretune.shortlist(problem.family, problem, DeviceSpec.live(), k=1).configs[0] if CUDA else None
+
+
+def summed(x: torch.Tensor, w: torch.Tensor, *, topk: int, **options: Any) -> torch.Tensor:
+    """Return the down product of the tiled kernel, and the sum over the experts of each token."""
+    from foretune.kernels.grouped_gemm import grouped_gemm
+
+    return grouped_gemm(x, w, permute_y=True, **options).view(-1, topk, w.shape[1]).sum(1)
 
 
 def summary(section: str) -> None:
@@ -221,8 +231,7 @@ def choices(tokens: int, topk: int, experts: int, count: int) -> list[torch.Tens
 
 
 def grouped() -> None:
-    import foretune
-    from foretune.datasets import DeviceSpec, Problem
+    from foretune.datasets import Problem
     from foretune.kernels.grouped_gemm import grouped_gemm, route
     from foretune.kernels.grouped_gemm.triton_kernels.few_rows import Blocks, prepare_few_rows
 
@@ -232,50 +241,43 @@ def grouped() -> None:
         scalar = [Blocks(*one) for one in MATMUL_BLOCKS if one[0] <= 8]
         terms = 1 << (topk - 1).bit_length()
         sums = [Blocks(*one) for one in SUM_BLOCKS if 16 <= one[0] * terms * one[1] // (32 * one[2]) <= 128]
-        sizes = {"groups": experts, "dtype": "bf16" if CUDA else "fp16"}
+        dims = {"groups": experts, "dtype": "bf16" if CUDA else "fp16"}
         meta = [torch.empty(8, 8, dtype=DTYPE, device="meta") for _ in range(3)]
         index = torch.empty(8, dtype=torch.int64, device="meta")
-        sorted_sizes, order = index.to(torch.int32), index.to(torch.int32)
         launches: list[Callable[[], Any]] = []
         for one in scalar:
             flags = {"x_rows": 1, "divisor": topk, "blocks": one}
             few = prepare_few_rows(topk, experts, 8, 8, **flags)
-            launches.append(lambda few=few: few((*meta, index, None, None, None)))
+            launches.append(partial(few, (*meta, index, None, None, None)))
             few = prepare_few_rows(topk, experts, 8, 8, sizes_at=0, gathers=True, **flags)
-            launches.append(lambda few=few: few((*meta, sorted_sizes, order, None, None)))
+            launches.append(partial(few, (*meta, index.to(torch.int32), index.to(torch.int32), None, None)))
         for one in sums:
             few = prepare_few_rows(topk, experts, 8, 8, x_rows=8, divisor=topk, sums=True, blocks=one)
-            launches.append(lambda few=few: few((*meta, index, None, meta[0], None)))
+            launches.append(partial(few, (*meta, index, None, meta[0], None)))
         start = time.perf_counter()
         compile_all(launches)
         print(f"compiled {len(launches)} in {time.perf_counter() - start:.1f} s", flush=True)
         for tokens in GROUPED_TOKENS:
             rows = tokens * topk
-            chosen = choices(tokens, topk, experts, 4)
+            chosen = choices(tokens, topk, experts, copies(tokens * topk * 2 * inner * hidden))
             distinct = statistics.mean(len(one.unique()) for one in chosen)
             routed = [route(one, experts) for one in chosen]
             weights = torch.rand(rows, device=WHERE, dtype=DTYPE)
             # The up product.
             x, y = random(tokens, hidden), torch.empty(rows, 2 * inner, dtype=DTYPE, device=WHERE)
             expected = torch.stack([w_up[e].float() @ x[i // topk].float() for i, e in enumerate(chosen[0].tolist())])
-            problem = Problem.of("grouped_gemm_fwd", rows=rows, n=2 * inner, k=hidden, flags=("permute_x",), **sizes)
-            tiled = foretune.shortlist("grouped_gemm_fwd", problem, DeviceSpec.live(), k=1).configs[0] if CUDA else None
-            options = {"topk": topk, "config": tiled}
-            candidates: dict[str, list[Callable[[], Any]]] = {
-                "tiled": [
-                    lambda r=r: grouped_gemm(x, w_up, r[1], gather_indices=r[0], permute_x=True, **options)
-                    for r in routed
-                ]
-            }
+            problem = Problem.of("grouped_gemm_fwd", rows=rows, n=2 * inner, k=hidden, flags=("permute_x",), **dims)
+            tiled = partial(grouped_gemm, x, w_up, topk=topk, permute_x=True, config=predicted(problem))
+            tiled_up = [partial(tiled, group_sizes=sizes, gather_indices=order) for order, sizes in routed]
+            candidates = {"tiled": tiled_up}
             for one in scalar:
                 launch = prepare_few_rows(rows, experts, 2 * inner, hidden, x_rows=tokens, divisor=topk, blocks=one)
                 y.fill_(float("nan"))
                 launch((x, w_up, y, chosen[0], None, None, None))
                 check(f"{name} up {tokens} {one}", y, expected)
-                candidates[str(tuple(one))] = [
-                    lambda c=c, launch=launch: launch((x, w_up, y, c, None, None, None)) for c in chosen
-                ]
+                candidates[str(tuple(one))] = [partial(launch, (x, w_up, y, c, None, None, None)) for c in chosen]
             show("up", name, tokens, graph_us(candidates), int(distinct * 4 * inner * hidden), ("tiled",))
+            candidates = {"tiled": tiled_up}
             for one in scalar:  # the same, sorted
                 at = routed[0][1].numel() - experts
                 launch = prepare_few_rows(
@@ -285,24 +287,16 @@ def grouped() -> None:
                 launch((x, w_up, y, routed[0][1], routed[0][0], None, None))
                 check(f"{name} sorted {tokens} {one}", y, expected[routed[0][0].long()])
                 candidates[str(tuple(one))] = [
-                    lambda r=r, launch=launch: launch((x, w_up, y, r[1], r[0], None, None)) for r in routed
+                    partial(launch, (x, w_up, y, sizes, order, None, None)) for order, sizes in routed
                 ]
             show("sorted", name, tokens, graph_us(candidates), int(distinct * 4 * inner * hidden), ("tiled",))
             # The down product, and the sum over experts.
             h, y = random(rows, inner), torch.empty(tokens, hidden, dtype=DTYPE, device=WHERE)
             each = [w_down[e].float() @ h[i].float() * weights[i] for i, e in enumerate(chosen[0].tolist())]
             expected = torch.stack(each).view(tokens, topk, hidden).sum(1)
-            problem = Problem.of("grouped_gemm_fwd", rows=rows, n=hidden, k=inner, flags=("permute_y",), **sizes)
-            tiled = foretune.shortlist("grouped_gemm_fwd", problem, DeviceSpec.live(), k=1).configs[0] if CUDA else None
-            options = {"permute_y": True, "topk_weights": weights, "config": tiled}
-            candidates = {
-                "tiled": [
-                    lambda r=r: (
-                        grouped_gemm(h, w_down, r[1], gather_indices=r[0], **options).view(tokens, topk, hidden).sum(1)
-                    )
-                    for r in routed
-                ]
-            }
+            problem = Problem.of("grouped_gemm_fwd", rows=rows, n=hidden, k=inner, flags=("permute_y",), **dims)
+            tiled = partial(summed, h, w_down, topk=topk, topk_weights=weights, config=predicted(problem))
+            candidates = {"tiled": [partial(tiled, group_sizes=sizes, gather_indices=order) for order, sizes in routed]}
             for one in sums:
                 launch = prepare_few_rows(
                     rows, experts, hidden, inner, x_rows=rows, divisor=topk, sums=True, blocks=one
@@ -310,11 +304,8 @@ def grouped() -> None:
                 y.fill_(float("nan"))
                 launch((h, w_down, y, chosen[0], None, weights, None))
                 check(f"{name} down {tokens} {one}", y, expected)
-                candidates[str(tuple(one))] = [
-                    lambda c=c, launch=launch: launch((h, w_down, y, c, None, weights, None)) for c in chosen
-                ]
+                candidates[str(tuple(one))] = [partial(launch, (h, w_down, y, c, None, weights, None)) for c in chosen]
             show("down", name, tokens, graph_us(candidates), int(distinct * 2 * inner * hidden), ("tiled",))
-        del w_up, w_down
     for section in ("up", "sorted", "down"):
         summary(section)
 
@@ -395,11 +386,9 @@ def layers() -> None:
                         call()
                         wait()
                         wall[name].append((time.perf_counter() - start) * 1e6)
-            medians = [
-                [statistics.median(table[name]) if name in table else 0 for name in NAMES] for table in (host, wall)
-            ]
+            medians = [statistics.median(table.get(name, [0])) for table in (host, wall) for name in NAMES]
             write("layers", f"{tokens}|{what}", medians)
-            cells = " | ".join(f"{value:.0f}" for value in sum(medians, []))
+            cells = " | ".join(f"{value:.0f}" for value in medians)
             print(f"| {tokens} | {what} | {cells} |", flush=True)
 
 

@@ -1,7 +1,7 @@
 """A few rows times their groups' weights: a kernel that streams the weights, instead of tiles padded to 16 rows.
 
-Such a product is bound by reading the weights. Each program multiplies one row, or adds up the `topk` rows of one token,
-with float32 multiply-adds, and reduces once at the end; so results are bitwise reproducible.
+Such a product is bound by reading the weights. Each program multiplies one row, or adds up the `topk` rows of one
+token, with float32 multiply-adds, and reduces once at the end; so results are bitwise reproducible.
 """
 
 from __future__ import annotations
