@@ -16,10 +16,9 @@ from ...runtime import Mode, stubbed
 from ...runtime.launching.ahead import only_compiling
 from ..op_calls import DTYPES, Call, ConfiguredLaunch, device_at, require
 from ..op_choice import HowChosen
-from .triton_kernels.few_rows import is_few, prepare_few_rows
 from .triton_kernels.gemm_launches import prepare_gemm
 from .triton_kernels.tiles import TileMap, sizes_of
-from .variants import chunk_rows
+from .variants import chunk_rows, is_few
 
 if TYPE_CHECKING:
     from ...datasets import DeviceSpec
@@ -126,6 +125,8 @@ class Step(Call[Shape]):
     def launch_few(self, x: torch.Tensor, group_sizes: torch.Tensor) -> Launch:
         """Return the launch of the forward pass by the kernel for a few rows, made on first use."""
         if self.few is None:
+            from .triton_kernels.few_rows import prepare_few_rows
+
             topk, permute_x, permute_y, *_ = self.options
             sides: dict[str, Any] = {"gathers": permute_x, "divisor": topk, "scatters": permute_y}
             at = group_sizes.numel() - self.seen.groups

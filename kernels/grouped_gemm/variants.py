@@ -104,6 +104,19 @@ def chunk_rows(rows: int, n: int, k: int, sm_count: int) -> int:
     return min(max(cdiv(share, _MULTIPLE) * _MULTIPLE, _LEAST_ROWS), max(rows, 1))
 
 
+#: The number of rows up to which a kernel without tiles is faster, if there are no fewer groups.
+_FEW_ROWS = 32
+
+
+def is_few(rows: int, groups: int) -> bool:
+    """Return whether `triton_kernels/few_rows.py` is faster than tiles: few rows, mostly in different groups.
+
+    >>> is_few(8, 128), is_few(64, 128), is_few(8, 4)
+    (True, False, False)
+    """
+    return rows <= min(groups, _FEW_ROWS)
+
+
 def cdiv(a: int, b: int) -> int:
     """Return a / b, rounded up."""
     return -(-a // b)

@@ -26,9 +26,8 @@ from ..op_calls import (
     require,
 )
 from ..op_choice import HowChosen, how_chosen
-from .layouts import A_KM, ACTIVATIONS, ALIGNMENT_BYTES, B_KN, BIAS, activation_of, is_aligned, worth_turning
+from .layouts import A_KM, ACTIVATIONS, ALIGNMENT_BYTES, B_KN, BIAS, activation_of, is_aligned, is_few, worth_turning
 from .layouts import DTYPES as NAMES
-from .triton_kernels.few_rows import is_few, prepare_few_rows
 from .triton_kernels.launches import prepare_matmul
 from .triton_kernels.turning import turned_copy
 
@@ -207,6 +206,8 @@ def _find(
 
     how = HowChosen.of(mode)
     if config is None and how.is_free and is_few(problem):
+        from .triton_kernels.few_rows import prepare_few_rows  # few calls launch it
+
         few = prepare_few_rows(problem, *[stored.stride(-2) for stored in operands.stored(a, b)])
 
         def launch(tensors: Sequence[torch.Tensor | None]) -> None:

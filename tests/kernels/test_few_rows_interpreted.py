@@ -8,13 +8,14 @@ import pytest
 import torch
 from experts import EXPERTS, TOPK, Experts, routed
 from foretune import ForetuneError, KernelConfig
-from foretune.kernels.grouped_gemm import few_rows_gemm, grouped_gemm, passes, route
+from foretune.kernels.grouped_gemm import few_rows_gemm, grouped_gemm, route
 from foretune.kernels.grouped_gemm.op import OP as GROUPED
 from foretune.kernels.grouped_gemm.triton_kernels import few_rows as grouped_few_rows
 from foretune.kernels.grouped_gemm.triton_kernels.tiles import TileMap
 from foretune.kernels.integrations import experts as integration
 from foretune.kernels.integrations.experts import experts_forward
-from foretune.kernels.matmul import op as matmul_op
+from foretune.kernels.matmul.op import OP as MATMUL
+from foretune.kernels.matmul.triton_kernels import few_rows as matmul_few_rows
 from foretune.kernels.op_calls import Memo
 from loops import error
 
@@ -37,9 +38,9 @@ def launched(monkeypatch):
         return lambda *given, **options: names.append(name) or function(*given, **options)
 
     monkeypatch.setattr(GROUPED, "calls", Memo())
-    monkeypatch.setattr(matmul_op.OP, "calls", Memo())
-    monkeypatch.setattr(passes, "prepare_few_rows", counted(passes.prepare_few_rows, "grouped_gemm"))
-    monkeypatch.setattr(matmul_op, "prepare_few_rows", counted(matmul_op.prepare_few_rows, "matmul"))
+    monkeypatch.setattr(MATMUL, "calls", Memo())
+    for module, name in ((grouped_few_rows, "grouped_gemm"), (matmul_few_rows, "matmul")):
+        monkeypatch.setattr(module, "prepare_few_rows", counted(module.prepare_few_rows, name))
     monkeypatch.setattr(integration, "few_rows_gemm", counted(integration.few_rows_gemm, "experts"))
     return names
 
@@ -303,8 +304,3 @@ def test_experts_in_a_compiled_function(tokens):
     compiled = torch.compile(experts_forward, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
         assert error(compiled(experts, *given), experts.looped(*given)) < 1e-5
-
-
-def test_few_are_at_most_one_row_a_group():
-    assert grouped_few_rows.is_few(8, 8)
-    assert not grouped_few_rows.is_few(9, 8)

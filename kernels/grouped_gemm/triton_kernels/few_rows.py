@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     import torch
 
-_MOST_ROWS = 32
 _UNSPECIALIZED = ["x_rows", "rows", "groups", "N8", "K8", "divisor", "sizes_at"]
 
 
@@ -177,11 +176,6 @@ def prepare_few_rows(
         STAGES=stages,
         num_warps=warps,
     )
-
-
-def is_few(rows: int, groups: int) -> bool:
-    """Return whether the kernel is faster than tiles: few rows, which are in different groups for the most part."""
-    return rows <= min(groups, _MOST_ROWS)
 
 
 def chosen_blocks(terms: int) -> Blocks:

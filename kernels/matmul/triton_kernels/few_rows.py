@@ -12,15 +12,12 @@ import triton
 import triton.language as tl
 
 from ....runtime.launching.launcher import Launcher
-from ..layouts import A_KM, B_KN, activation_of, is_aligned
+from ..layouts import activation_of
 from .epilogue import activated
 
 if TYPE_CHECKING:
     from ....datasets import Problem
     from ....runtime.launching.launcher import PreparedLaunch
-
-#: The largest number of rows.
-MOST_ROWS = 4
 
 
 @triton.jit(do_not_specialize=["M", "N", "K", "lda", "ldb"])
@@ -93,12 +90,6 @@ class Blocks(NamedTuple):
     k: int
     warps: int
     stages: int = 1
-
-
-def is_few(problem: Problem) -> bool:
-    """Return whether the kernel computes a problem: one product of at most four floating-point rows, x @ w.T."""
-    few = problem["batch"] == 1 and problem["m"] <= MOST_ROWS and problem.dtype != "int8"
-    return few and is_aligned(problem) and A_KM not in problem.flags and B_KN not in problem.flags
 
 
 def prepare_few_rows(problem: Problem, lda: int, ldb: int, blocks: Blocks | None = None) -> PreparedLaunch:
