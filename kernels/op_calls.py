@@ -110,7 +110,7 @@ class Call(Generic[Seen]):
         copies: Whether a tensor must be copied because the kernel cannot read its layout.
     """
 
-    def __init__(self, seen: Seen, launch: Launch | None = None, *, copies: bool = False) -> None:
+    def __init__(self, seen: Seen, launch: ConfiguredLaunch | None = None, *, copies: bool = False) -> None:
         self.seen, self.launch, self.copies = seen, launch, copies
         #: Whether calls synchronize with the device and check values there (FORETUNE_CHECK).
         self.contents_checked = os.environ.get(CHECK_VARIABLE, "") not in ("", "0")

@@ -161,16 +161,16 @@ def check_call(
     )
     require(n % 8 == 0 and k % 8 == 0, f"N and K of w must be multiples of 8 but are {n} and {k}")
     require(n > 0 and k > 0, f"N and K of w must be at least 8 but are {n} and {k}")
-    given = tuple(group_sizes.shape)
-    require(len(given) in (1, 2), f"group_sizes must have 1 dimensions but is {given}")
-    require(given[-1] == groups, f"group_sizes must have {groups} entries, one per group of w, but has {given[-1]}")
+    dims = tuple(group_sizes.shape)
+    require(len(dims) in (1, 2), f"group_sizes must have 1 dimensions but is {dims}")
+    require(dims[-1] == groups, f"group_sizes must have {groups} entries, one per group of w, but has {dims[-1]}")
     rows = x.shape[0] * topk if permute_x else x.shape[0]
     require(rows <= MOST_ROWS, f"the product must have at most {MOST_ROWS} rows but has {rows}")
-    if len(given) == 2:
+    if len(dims) == 2:
         shape = routing_shape(rows, groups)
         require(
-            given == shape and group_sizes.dtype == torch.int32,
-            f"group_sizes must be the routing of {rows} rows, int32 {shape}, but is {group_sizes.dtype} {given}",
+            dims == shape and group_sizes.dtype == torch.int32,
+            f"group_sizes must be the routing of {rows} rows, int32 {shape}, but is {group_sizes.dtype} {dims}",
         )
     if gather_indices is not None:
         what = f" ({x.shape[0]} rows of x times topk = {topk})" if permute_x else " of x"

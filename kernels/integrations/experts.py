@@ -149,10 +149,12 @@ def _are_few(rows: int, groups: int, tensors: Sequence[torch.Tensor | None]) -> 
     return _is_free()
 
 
-@torch.compiler.assume_constant_result
 def _is_free() -> bool:
     """Return whether the environment allows kernels that have no config."""
     return HowChosen.of(None).is_free
+
+
+_is_free.__dict__["_dynamo_marked_constant"] = True
 
 
 def _fp8_weights(experts: Any, name: str) -> tuple[torch.Tensor, torch.Tensor]:

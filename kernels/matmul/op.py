@@ -22,7 +22,6 @@ from ..op_calls import (
     device_at,
     is_transformed,
     needs_gradient,
-    on_device_of,
     require,
 )
 from ..op_choice import HowChosen, how_chosen
@@ -145,6 +144,13 @@ class Operands(NamedTuple):
         return a, b
 
 
+class _FixedLaunch(ConfiguredLaunch):
+    """Launches a kernel that has no config to choose."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+
+
 def check_call(a: Any, b: Any, bias: Any, activation: str | None) -> None:
     """Check all arguments of `matmul` that the host can check without waiting for the device.
 
@@ -208,13 +214,8 @@ def _find(
     if config is None and how.is_free and is_few(problem):
         from .triton_kernels.few_rows import prepare_few_rows  # few calls launch it
 
-        few = prepare_few_rows(problem, *[stored.stride(-2) for stored in operands.stored(a, b)])
-
-        def launch(tensors: Sequence[torch.Tensor | None]) -> None:
-            with on_device_of(tensors[0]):
-                few(tensors)
-
-        return Call(operands, launch)
+        stored_a, stored_b = operands.stored(a, b)
+        return Call(operands, _FixedLaunch(prepare_few_rows(problem, stored_a.stride(-2), stored_b.stride(-2))))
 
     def prepare(config: KernelConfig, device: DeviceSpec, tensors: Sequence[Any]) -> Launch:
         a, b, y, _ = tensors
