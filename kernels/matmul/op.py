@@ -51,7 +51,8 @@ def matmul(
     """Return activation(a @ b + bias). Differentiable: the gradients are two more such products.
 
     Args:
-        a: (M, K), or a batch of matrices (B, M, K); bfloat16, float16, float32 (multiplied as tf32) or int8.
+        a: (M, K), or a batch of matrices (B, M, K); bfloat16, float16, float32 (multiplied as tf32; one or
+            two rows exactly) or int8.
         b: (K, N), or (B, K, N), of the same dtype. The strides of a and b decide how they are read, so `x @ w.T`, `dy @
             w` and `dy.T @ x` copy nothing. An operand is copied if neither its rows nor its columns are contiguous, or
             if it does not begin at a multiple of 16 bytes although its rows are long enough for 16-byte loads. On

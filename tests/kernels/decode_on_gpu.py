@@ -47,11 +47,11 @@ LAYERS = {
 }
 #: Name -> (experts, topk, hidden, inner).
 MOES = {"Qwen3-30B-A3B": (128, 8, 2048, 768), "Mixtral-8x7B": (8, 2, 4096, 14336)}
-ROWS, TOKENS, GROUPED_TOKENS = (1, 2, 3, 4), (1, 4, 16, 64, 512), (1, 2, 4, 8, 16)
+ROWS, TOKENS, GROUPED_TOKENS = (1, 2), (1, 4, 16, 64, 512), (1, 2, 4, 8, 16)
 COLD, ROUNDS = 300e6, 7  # bytes that one graph reads at least; replays
 if TINY:
     LAYERS, MOES = {"tiny": (24, 72)}, {"tiny": (5, 2, 16, 24)}
-    ROWS, TOKENS, GROUPED_TOKENS, COLD, ROUNDS = (1, 4), (1, 4), (2,), 1, 1
+    TOKENS, GROUPED_TOKENS, COLD, ROUNDS = (1, 4), (2,), 1, 1
 COMPILED = ("Llama-3.1-70B qkv", "Llama-3.1-8B o")
 MATMUL_BLOCKS = [
     *((n, 256, 1) for n in (1, 2, 4, 8, 16)),
@@ -63,7 +63,7 @@ MATMUL_BLOCKS = [
     *((n, 2048, 8) for n in (1, 2, 4)),
     (4, 256, 1, 3), (8, 256, 1, 3), (4, 512, 2, 3), (2, 1024, 4, 4), (4, 1024, 4, 3), (8, 1024, 4, 3),
 ]  # fmt: skip
-SORTED_BLOCKS = [(4, 256, 1, 1), (2, 512, 2, 1), (4, 512, 2, 1), (2, 1024, 4, 1)]
+SORTED_BLOCKS = [(4, 256, 1), (4, 512, 2), (2, 1024, 4), (4, 1024, 4)]
 SUM_BLOCKS = [(n, k, w) for n in (1, 2, 4) for k in (128, 256, 512, 1024) for w in (1, 2, 4)]
 if TINY:
     MATMUL_BLOCKS, SUM_BLOCKS = MATMUL_BLOCKS[3::12], SUM_BLOCKS[::8]
@@ -240,7 +240,7 @@ def grouped() -> None:
     print("| product | tokens | tiled us | blocks: us (GB/s of distinct experts) ... |")
     for name, (experts, topk, hidden, inner) in MOES.items():
         w_up, w_down = (random(experts, n, k, scale=k**-0.5) for n, k in ((2 * inner, hidden), (hidden, inner)))
-        scalar = [Blocks(*one) for one in MATMUL_BLOCKS if one[0] <= 4 or len(one) == 4]
+        scalar = [Blocks(*one) for one in MATMUL_BLOCKS if len(one) == 3]
         terms = 1 << (topk - 1).bit_length()
         sums = [Blocks(*one) for one in SUM_BLOCKS if 16 <= one[0] * terms * one[1] // (32 * one[2]) <= 128]
         dims = {"groups": experts, "dtype": "bf16" if CUDA else "fp16"}

@@ -46,7 +46,7 @@ def launched(monkeypatch):
 
 
 @every_dtype
-@pytest.mark.parametrize("m", [1, 2, 3, 4])
+@pytest.mark.parametrize("m", [1, 2])
 @pytest.mark.parametrize(("n", "k"), [(40, 72), (8, 1032), (24, 8)])
 def test_a_few_rows_times_a_matrix(m, n, k, dtype, launched):
     a = random(m, k + 8, dtype=dtype)[:, :k]  # rows with padding
@@ -62,26 +62,26 @@ def test_a_few_rows_times_a_matrix(m, n, k, dtype, launched):
 def test_what_follows_is_the_same_as_for_more_rows(activation, launched):
     a, w = random(5, 64), random(16, 64)
     more = foretune.matmul(a, w.T, None, activation, mode="off")
-    assert error(foretune.matmul(a[:3], w.T, None, activation), more[:3]) < 1e-3  # as tf32
-    batch = foretune.matmul(a[:4].view(2, 2, 64), w.T, None, activation)  # the batch dimension is merged into the rows
-    assert error(batch.view(4, 16), more[:4]) < 1e-3
+    assert error(foretune.matmul(a[:2], w.T, None, activation), more[:2]) < 1e-3  # as tf32
+    batch = foretune.matmul(a[:2].view(2, 1, 64), w.T, None, activation)  # the batch dimension is merged into the rows
+    assert error(batch.view(2, 16), more[:2]) < 1e-3
     assert launched == ["matmul", "matmul"]
 
 
-A, W = random(4, 64), random(16, 64)
+A, W = random(2, 64), random(16, 64)
 TILE = KernelConfig.of(BLOCK_M=16, BLOCK_N=16, BLOCK_K=32)
 #: Calls that need a config, or a layout that the kernel does not read.
 TILED = {
-    "five rows": lambda: foretune.matmul(random(5, 64), W.T),
+    "three rows": lambda: foretune.matmul(random(3, 64), W.T),
     "a config": lambda: foretune.matmul(A, W.T, config=TILE),
     "the default": lambda: foretune.matmul(A, W.T, mode="off"),
     "the default's bits": lambda: foretune.matmul(A, W.T, same_bits=True),
     "bits for all sizes": lambda: foretune.matmul(A, W.T, invariant="m"),
     "stored as (K, N)": lambda: foretune.matmul(A, W.T.contiguous()),
     "stored as (K, M)": lambda: foretune.matmul(A.T.contiguous().T, W.T),
-    "a batch": lambda: foretune.matmul(A.view(2, 2, 64), W.T.expand(2, 64, 16).contiguous()),
+    "a batch": lambda: foretune.matmul(A.view(2, 1, 64), W.T.expand(2, 64, 16).contiguous()),
     "odd rows": lambda: foretune.matmul(A[:, :63], W[:, :63].T),
-    "int8": lambda: foretune.matmul(torch.ones(4, 64, dtype=torch.int8), torch.ones(16, 64, dtype=torch.int8).T),
+    "int8": lambda: foretune.matmul(torch.ones(2, 64, dtype=torch.int8), torch.ones(16, 64, dtype=torch.int8).T),
 }
 
 
@@ -97,16 +97,16 @@ def test_the_environment_can_ask_for_a_configs_bits(launched, monkeypatch):
     foretune.matmul(A, W.T)
     monkeypatch.setenv("FORETUNE_SAME_BITS", "0")
     monkeypatch.setenv("FORETUNE_MODE", "off")
-    grouped_gemm(A, random(4, 8, 64), torch.ones(4, dtype=torch.int32))
+    grouped_gemm(A, random(4, 8, 64), torch.tensor([1, 0, 1, 0]))
     assert launched == []
 
 
 SIZES = {
-    "one row each": (1, 1, 1, 1, 1),
-    "empty groups": (0, 2, 0, 3, 0),
-    "fewer": (1, 0, 1, 0, 1),
-    "more": (2, 2, 2, 2, 2),
-    "negative": (-3, 2, 1, -1, 2),
+    "one row each": (1, 0, 1, 0, 1, 0, 1, 0, 1, 0),
+    "few groups": (0, 2, 0, 0, 0, 0, 3, 0, 0, 0),
+    "fewer": (1, 0, 0, 0, 0, 1, 0, 0, 0, 1),
+    "more": (2, 2, 2, 2, 2, 2, 2, 2, 2, 2),
+    "negative": (-3, 2, 0, 0, 0, 1, -1, 2, 0, 0),
 }
 
 
@@ -115,11 +115,11 @@ SIZES = {
 @pytest.mark.parametrize("side", [None, "permute_x", "permute_y"])
 def test_a_few_sorted_rows(side, sizes, dtype, launched):
     rows, n, k, topk = 5, 24, 72, 5 if side == "permute_x" else 1
-    x, w, bias = random(rows // topk, k, dtype=dtype), random(5, n, k, dtype=dtype), random(5, n, dtype=dtype)
+    x, w, bias = random(rows // topk, k, dtype=dtype), random(10, n, k, dtype=dtype), random(10, n, dtype=dtype)
     weights, indices = random(rows), torch.randperm(rows, generator=torch.Generator().manual_seed(0))
     group_sizes = torch.tensor(SIZES[sizes], dtype=torch.int32)
     sides = {"gather_indices": indices, "topk": topk} | ({} if side is None else {side: True})
-    groups = torch.repeat_interleave(torch.arange(5), group_sizes.clamp(min=0))[:rows]
+    groups = torch.repeat_interleave(torch.arange(10), group_sizes.clamp(min=0))[:rows]
     for options in ({}, {"bias": bias}, {"topk_weights": weights, "bias": bias}):
         expected = torch.zeros(rows, n, dtype=torch.float64)  # also where no group is
         for i, group in enumerate(groups.tolist()):
@@ -134,19 +134,20 @@ def test_a_few_sorted_rows(side, sizes, dtype, launched):
 
 
 def test_indices_out_of_range_store_nothing(launched):
-    x, w, indices = random(3, 16), random(3, 8, 16), torch.tensor([7, 1, -1])
-    y = grouped_gemm(x, w, torch.ones(3, dtype=torch.int32), gather_indices=indices, permute_y=True)
+    x, w, indices = random(3, 16), random(6, 8, 16), torch.tensor([7, 1, -1])
+    sizes = torch.tensor([1, 1, 1, 0, 0, 0])
+    y = grouped_gemm(x, w, sizes, gather_indices=indices, permute_y=True)
     assert error(y[1], x[1] @ w[1].T) < 5e-7
-    grouped_gemm(x, w, torch.ones(3, dtype=torch.int32), gather_indices=indices, permute_x=True)
+    grouped_gemm(x, w, sizes, gather_indices=indices, permute_x=True)
     assert launched == ["grouped_gemm"] * 2
 
 
 def test_contents_are_checked_by_the_tiled_kernel(launched, monkeypatch):
     monkeypatch.setenv("FORETUNE_CHECK", "1")
-    x, w = random(3, 16), random(3, 8, 16)
-    assert (grouped_gemm(x, w, torch.tensor([1, 0, 1]))[2] == 0).all()
+    x, w = random(3, 16), random(6, 8, 16)
+    assert (grouped_gemm(x, w, torch.tensor([1, 0, 1, 0, 0, 0]))[2] == 0).all()
     with pytest.raises(ForetuneError, match="group_sizes must be >= 0"):
-        grouped_gemm(x, w, torch.tensor([1, -1, 1]))
+        grouped_gemm(x, w, torch.tensor([1, -1, 1, 0, 0, 0]))
     assert launched == []
 
 
@@ -277,7 +278,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_experts_of_a_few_tokens_are_what_a_loop_gives(layout, parallel, launched):
-    experts, (x, chosen, weights) = Experts(**LAYOUTS[layout]), routed(tokens=EXPERTS // TOPK)
+    experts, (x, chosen, weights) = Experts(**LAYOUTS[layout]), routed(tokens=EXPERTS // 2 // TOPK)
     if parallel:
         experts._is_expert_parallel, chosen[0, 1] = True, EXPERTS
     with torch.no_grad():
@@ -287,7 +288,7 @@ def test_experts_of_a_few_tokens_are_what_a_loop_gives(layout, parallel, launche
 
 
 def test_experts_that_learn_or_have_a_norm_are_sorted(launched, monkeypatch):
-    x, chosen, weights = routed(tokens=2)
+    x, chosen, weights = routed(tokens=1)
     experts, normed = Experts(), Experts(has_norm=True)
     experts_forward(experts, x, chosen, weights).sum().backward()
     assert experts.down_proj.grad is not None
@@ -298,7 +299,7 @@ def test_experts_that_learn_or_have_a_norm_are_sorted(launched, monkeypatch):
     assert "experts" not in launched
 
 
-@pytest.mark.parametrize("tokens", [2, 8])
+@pytest.mark.parametrize("tokens", [1, 8])
 def test_experts_in_a_compiled_function(tokens):
     experts, given = Experts(), routed(tokens=tokens)
     compiled = torch.compile(experts_forward, fullgraph=True, backend="aot_eager")

@@ -22,20 +22,21 @@ def random(*shape, dtype=torch.float32):
 
 
 @every_dtype
-@pytest.mark.parametrize("m", [1, 2, 3, 4])
+@pytest.mark.parametrize("m", [1, 2, 3])
 @pytest.mark.parametrize(("n", "k"), [(40, 72), (1024, 4096), (8, 14344)])
 def test_a_few_rows_times_a_matrix(m, n, k, dtype):
     a, w, bias = random(m, k, dtype=dtype), random(n, k, dtype=dtype), random(n, dtype=dtype)
     exact = torch.nn.functional.silu(a.double() @ w.double().T + bias)
     found = [foretune.matmul(a, w.T, bias, "silu") for _ in range(3)]
-    assert error(found[0], exact) < 2 * TOLERANCES[dtype]
+    is_tf32 = dtype is torch.float32 and m > 2  # tiled
+    assert error(found[0], exact) < (1e-3 if is_tf32 else 2 * TOLERANCES[dtype])
     assert all(torch.equal(one, found[0]) for one in found)
 
 
 @every_dtype
 @pytest.mark.parametrize("topk", [1, 3, 8])
 def test_a_few_rows_of_experts(topk, dtype):
-    tokens, groups, n, k = 3, 32, 88, 264
+    tokens, groups, n, k = 3, 64, 88, 264
     x, w, back = random(tokens, k, dtype=dtype), random(groups, n, k, dtype=dtype), random(groups, k, n, dtype=dtype)
     chosen, weights = torch.randint(-1, groups + 1, (tokens * topk,), device="cuda"), random(tokens * topk)
     inside = ((chosen >= 0) & (chosen < groups))[:, None]
@@ -61,7 +62,7 @@ def test_routing_sorts_stably(rows, groups):
     assert torch.equal(routing[-1].long(), torch.bincount(chosen[~nowhere], minlength=groups))
 
 
-@pytest.mark.parametrize("tokens", [2, 12])
+@pytest.mark.parametrize("tokens", [1, 12])
 def test_experts_in_a_graph_and_compiled(tokens):
     experts = Experts().to("cuda", torch.float16)
     x, chosen, weights = (tensor.cuda() for tensor in routed(tokens=tokens))
