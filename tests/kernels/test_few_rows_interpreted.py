@@ -92,6 +92,12 @@ def test_other_products_are_tiled(why, launched):
     assert launched == []
 
 
+@pytest.mark.parametrize("mode", ["predict", "shortlist", "refine"])
+def test_a_mode_that_tunes_has_nothing_to_tune(mode, launched):
+    assert error(foretune.matmul(A, W.T, mode=mode), A @ W.T) < 5e-7
+    assert launched == ["matmul"]
+
+
 def test_the_environment_can_ask_for_a_configs_bits(launched, monkeypatch):
     monkeypatch.setenv("FORETUNE_SAME_BITS", "1")
     foretune.matmul(A, W.T)
