@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from ..datasets import ForetuneError
 from ..datasets.errors import check_flag, shown
 from ..runtime import Mode, resolve_mode
+from ..runtime.same_bits import is_requested
 
 _SEPARATOR = ";"
 
@@ -49,3 +50,12 @@ class HowChosen(NamedTuple):
         mode, bits, invariant = option.split(_SEPARATOR)
         same_bits = bits == "1" if bits else None
         return cls(resolve_mode(mode or None, default=Mode.PREDICT), same_bits, invariant or None)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a call may run a kernel that has no config, so that nothing is predicted, timed or pinned.
+
+        Not in mode "off", which runs the default config, nor where the bits must be those of a config.
+        """
+        is_bound = self.invariant is not None or is_requested(self.same_bits)
+        return self.mode is not Mode.OFF and not is_bound

@@ -14,6 +14,7 @@ from .space import estimate_smem_bytes
 
 if TYPE_CHECKING:
     from .op import grouped_gemm
+    from .routing import few_rows_gemm, route
     from .unsloth import KernelConfigBackward_dW, KernelConfigBackward_dX, KernelConfigForward, unsloth_grouped_gemm
 
 __all__ = [
@@ -24,7 +25,9 @@ __all__ = [
     "KernelConfigBackward_dX",
     "KernelConfigForward",
     "estimate_smem_bytes",
+    "few_rows_gemm",
     "grouped_gemm",
+    "route",
     "unsloth_grouped_gemm",
 ]
 
@@ -32,6 +35,8 @@ __getattr__, __dir__ = attach_ops(
     __name__,
     {
         "grouped_gemm": ".op",
+        "route": ".routing",
+        "few_rows_gemm": ".routing",
         "unsloth_grouped_gemm": ".unsloth",
         "KernelConfigForward": ".unsloth",
         "KernelConfigBackward_dX": ".unsloth",

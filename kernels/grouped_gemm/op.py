@@ -15,12 +15,13 @@ from ..op_calls import DTYPES, INTEGERS, Operand, check_operands, check_tensor, 
 from ..op_choice import how_chosen
 from .family import MOST_ROWS
 from .passes import Needs, Options, Shape, Step, backward, compile_step, forward, saved_of
+from .triton_kernels.tiles import routing_shape
 
 _FLOATS = tuple(DTYPES)
 _OPERANDS = (
     Operand("x", 2, _FLOATS, contiguous=True),
     Operand("w", 3, _FLOATS, contiguous=True, alike=True),
-    Operand("group_sizes", 1, INTEGERS, contiguous=True),
+    Operand("group_sizes", None, INTEGERS, contiguous=True),
     Operand("gather_indices", 1, INTEGERS, contiguous=True, needed=False),
     Operand("topk_weights", 1, _FLOATS, contiguous=True, needed=False),
     Operand("bias", 2, _FLOATS, contiguous=True, needed=False),
@@ -54,7 +55,8 @@ def grouped_gemm(
             reference results) float32.
         w: (groups, N, K), of the same dtype as x. N and K must be multiples of 8.
         group_sizes: (groups,) int32, the number of rows of each group. It stays on the device. int64 is accepted too;
-            one more small kernel then converts it.
+            one more small kernel then converts it. Or the routing that `route` returns;
+            then with `permute_y` rows of y that belong to no group are zero.
         gather_indices: (rows,) int32 or int64. Entry i is the position of sorted row i in the permuted order, token *
             topk + j for the j-th expert of a token. This is the stable argsort of the flattened top-k expert ids.
         topk: The number of rows (selected experts) per token.
@@ -159,12 +161,17 @@ def check_call(
     )
     require(n % 8 == 0 and k % 8 == 0, f"N and K of w must be multiples of 8 but are {n} and {k}")
     require(n > 0 and k > 0, f"N and K of w must be at least 8 but are {n} and {k}")
-    require(
-        group_sizes.shape[0] == groups,
-        f"group_sizes must have {groups} entries, one per group of w, but has {group_sizes.shape[0]}",
-    )
+    dims = tuple(group_sizes.shape)
+    require(len(dims) in (1, 2), f"group_sizes must have 1 dimensions but is {dims}")
+    require(dims[-1] == groups, f"group_sizes must have {groups} entries, one per group of w, but has {dims[-1]}")
     rows = x.shape[0] * topk if permute_x else x.shape[0]
     require(rows <= MOST_ROWS, f"the product must have at most {MOST_ROWS} rows but has {rows}")
+    if len(dims) == 2:
+        shape = routing_shape(rows, groups)
+        require(
+            dims == shape and group_sizes.dtype == torch.int32,
+            f"group_sizes must be the routing of {rows} rows, int32 {shape}, but is {group_sizes.dtype} {dims}",
+        )
     if gather_indices is not None:
         what = f" ({x.shape[0]} rows of x times topk = {topk})" if permute_x else " of x"
         given = gather_indices.shape[0]
@@ -220,7 +227,7 @@ def _shape(dy: torch.Tensor, x: torch.Tensor | None, w: torch.Tensor | None, gro
     K is 0 if only the bias needs a gradient, which does not depend on K.
     """
     known = x if x is not None else w
-    return Shape(dy.shape[0], group_sizes.shape[0], dy.shape[1], 0 if known is None else known.shape[-1])
+    return Shape(dy.shape[0], group_sizes.shape[-1], dy.shape[1], 0 if known is None else known.shape[-1])
 
 
 def _fake(*arguments: Any) -> torch.Tensor:

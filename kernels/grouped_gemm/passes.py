@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
@@ -17,8 +17,8 @@ from ...runtime.launching.ahead import only_compiling
 from ..op_calls import DTYPES, Call, ConfiguredLaunch, device_at, require
 from ..op_choice import HowChosen
 from .triton_kernels.gemm_launches import prepare_gemm
-from .triton_kernels.tiles import TileMap
-from .variants import chunk_rows
+from .triton_kernels.tiles import TileMap, sizes_of
+from .variants import chunk_rows, is_few
 
 if TYPE_CHECKING:
     from ...datasets import DeviceSpec
@@ -91,6 +91,9 @@ class Step(Call[Shape]):
             "grouped_gemm_dw": options.config_dw,
         }
         self._launches: dict[str, ConfiguredLaunch] = {}
+        is_free = options.config is None and self._how.is_free and not self.contents_checked
+        #: Whether the kernel for a few rows computes the forward pass, and its launch after the first one.
+        self.is_few, self.few = is_free and is_few(shape.rows, shape.groups), cast("Launch | None", None)
         for family, config in self._given.items():
             if config is not None and shape.groups and shape.k:  # else no kernel is launched
                 self.launch_of(family)
@@ -118,6 +121,17 @@ class Step(Call[Shape]):
             launch = ConfiguredLaunch(self.problem(family), self._place, given, self._how, prepare)
             self._launches[family] = launch
         return launch
+
+    def launch_few(self, x: torch.Tensor, group_sizes: torch.Tensor) -> Launch:
+        """Return the launch of the forward pass by the kernel for a few rows, made on first use."""
+        if self.few is None:
+            from .triton_kernels.few_rows import prepare_few_rows
+
+            topk, permute_x, permute_y, *_ = self.options
+            sides: dict[str, Any] = {"gathers": permute_x, "divisor": topk, "scatters": permute_y}
+            at = group_sizes.numel() - self.seen.groups
+            self.few = prepare_few_rows(*self.seen, x_rows=len(x), sizes_at=at, **sides)
+        return self.few
 
     def _prepare_forward(self, config: KernelConfig, device: DeviceSpec, tensors: Sequence[Any]) -> Launch:
         """Return a function that launches the forward product with a config, for tensors like these."""
@@ -158,7 +172,7 @@ def forward(
     """Launch the forward pass of `grouped_gemm`, and return y, (rows, N).
 
     `indices` are its `gather_indices`, `weights` its `topk_weights`. Rows that belong to no group are uninitialized, or
-    zero if contents are checked (FORETUNE_CHECK).
+    zero if contents are checked (FORETUNE_CHECK), or with a routing and permute_y.
     """
     if step.elsewhere():
         with torch.cuda.device(step.gpu):
@@ -169,11 +183,14 @@ def forward(
         check_contents(group_sizes, indices, rows)
     y = x.new_empty(rows, n)
     if rows and groups:
-        tile_map = TileMap.build(group_sizes, rows)
         if not (step.options.permute_x or step.options.permute_y):
             indices = None
+        if step.is_few:
+            step.launch_few(x, group_sizes)((x, w, y, group_sizes, indices, weights, bias))
+            return y
+        tile_map = TileMap.build(group_sizes, rows)
         step.launch_of("grouped_gemm_fwd").here((x, w, y, tile_map.entries, indices, weights, bias))
-        if step.contents_checked:
+        if step.contents_checked or (step.options.permute_y and group_sizes.dim() == 2):
             from .triton_kernels.ungrouped import zero_ungrouped
 
             zero_ungrouped(y, tile_map, indices if step.options.permute_y else None)
@@ -352,7 +369,7 @@ def check_contents(group_sizes: torch.Tensor, gather_indices: torch.Tensor | Non
     Raises:
         ForetuneError: A size is negative, sizes sum to more than `rows`, or indices are no permutation.
     """
-    sizes = group_sizes.tolist()
+    sizes = sizes_of(group_sizes).tolist()
     require(min(sizes, default=0) >= 0, f"group_sizes must be >= 0 but contains {min(sizes, default=0)}")
     require(sum(sizes) <= rows, f"group_sizes must sum to at most {rows}, the number of rows, but sum to {sum(sizes)}")
     if gather_indices is not None:

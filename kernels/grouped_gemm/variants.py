@@ -104,6 +104,20 @@ def chunk_rows(rows: int, n: int, k: int, sm_count: int) -> int:
     return min(max(cdiv(share, _MULTIPLE) * _MULTIPLE, _LEAST_ROWS), max(rows, 1))
 
 
+#: The number of rows up to which a kernel without tiles is faster, if there are twice as many groups (H100;
+#: tests/kernels/decode_on_gpu.py). More rows would cost too much where most of them are in one group.
+_FEW_ROWS = 32
+
+
+def is_few(rows: int, groups: int) -> bool:
+    """Return whether `triton_kernels/few_rows.py` is faster than tiles: few rows, mostly in different groups.
+
+    >>> is_few(8, 128), is_few(64, 128), is_few(8, 8)
+    (True, False, False)
+    """
+    return rows <= min(groups // 2, _FEW_ROWS)
+
+
 def cdiv(a: int, b: int) -> int:
     """Return a / b, rounded up."""
     return -(-a // b)

@@ -14,7 +14,7 @@ the `torch._grouped_mm` that it replaces, it does not write rows after the last 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -22,7 +22,10 @@ import torch
 
 from ...datasets import ForetuneError
 from ...runtime.arguments import Mode, resolve_mode, warn_once
-from ..grouped_gemm import grouped_gemm
+from ..grouped_gemm import few_rows_gemm, grouped_gemm, route
+from ..grouped_gemm.variants import is_few
+from ..op_calls import is_transformed, needs_gradient
+from ..op_choice import HowChosen
 from ..scaled_gemm import scaled_grouped_gemm
 from ..scaled_gemm.scales import SCALED
 
@@ -73,46 +76,30 @@ def experts_forward(
         top_k_weights: Their routing weights, (tokens, topk).
     """
     tokens, topk = top_k_index.shape
-    # Older versions have no norm, and do not report whether other ranks have some of the experts.
-    has_norm = getattr(experts, "has_post_expert_norm", False)
-    is_parallel = getattr(experts, "_is_expert_parallel", True)
+    has_norm = getattr(experts, "has_post_expert_norm", False)  # older versions have no norm
     w_up, bias_up = _weights(experts, "gate_up_proj" if experts.has_gate else "up_proj")
     w_down, bias_down = _weights(experts, "down_proj")
     groups = w_up.shape[0]
 
     weights = top_k_weights.reshape(-1).contiguous()
-    chosen = top_k_index.reshape(-1)
-    sorted_choice, order, sizes = _routed(chosen, groups)
-
+    chosen = top_k_index.reshape(-1).contiguous()
     x = hidden_states.to(w_up.dtype).contiguous()
-    if is_parallel:
-        # The rows of other ranks are last, outside all groups, and undefined in the op's result. They are masked before
-        # and after each product, so that undefined values are never multiplied.
-        elsewhere = (sorted_choice >= groups)[:, None]
-        h = grouped_gemm(x[order // topk].masked_fill(elsewhere, 0), w_up, sizes, bias=bias_up)
-        h = h.masked_fill(elsewhere, 0)
-    else:
-        h = grouped_gemm(x, w_up, sizes, gather_indices=order, topk=topk, permute_x=True, bias=bias_up)
-    h = experts._apply_gate(h) if experts.has_gate else experts.act_fn(h)
-    h = h.to(w_down.dtype).contiguous()
-    are_fused = not (is_parallel or has_norm)
-    y = grouped_gemm(
-        h,
-        w_down,
-        sizes,
-        gather_indices=order,
-        permute_y=True,
-        topk_weights=weights if are_fused else None,
-        bias=bias_down,
-    )
-    if is_parallel:
-        elsewhere = (chosen >= groups)[:, None]
-        y = y.masked_fill(elsewhere, 0)
-        weights = weights.masked_fill(elsewhere[:, 0], 0)
+
+    def gated(h: torch.Tensor) -> torch.Tensor:
+        h = experts._apply_gate(h) if experts.has_gate else experts.act_fn(h)
+        return h.to(w_down.dtype).contiguous()
+
+    if not has_norm and _are_few(tokens * topk, groups, (x, w_up, w_down, weights, bias_up, bias_down)):
+        h = gated(few_rows_gemm(x, w_up, chosen, topk=topk, bias=bias_up))
+        y = few_rows_gemm(h, w_down, chosen, topk=topk, weights=weights, bias=bias_down, sums=True)
+        return y.to(hidden_states.dtype)
+    # Rows of other ranks, if there are any, are last in the order, and zero in both products.
+    order, routing = route(chosen, groups)
+    h = gated(grouped_gemm(x, w_up, routing, gather_indices=order, topk=topk, permute_x=True, bias=bias_up))
+    factors = None if has_norm else weights
+    y = grouped_gemm(h, w_down, routing, gather_indices=order, permute_y=True, topk_weights=factors, bias=bias_down)
     if has_norm:
-        y = experts.post_expert_norm(y)
-    if not are_fused:
-        y = y * weights[:, None]
+        y = experts.post_expert_norm(y) * weights.masked_fill(chosen >= groups, 0)[:, None]
     return y.view(tokens, topk, y.shape[1]).sum(1).to(hidden_states.dtype)
 
 
@@ -135,8 +122,11 @@ def fp8_experts_forward(
     tokens, topk = top_k_index.shape
     w_up, scale_up = _fp8_weights(experts, "gate_up_proj" if experts.has_gate else "up_proj")
     w_down, scale_down = _fp8_weights(experts, "down_proj")
-    chosen, order, sizes = _routed(top_k_index.reshape(-1), w_up.shape[0])
-    elsewhere = (chosen >= w_up.shape[0])[:, None] if getattr(experts, "_is_expert_parallel", True) else None
+    chosen = top_k_index.reshape(-1).contiguous()
+    order, routing = route(chosen, w_up.shape[0])
+    sizes = routing[-1]
+    # Older versions do not report whether other ranks have some of the experts.
+    elsewhere = (chosen[order] >= w_up.shape[0])[:, None] if getattr(experts, "_is_expert_parallel", True) else None
 
     def masked(rows: torch.Tensor) -> torch.Tensor:
         """Return rows with those of other ranks zero; they are last, outside all groups, and undefined in the op."""
@@ -148,15 +138,23 @@ def fp8_experts_forward(
     y = masked(scaled_grouped_gemm(h.to(torch.bfloat16).contiguous(), w_down, sizes, w_scale=scale_down))
     y = y * masked(top_k_weights.reshape(-1)[order, None])
     # In the order of tokens, so that the sum over their experts does not depend on the routing.
-    y = torch.empty_like(y).index_copy(0, order, y)
+    y = torch.empty_like(y).index_copy(0, order.long(), y)
     return y.view(tokens, topk, y.shape[1]).sum(1).to(hidden_states.dtype)
 
 
-def _routed(chosen: torch.Tensor, groups: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the chosen experts in ascending order (rows,), the order that sorts them, and each one's rows."""
-    sorted_choice, order = chosen.sort(stable=True)
-    each = torch.arange(groups, dtype=chosen.dtype, device=chosen.device)
-    return sorted_choice, order, sizes_between(torch.searchsorted(sorted_choice, each, right=True))
+def _are_few(rows: int, groups: int, tensors: Sequence[torch.Tensor | None]) -> bool:
+    """Return whether to multiply each row by itself, without sorting: a few rows, and no gradient."""
+    if not is_few(rows, groups) or needs_gradient(tensors) or is_transformed():
+        return False
+    return _is_free()
+
+
+def _is_free() -> bool:
+    """Return whether the environment allows kernels that have no config."""
+    return HowChosen.of(None).is_free
+
+
+_is_free.__dict__["_dynamo_marked_constant"] = True
 
 
 def _fp8_weights(experts: Any, name: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -15,6 +15,8 @@ FLAGS = (*LAYOUTS, BIAS, *ACTIVATIONS)
 DTYPES = ("bf16", "fp16", "fp32", "int8")
 #: Rows must begin at multiples of this many bytes for TMA, and for 16-byte loads.
 ALIGNMENT_BYTES = 16
+#: The number of rows up to which a kernel without tiles is faster.
+_FEW_ROWS = 2
 #: When a float32 operand that is stored across K is copied first: products per element, products in all, and K from
 #: which on an H200 gained at every size (tests/kernels/matmul/turning_on_gpu.py).
 _REUSED_FROM, _PRODUCTS_FROM, _DEPTH_FROM = 512, 2**31, 64
@@ -54,6 +56,16 @@ def is_aligned(problem: Problem) -> bool:
     """
     unit = ALIGNMENT_BYTES // problem.itemsize
     return not any(problem[dim] % unit for dim in row_lengths(problem))
+
+
+def is_few(problem: Problem) -> bool:
+    """Return whether `triton_kernels/few_rows.py` computes a problem: one product x @ w.T of one or two rows.
+
+    >>> is_few(Problem.of("matmul", batch=1, m=2, n=64, k=64)), is_few(Problem.of("matmul", batch=1, m=3, n=64, k=64))
+    (True, False)
+    """
+    few = problem["batch"] == 1 and problem["m"] <= _FEW_ROWS and problem.dtype != "int8"
+    return few and is_aligned(problem) and A_KM not in problem.flags and B_KN not in problem.flags
 
 
 def call_dims(problem: Problem) -> tuple[str, ...]:

@@ -24,8 +24,8 @@ from ..op_calls import (
     needs_gradient,
     require,
 )
-from ..op_choice import how_chosen
-from .layouts import A_KM, ACTIVATIONS, ALIGNMENT_BYTES, B_KN, BIAS, activation_of, is_aligned, worth_turning
+from ..op_choice import HowChosen, how_chosen
+from .layouts import A_KM, ACTIVATIONS, ALIGNMENT_BYTES, B_KN, BIAS, activation_of, is_aligned, is_few, worth_turning
 from .layouts import DTYPES as NAMES
 from .triton_kernels.launches import prepare_matmul
 from .triton_kernels.turning import turned_copy
@@ -51,7 +51,8 @@ def matmul(
     """Return activation(a @ b + bias). Differentiable: the gradients are two more such products.
 
     Args:
-        a: (M, K), or a batch of matrices (B, M, K); bfloat16, float16, float32 (multiplied as tf32) or int8.
+        a: (M, K), or a batch of matrices (B, M, K); bfloat16, float16, float32 (multiplied as tf32; one or
+            two rows exactly) or int8.
         b: (K, N), or (B, K, N), of the same dtype. The strides of a and b decide how they are read, so `x @ w.T`, `dy @
             w` and `dy.T @ x` copy nothing. An operand is copied if neither its rows nor its columns are contiguous, or
             if it does not begin at a multiple of 16 bytes although its rows are long enough for 16-byte loads. On
@@ -144,6 +145,13 @@ class Operands(NamedTuple):
         return a, b
 
 
+class _FixedLaunch(ConfiguredLaunch):
+    """Launches a kernel that has no config to choose."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+
+
 def check_call(a: Any, b: Any, bias: Any, activation: str | None) -> None:
     """Check all arguments of `matmul` that the host can check without waiting for the device.
 
@@ -203,6 +211,13 @@ def _find(
     if operands.copies(a, b) or (bias is not None and not bias.is_contiguous()):
         return Call(operands, copies=True)
 
+    how = HowChosen.of(mode)
+    if config is None and how.is_free and is_few(problem):
+        from .triton_kernels.few_rows import prepare_few_rows  # few calls launch it
+
+        stored_a, stored_b = operands.stored(a, b)
+        return Call(operands, _FixedLaunch(prepare_few_rows(problem, stored_a.stride(-2), stored_b.stride(-2))))
+
     def prepare(config: KernelConfig, device: DeviceSpec, tensors: Sequence[Any]) -> Launch:
         a, b, y, _ = tensors
         return prepare_matmul(
@@ -215,7 +230,7 @@ def _find(
             activation=activation_of(problem),
         )
 
-    return Call(operands, ConfiguredLaunch(problem, place, config, mode, prepare, "a"))
+    return Call(operands, ConfiguredLaunch(problem, place, config, how, prepare, "a"))
 
 
 def _run(

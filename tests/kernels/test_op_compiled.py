@@ -148,14 +148,14 @@ def test_a_hot_call_checks_and_prepares_nothing(monkeypatch, at_once):
     monkeypatch.setattr(op, "check_call", counted(op.check_call))
     monkeypatch.setattr(passes, "chunk_rows", counted(passes.chunk_rows))
     monkeypatch.setattr(passes, "prepare_gemm", counted(passes.prepare_gemm))
-    monkeypatch.setattr(tiles, "_prepared", lru_cache(counted(tiles._prepared.__wrapped__)))
+    monkeypatch.setattr(tiles, "prepared_map", lru_cache(counted(tiles.prepared_map.__wrapped__)))
     config = KernelConfig.of(**SMALL.to_json(), **WITHOUT_TMA)
     with use_stub_driver(H200) as driver:
         for rows in (16, 16, 16, 24, 24, 16):
             x, w, sizes = torch.zeros(rows, 16), torch.zeros(2, 8, 16), torch.zeros(2, dtype=torch.int32)
             grouped_gemm(x, w, sizes, config=config)
         assert len(driver.launches) == 2 * 6
-    assert sorted(done) == sorted(["check_call", "chunk_rows", "prepare_gemm", "_prepared"] * 2)
+    assert sorted(done) == sorted(["check_call", "chunk_rows", "prepare_gemm", "prepared_map"] * 2)
 
 
 @pytest.mark.parametrize("why", ["no gradient", "timed on the tensors", "contents checked"])

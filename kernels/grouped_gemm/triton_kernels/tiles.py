@@ -229,16 +229,31 @@ _launch = Launcher(tile_map_kernel)
 
 
 @lru_cache(maxsize=4096)  # calls of a layer have the same sizes
-def _prepared(rows: int, groups: int, chunk_rows: int) -> tuple[int, PreparedLaunch]:
+def prepared_map(rows: int, groups: int, chunk_rows: int) -> tuple[int, PreparedLaunch]:
     """Return the length of a tile map for these sizes, and a function that launches its computation.
 
     The function takes (group sizes, map).
     """
-    chunks = rows // chunk_rows + groups
-    tiles = -(-rows // BLOCKS_M[0]) + groups
-    size = 8 + len(BLOCKS_M) * tiles * 3 + chunks * 4 + rows // chunk_rows * 3
     grid = (groups, len(BLOCKS_M) + 1, 1)
-    return size, _launch.prepare(grid, (rows, groups, chunk_rows), LANES=_LANES, num_warps=4)
+    return _size(rows, groups, rows // chunk_rows), _launch.prepare(
+        grid, (rows, groups, chunk_rows), LANES=_LANES, num_warps=4
+    )
+
+
+def _size(rows: int, groups: int, splits: int) -> int:
+    """Return the length of a tile map of at most `splits` split groups."""
+    tiles = -(-rows // BLOCKS_M[0]) + groups
+    return 8 + len(BLOCKS_M) * tiles * 3 + (splits + groups) * 4 + splits * 3
+
+
+def routing_shape(rows: int, groups: int) -> tuple[int, int]:
+    """Return the shape of a routing: a tile map without split groups, and as its last row the group sizes (groups,)."""
+    return -(-_size(rows, groups, 1) // (4 * groups)) * 4 + 1, groups  # so that sizes begin at a multiple of 16 bytes
+
+
+def sizes_of(group_sizes: torch.Tensor) -> torch.Tensor:
+    """Return the group sizes (groups,) of a routing; group sizes themselves unchanged."""
+    return group_sizes if group_sizes.dim() == 1 else group_sizes[-1]
 
 
 class TileMap(NamedTuple):
@@ -257,17 +272,21 @@ class TileMap(NamedTuple):
         """Launch the kernel that builds the map, without waiting for it.
 
         Args:
-            group_sizes: (groups,) int32; or int64, which one more small kernel converts.
+            group_sizes: (groups,) int32; or int64, which one more small kernel converts; or a routing
+                (`routing_shape`), whose own map is used if it has these chunks.
             rows: The number of rows.
             chunk_rows: The maximum number of rows per chunk (`variants.chunk_rows`); if omitted, no group is split.
         """
         import torch
 
+        groups, chunk_rows = group_sizes.shape[-1], chunk_rows or max(rows, 1)
+        if group_sizes.dim() == 2:
+            if chunk_rows == max(rows, 1):
+                return cls(group_sizes, rows, groups, chunk_rows)
+            group_sizes = sizes_of(group_sizes)
         if group_sizes.dtype != torch.int32:
             group_sizes = group_sizes.to(torch.int32)
-        groups = group_sizes.numel()
-        chunk_rows = chunk_rows or max(rows, 1)
-        size, launch = _prepared(rows, groups, chunk_rows)
+        size, launch = prepared_map(rows, groups, chunk_rows)
         entries = group_sizes.new_empty(size)
         launch((group_sizes, entries))
         return cls(entries, rows, groups, chunk_rows)
