@@ -10,12 +10,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...datasets import DeviceSpec, KernelConfig, Problem, torch_dtype
+from ...runtime.how_many import Length
 from ...runtime.shortlist import bundle_in_force, make_shortlist, supported
 from .. import find_family
-from .matmul import TF32
+from .matmul import TF32, is_exact
 
 if TYPE_CHECKING:
     from torch._inductor.kernel_inputs import MMKernelInputs
@@ -71,12 +74,23 @@ def multiplies_as_tf32(choice: KernelTemplateChoice) -> bool:
 def mm_config(choice: KernelTemplateChoice) -> KernelConfig | None:
     """Return the config of a choice of mm or a related op; None for ATen, decompose-k and others without a tile."""
     persistent = MM_TEMPLATES.get(choice.template.uid)
-    params = choice.params.to_kwargs()
-    knobs = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
-    if persistent is None or any(knob not in params for knob in knobs):
+    if persistent is None:
         return None
-    chosen = {knob: int(params[knob]) for knob in knobs}
-    return KernelConfig.of(**chosen, GROUP_M=int(params.get("GROUP_M", 8)), PERSISTENT_TMA=persistent)
+    params = choice.params.to_kwargs()
+    try:
+        return _mm_config_of(persistent, params.get("GROUP_M", 8), *_mm_knobs(params))
+    except KeyError:
+        return None
+
+
+_MM_KNOBS = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
+_mm_knobs = itemgetter(*_MM_KNOBS)
+
+
+@lru_cache(8192)  # Inductor lists the same 1,400 configs for each product
+def _mm_config_of(persistent: int, group_m: Any, *values: Any) -> KernelConfig:
+    chosen = {knob: int(value) for knob, value in zip(_MM_KNOBS, values, strict=True)}
+    return KernelConfig.of(**chosen, GROUP_M=int(group_m), PERSISTENT_TMA=persistent)
 
 
 def caller_problem(caller: Any) -> Problem | None:
@@ -206,25 +220,40 @@ def _dtype_name(dtype: Any, family: str) -> str | None:
 GROWTH = 2
 
 
+#: With k="auto", one more choice is tried if the calibration expects it to save this share of a call or more, up to so
+#: many choices.
+WORTH, MOST = 0.002, 8
+
+
+#: With k=1, products of up to so many rows run a template, and others ATen.
+MOST_ROWS = 64
+
+
+def is_left_to_aten(problem: Problem) -> bool:
+    """Return whether ATen's kernel is the one choice of a problem with k=1."""
+    return problem.family != "inductor_mm" or is_exact(problem) or problem["m"] > MOST_ROWS
+
+
 def best_first(
-    problem: Problem, configs: Sequence[KernelConfig], device: DeviceSpec, k: int, bundle: Bundle | None = None
+    problem: Problem, configs: Sequence[KernelConfig], device: DeviceSpec, k: Length, bundle: Bundle | None = None
 ) -> tuple[int, ...]:
     """Return the positions of the configs to try, fastest first.
 
     There are `k` of them if the bundle has learned the op (more on an arch that it does not know: see
-    `make_shortlist`), and `GROWTH * k` if the family's analytic estimate ranks. The result is deterministic.
+    `make_shortlist`). If the family's analytic estimate ranks, there are `GROWTH * k`, or one if `k` is 1. The result
+    is deterministic.
 
     Args:
         problem: The problem.
         configs: The configs of Inductor's choices, which may repeat.
         device: The device.
-        k: How many to try.
+        k: How many to try; "auto": as many as the calibration expects to pay, at most `MOST`.
         bundle: The bundle that predicts; the shipped one if None.
 
     >>> problem = Problem.of("inductor_mm", batch=1, m=4096, n=4096, k=4096)
     >>> configs, h200 = find_family("inductor_mm").space(), DeviceSpec.named("h200")
-    >>> len(best_first(problem, configs, h200, k=4))
-    4
+    >>> len(best_first(problem, configs, h200, k=8)), len(best_first(problem, configs, h200, k="auto"))
+    (8, 4)
     >>> grouped, configs = find_family("inductor_grouped_mm"), find_family("inductor_grouped_mm").space()
     >>> problem = Problem.of(grouped.name, groups=8, m=4096, n=4096, k=4096)
     >>> len(best_first(problem, configs, h200, k=4))
@@ -234,12 +263,18 @@ def best_first(
 
     family = find_family(problem.family)
     distinct = tuple(dict.fromkeys(configs))
+    most = MOST if k == "auto" else k
+    if len(distinct) <= most and k != "auto":
+        return tuple(range(len(configs)))
     if family.name in bundle_in_force(bundle).families:
-        chosen = make_shortlist(family, problem, device, k=k, configs=list(distinct), bundle=bundle).configs
+        # One call of a second, for which trying a config costs `WORTH` seconds.
+        worth = {"expected_calls": 1, "call_us": 1e6, "trial_s": WORTH} if k == "auto" else {}
+        found = make_shortlist(family, problem, device, k=k, configs=list(distinct), bundle=bundle, **worth)
+        chosen = found.configs[:MOST] if k == "auto" and found.predicted else found.configs
     else:
         able = [distinct[position] for position in supported(family, problem, device, distinct)]
         order = np.argsort(family.estimate_us(problem, device, able), kind="stable")
-        chosen = tuple(able[position] for position in order[: GROWTH * k].tolist())
+        chosen = tuple(able[position] for position in order[: GROWTH * most if most > 1 else 1].tolist())
     # Choices may differ in knobs that the family does not have, so their configs repeat. The count stays the same.
     positions = [position for config in chosen for position, one in enumerate(configs) if one == config]
     return tuple(positions[: len(chosen)])

@@ -20,8 +20,9 @@ from functools import cached_property, partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
-from ...datasets.errors import check_integer, reason_of
+from ...datasets.errors import reason_of
 from ...runtime.arguments import Mode, resolve_mode, warn_once
+from ...runtime.how_many import Length, check_length
 from ...runtime.launching.source_hash import digest_of
 from ...runtime.launching.stub_driver import device_here
 from ...runtime.shortlist import bundle_in_force, bundle_of
@@ -33,24 +34,24 @@ if TYPE_CHECKING:
     from ...model import Bundle
 
 #: The default number of choices per op.
-DEFAULT_K = 8
+DEFAULT_K: Length = 8
 #: Keyword arguments of `benchmark_gpu` that `Timer` can ignore: durations, and whether the benchmark may decide.
 _KNOWN = {"warmup", "rep", "is_vetted_benchmarking", "device_type"}
 
 
-def install(k: int = DEFAULT_K, bundle: Bundle | Path | str | None = None) -> Callable[[], None]:
+def install(k: Length = DEFAULT_K, bundle: Bundle | Path | str | None = None) -> Callable[[], None]:
     """Limit Inductor's choices, and return a function that removes the limits.
 
     If this torch has no such hooks, nothing is limited, with one warning; nor with FORETUNE_MODE=off.
 
     Args:
-        k: How many choices of each op are kept.
+        k: How many choices of each op are kept; see `foretune.use`.
         bundle: The bundle that predicts, or its folder; the shipped one if None.
 
     Raises:
-        ForetuneError: `k` < 1, the bundle cannot be read, or torch is not installed.
+        ForetuneError: `k` is neither "auto" nor at least 1, the bundle cannot be read, or torch is not installed.
     """
-    limits = Limits(check_integer("k", k, 1), bundle_of(bundle))
+    limits = Limits(check_length(k), bundle_of(bundle))
     if resolve_mode() is Mode.OFF:
         return lambda: None
     try:
@@ -71,7 +72,7 @@ def install(k: int = DEFAULT_K, bundle: Bundle | Path | str | None = None) -> Ca
 class Limits:
     """Reduces Inductor's choices for each op to those that the bundle predicts to be fastest, `k` in most cases."""
 
-    k: int
+    k: Length
     bundle: Bundle | None = None
     device: DeviceSpec | None = None  # the current device if None
 
@@ -81,7 +82,7 @@ class Limits:
         from ..inductor import choices, family, matmul, templates
 
         # The code that ranks unlearned ops, and the code that takes times.
-        deciding = choices, family, matmul, templates, timed_by_us, _timer
+        deciding = choices, family, matmul, templates, Limits, timed_by_us, _timer
         sources = (inspect.getsource(one) for one in deciding)
         try:
             digest = bundle_in_force(self.bundle).digest
@@ -120,20 +121,34 @@ class Limits:
         hints: Sequence[int | None],
         problem_of: Callable[[int | None], Problem | None],
     ) -> list[Any]:
-        from ..inductor.choices import best_first
+        from ..inductor.choices import is_left_to_aten
 
         kept = [choice for choice, config in zip(choices, configs, strict=True) if config is None]
         ranked = [(*one, hint) for *one, hint in zip(choices, configs, hints, strict=True) if one[1] is not None]
-        for wanted in dict.fromkeys(hint for _, _, hint in ranked):
+        chosen, problem, wanted_hints = [], None, list(dict.fromkeys(hint for _, _, hint in ranked))
+        for wanted in wanted_hints:
             known = [(choice, config) for choice, config, hint in ranked if hint == wanted]
             problem = problem_of(wanted)
-            if problem is None or len(known) <= self.k:
-                kept += [choice for choice, _ in known]
-                continue
-            device = self.device or device_here()
-            fastest = best_first(problem, [config for _, config in known], device, self.k, self.bundle)
-            kept += [known[position][0] for position in fastest]
-        return kept
+            fastest = range(len(known)) if problem is None else self._fastest(problem, tuple(one for _, one in known))
+            chosen += [known[position][0] for position in fastest]
+        if self.k == 1 and kept and (problem is None or is_left_to_aten(problem)):
+            return kept[:1]  # Inductor lists the one first that its default mode takes
+        # A list of one is neither timed nor, if it is ATen's, compiled. On an unknown card it is longer.
+        return chosen if self.k == 1 and 0 < len(chosen) <= len(wanted_hints) else kept + chosen
+
+    def _fastest(self, problem: Problem, configs: tuple[KernelConfig, ...]) -> tuple[int, ...]:
+        """Return the positions of the configs to keep, as `best_first` does, and remember them: layers repeat."""
+        from ..inductor.choices import best_first
+
+        device = self.device or device_here()
+        key = problem, device, configs
+        if key not in self._answers:
+            self._answers[key] = best_first(problem, configs, device, self.k, self.bundle)
+        return self._answers[key]
+
+    @cached_property
+    def _answers(self) -> dict[tuple[Problem, DeviceSpec, tuple[KernelConfig, ...]], tuple[int, ...]]:
+        return {}
 
 
 class _Seams:

@@ -141,10 +141,10 @@ def test_a_dynamic_size_is_ranked_as_it_is_hinted_and_guarded_on_no_more():
 
 def test_grouped_products_are_limited_after_their_code_is_there():
     ends = tensor(8, dtype=torch.int32)
-    with foretune.use("inductor", k=1):
+    with foretune.use("inductor", k=2):
         (choices,), _ = lowered(torch._grouped_mm, tensor(1024, 512), tensor(8, 512, 256), ends)
     left = with_tile(choices)
-    assert len(left) == GROWTH
+    assert len(left) == 2 * GROWTH
     problem = {"groups": 8, "m": 1024, "n": 256, "k": 512, "flags": ("a_ragged",)}
     assert caller_problem(left[0]) == Problem.of("inductor_grouped_mm", **problem)
     assert caller_config(left[0])["BLOCK_M"] >= 64  # 128 rows a group
@@ -183,9 +183,9 @@ SIZES = {"batch": 16, "groups": 1, "keys": 512, "head_qk": 64, "head_v": 64}
     ],
 )
 def test_flex_attention_is_limited_forward_backward_and_in_decode(queries, backward, families):
-    with foretune.use("inductor", k=1):
+    with foretune.use("inductor", k=2):
         ops, _ = lowered(*flex(queries, 512, backward=backward))
-    assert [len(choices) for choices in ops] == [GROWTH] * len(families)
+    assert [len(choices) for choices in ops] == [2 * GROWTH] * len(families)
     for choices, family in zip(ops, families, strict=True):
         problem = caller_problem(choices[0])
         assert problem.family == family
@@ -278,10 +278,10 @@ def test_trouble_of_ours_lets_all_choices_through_with_a_warning(monkeypatch):
 
 
 def test_choices_of_several_hints_are_limited_each():
-    with foretune.use("inductor", k=1):
+    with foretune.use("inductor", k=2):
         (choices,), _ = lowered(torch.mm, A, B, dynamic=(0,), multi_kernel_hints=[64, 4096])
     hints = [choice.annotations["ktc"].params.to_kwargs()["hint_override"] for choice in with_tile(choices)]
-    assert {hint: hints.count(hint) for hint in hints} == dict.fromkeys((None, 64, 4096), 1)
+    assert {hint: hints.count(hint) for hint in hints} == dict.fromkeys((None, 64, 4096), 2)
     large = [mm_config(one.annotations["ktc"]) for one in with_tile(choices) if one.hint_override == 4096]
     small = [mm_config(one.annotations["ktc"]) for one in with_tile(choices) if one.hint_override == 64]
     assert isinstance(large[0], KernelConfig)
