@@ -229,9 +229,29 @@ WORTH, MOST = 0.002, 8
 MOST_ROWS = 64
 
 
-def is_left_to_aten(problem: Problem) -> bool:
-    """Return whether ATen's kernel is the one choice of a problem with k=1."""
-    return problem.family != "inductor_mm" or is_exact(problem) or problem["m"] > MOST_ROWS
+def is_left_to_aten(problem: Problem | None) -> bool:
+    """Return whether ATen's kernel runs a product with k=1; None is one of an unknown dtype."""
+    return problem is None or is_exact(problem) or problem["m"] > MOST_ROWS
+
+
+def one_choice(choices: Sequence[Any]) -> list[Any]:
+    """Return the one choice of an op with k=1, out of generated ones.
+
+    A product's template is only among them if it is to run. Ops that are not learned are left to ATen if it has them.
+    All choices are returned on a CPU, and if there are several templates: those for several hints of a size, or those
+    to try on an unknown arch.
+    """
+    from torch._inductor.select_algorithm import ExternKernelCaller, TritonTemplateCaller
+
+    if not choices or choices[0].layout.device.type == "cpu":
+        return list(choices)
+    aten, templates = (
+        [one for one in choices if isinstance(one, kind)] for kind in (ExternKernelCaller, TritonTemplateCaller)
+    )
+    is_learned = bool(templates) and caller_config(templates[0]) is None
+    if len(templates) > 1:
+        return list(choices)
+    return templates if templates and (is_learned or not aten) else aten[:1] or list(choices)
 
 
 def best_first(

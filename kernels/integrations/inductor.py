@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial, wraps
 from typing import TYPE_CHECKING, Any
@@ -102,17 +103,34 @@ class Limits:
         configs = [mm_config(choice) for choice in choices]
         with_tile = [choice for choice, config in zip(choices, configs, strict=True) if config is not None]
         tf32 = any(map(multiplies_as_tf32, with_tile))
+        if with_tile and self.is_left_to_aten(inputs, op, tf32):
+            return [choice for choice, config in zip(choices, configs, strict=True) if config is None]
         return self._limited(choices, configs, hints, partial(mm_problem, inputs, op, tf32))
 
     def of_callers(self, choices: Sequence[Any]) -> list[Any]:
-        """Return the `TritonTemplateCaller`s that are kept: choices whose code is already generated."""
-        from ..inductor.choices import caller_config, caller_problem
+        """Return the choices of one op that are kept, whose code is already generated.
+
+        With k=1 there is one, because Inductor neither times a list of one nor, if it is ATen's, compiles it.
+        """
+        from ..inductor.choices import caller_config, caller_problem, one_choice
 
         configs = [caller_config(choice) for choice in choices]
         first = next((choice for choice, config in zip(choices, configs, strict=True) if config is not None), None)
-        if first is None:
-            return list(choices)
-        return self._limited(choices, configs, [None] * len(choices), lambda _: caller_problem(first))
+        limited = list(choices)
+        if first is not None:
+            limited = self._limited(choices, configs, [None] * len(choices), lambda _: caller_problem(first))
+        return one_choice(limited) if self.k == 1 else limited
+
+    def is_left_to_aten(self, inputs: Any, op: str, tf32: bool = True) -> bool:
+        """Return whether no template of a lowering of `op` is kept, because k is 1 and ATen is expected to be faster.
+
+        If templates are not listed yet, `tf32` is not known.
+        """
+        from torch._inductor.utils import use_aten_gemm_kernels
+
+        from ..inductor.choices import is_left_to_aten, mm_problem
+
+        return self.k == 1 and use_aten_gemm_kernels() and is_left_to_aten(mm_problem(inputs, op, tf32))
 
     def _limited(
         self,
@@ -121,20 +139,14 @@ class Limits:
         hints: Sequence[int | None],
         problem_of: Callable[[int | None], Problem | None],
     ) -> list[Any]:
-        from ..inductor.choices import is_left_to_aten
-
         kept = [choice for choice, config in zip(choices, configs, strict=True) if config is None]
         ranked = [(*one, hint) for *one, hint in zip(choices, configs, hints, strict=True) if one[1] is not None]
-        chosen, problem, wanted_hints = [], None, list(dict.fromkeys(hint for _, _, hint in ranked))
-        for wanted in wanted_hints:
+        for wanted in dict.fromkeys(hint for _, _, hint in ranked):
             known = [(choice, config) for choice, config, hint in ranked if hint == wanted]
             problem = problem_of(wanted)
             fastest = range(len(known)) if problem is None else self._fastest(problem, tuple(one for _, one in known))
-            chosen += [known[position][0] for position in fastest]
-        if self.k == 1 and kept and (problem is None or is_left_to_aten(problem)):
-            return kept[:1]  # Inductor lists the one first that its default mode takes
-        # A list of one is neither timed nor, if it is ATen's, compiled. On an unknown card it is longer.
-        return chosen if self.k == 1 and 0 < len(chosen) <= len(wanted_hints) else kept + chosen
+            kept += [known[position][0] for position in fastest]
+        return kept
 
     def _fastest(self, problem: Problem, configs: tuple[KernelConfig, ...]) -> tuple[int, ...]:
         """Return the positions of the configs to keep, as `best_first` does, and remember them: layers repeat."""
@@ -175,6 +187,7 @@ class _Seams:
 
     def install(self) -> Callable[[], None]:
         """Install the limits, and return `restore`."""
+        _use_torchs_ptxas()
         self.choices._finalize_template_configs = self.finalized
         self.config.inductor_choices_class = partial(choices_with_uuid, self.limits.uuid, self.handler)
         # A new list, because another thread may be iterating over the current one.
@@ -206,14 +219,23 @@ class _Seams:
 
         @wraps(self.finalize)
         def finalize(*given: Any, **named: Any) -> list[Any]:
+            if not self.is_on:
+                return self.finalize(*given, **named)
+            _or_all([], lambda: self._drop_templates(*_context_of(*given, **named)))
             listed = self.finalize(*given, **named)
-            return (
-                _or_all(listed, lambda: self._limited(listed, *_context_of(*given, **named))) if self.is_on else listed
-            )
+            return _or_all(listed, lambda: self._limited(listed, *_context_of(*given, **named)))
 
         return finalize
 
-    def _limited(self, listed: list[Any], kernel_inputs: Any, op_name: str) -> list[Any]:
+    def _drop_templates(self, template_choices: dict[str, Any], kernel_inputs: Any, op_name: str) -> list[Any]:
+        """Remove the generators of templates from those of a lowering's choices if ATen will run; return []."""
+        is_product = isinstance(kernel_inputs, self.mm_inputs) and kernel_inputs.device_type == "cuda"
+        if is_product and self.limits.is_left_to_aten(kernel_inputs, op_name):
+            for uid in [uid for uid in template_choices if not uid.startswith("aten::")]:
+                del template_choices[uid]
+        return []
+
+    def _limited(self, listed: list[Any], _: Any, kernel_inputs: Any, op_name: str) -> list[Any]:
         is_product = isinstance(kernel_inputs, self.mm_inputs)
         return self.limits.of_templates(listed, kernel_inputs, op_name) if is_product else listed
 
@@ -222,14 +244,26 @@ class _Seams:
         return _or_all(choices, lambda: self.limits.of_callers(choices)) if self.is_on else choices
 
 
+def _use_torchs_ptxas() -> None:
+    """Set TRITON_PTXAS_PATH, if it is not set, to the ptxas that Inductor's compile workers use.
+
+    Inductor sets it in this process only sometimes (torch 2.11). Otherwise the process looks for binaries under other
+    keys than those of the workers, and compiles every choice again, one after the other.
+    """
+    with suppress(ImportError):
+        from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
+
+        _set_triton_ptxas_path()
+
+
 def _context_of(
     handler: Any, template_choices: Any, kernel_inputs: Any, templates: Any, op_name: str, *more: Any, **named: Any
-) -> tuple[Any, str]:
-    """Return (kernel_inputs, op_name) from the arguments of a call of `_finalize_template_configs`.
+) -> tuple[Any, Any, str]:
+    """Return (template_choices, kernel_inputs, op_name) from the arguments of a call of `_finalize_template_configs`.
 
     If torch has changed the function's signature, the call of this one raises TypeError.
     """
-    return kernel_inputs, op_name
+    return template_choices, kernel_inputs, op_name
 
 
 def _or_all(choices: list[Any], limited: Callable[[], list[Any]]) -> list[Any]:

@@ -65,6 +65,60 @@ def test_as_many_choices_of_an_op_are_left_and_the_extern_ones(op):
     assert [str(choice.description) for choice in again] == [str(choice.description) for choice in listed]
 
 
+@pytest.mark.parametrize("op", OPS)
+def test_with_k_1_one_choice_is_left_and_nothing_is_timed(op):
+    with foretune.use("inductor", k=1):
+        (choices,), _ = lowered(*OPS[op])
+    assert len(choices) == 1
+    assert not with_tile(choices)  # 256 rows, and convolutions, are ATen's
+
+
+@pytest.mark.parametrize("op", ["mm", "addmm", "scaled_mm"])
+def test_with_k_1_few_rows_run_the_template_ranked_first(op):
+    function, *given = OPS[op]
+    rows = [tensor(8, *one.shape[1:], dtype=one.dtype) if one.shape[0] == 256 else one for one in given]
+    with foretune.use("inductor", k=1):
+        ((choice,),), _ = lowered(function, *rows)
+    with foretune.use("inductor", k=2):
+        (two,), _ = lowered(function, *rows)
+    assert mm_config(choice.annotations["ktc"]) == mm_config(with_tile(two)[0].annotations["ktc"])
+
+
+def test_with_k_1_products_that_no_template_predicts_are_atens():
+    for dtype in (torch.float64, torch.float32):  # unknown, and exact
+        with foretune.use("inductor", k=1):
+            ((choice,),), _ = lowered(torch.mm, tensor(8, 512, dtype=dtype), tensor(512, 1024, dtype=dtype))
+        assert not with_tile([choice])
+
+
+def test_with_k_1_templates_run_where_aten_is_not_configured():
+    with foretune.use("inductor", k=1):
+        ((choice,),), _ = lowered(torch.mm, A, B, max_autotune_gemm_backends="TRITON")
+    assert with_tile([choice])
+
+
+def test_an_automatic_k_keeps_atens_choices_and_few_others_fewer_where_the_ranker_is_certain():
+    left = {}
+    with foretune.use("inductor", k="auto"):
+        for m, n, k in ((1, 1024, 1024), (48, 28672, 4096), (256, 1024, 512), (2048, 4096, 4096), (8192, 1024, 1024)):
+            (choices,), _ = lowered(torch.mm, tensor(m, k), tensor(k, n))
+            left[m] = len(with_tile(choices))
+            assert len(choices) == left[m] + 1
+    assert max(left.values()) <= listed.MOST
+    assert len(set(left.values())) > 1
+
+
+def test_layers_that_repeat_are_predicted_once(monkeypatch):
+    asked = []
+    ranked = listed.best_first
+    monkeypatch.setattr(listed, "best_first", lambda problem, *given: asked.append(problem) or ranked(problem, *given))
+    with foretune.use("inductor", k=2):
+        ops, _ = lowered(lambda a, *b: [a @ one for one in b], A, B, tensor(512, 1024), tensor(512, 256))
+    assert [problem["n"] for problem in asked] == [1024, 256]
+    kept = [[mm_config(choice.annotations["ktc"]) for choice in with_tile(one)] for one in ops]
+    assert kept[0] == kept[1] != kept[2]
+
+
 @pytest.mark.parametrize("k", [512, 500])
 def test_what_is_left_of_all_that_inductor_lists_is_what_is_ranked_first(k):
     problem = Problem.of("inductor_mm", batch=1, m=256, n=1024, k=k)
@@ -244,6 +298,8 @@ def test_somebodys_own_handler_stays_in_force_and_counts_in_the_keys():
 def test_options_that_it_does_not_take_or_that_differ_are_refused():
     with pytest.raises(ForetuneError, match="k must be an integer >= 1 but got 0"):
         foretune.use("inductor", k=0)
+    with pytest.raises(ForetuneError, match="k must be 'auto' or an integer >= 1 but got 'few'"):
+        foretune.use("inductor", k="few")
     with pytest.raises(ForetuneError, match=r"takes k, bundle, but not top"):
         foretune.use("inductor", top=3)
     with pytest.raises(ForetuneError, match=r"takes no options, but not k"):
@@ -272,7 +328,7 @@ def test_an_inductor_that_calls_the_seam_otherwise_chooses_as_ever_with_a_warnin
 
 def test_trouble_of_ours_lets_all_choices_through_with_a_warning(monkeypatch):
     monkeypatch.setattr(inductor, "device_here", lambda: (_ for _ in ()).throw(ForetuneError("no such device")))
-    with foretune.use("inductor", k=1), pytest.warns(foretune.ForetuneWarning, match="Inductor tries all choices"):
+    with foretune.use("inductor", k=2), pytest.warns(foretune.ForetuneWarning, match="Inductor tries all choices"):
         (choices,), _ = lowered(torch.mm, A, B, max_autotune_gemm_search_space="DEFAULT")
     assert len(with_tile(choices)) > 10
 
