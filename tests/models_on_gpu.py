@@ -3,15 +3,16 @@
 The models of model_workloads.py (random weights, two layers each; inference and training; static and dynamic shapes)
 are compiled by Inductor's default mode, by its max-autotune, and with `foretune.use("inductor")` for k="auto" and k=1,
 with empty caches before each. Then all run interleaved, from Python and as CUDA graphs. The tables show medians of the
-run time, the seconds of the first call, and ratios next to their goals. Each model has a process of its own; with
-several GPUs (of CUDA_VISIBLE_DEVICES, or `--gpus`), models run side by side and share the cores. A result is kept in
-`--out` when its model is done, so that a run that is cut off continues there. `--breakdown` also prints where the time
-of the first call went; `--tiny` runs small models on the CPU without CUDA graphs, to try the script.
+run time, the seconds of the first call, and ratios next to their goals. Each GPU (of CUDA_VISIBLE_DEVICES, or `--gpus`)
+has a process for its share of the models and of the cores. A result is kept in `--out` when its model is done, so that
+a run that is cut off continues there. `--breakdown` also prints where the time of the first call went; `--tiny` runs
+small models on the CPU without CUDA graphs, to try the script.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import json
 import os
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -72,13 +74,9 @@ def measure(name: str, modes: list[str], tiny: bool) -> dict[str, Any]:
     """Return the seconds of the first call and the run times in microseconds, by mode."""
     import torch
     from model_workloads import WORKLOADS
-    from torch._inductor.async_compile import AsyncCompile
 
     where, dtype = ("cpu", torch.float32) if tiny else ("cuda", torch.bfloat16)
     workload = WORKLOADS[name].tiny() if tiny else WORKLOADS[name]
-    torch._dynamo.config.recompile_limit = 64
-    warmed_up(where, dtype)
-    AsyncCompile.wait_pool_ready()
     forward, given, parameters = workload.build(where, dtype)
 
     def step(function: Callable[[Any], Any], x: Any) -> Any:
@@ -90,10 +88,9 @@ def measure(name: str, modes: list[str], tiny: bool) -> dict[str, Any]:
 
     found: dict[str, Any] = {"name": name, "compile_s": {}, "us": {}, "graph_us": {}, "off": {}, "spent": {}}
     found["device"] = torch.cuda.get_device_name() if where == "cuda" else "CPU"
-    torch.compiler.reset()
-    step(torch.compile(forward, backend="aot_eager"), given[0])  # what the first trace of a model imports
     calls: dict[str, list[Callable[[], Any]]] = {}
     graphs: dict[str, list[Callable[[], Any]]] = {}
+    compiled_by("default", forward, step, given)  # what the first compilation of a model imports
     for mode in modes:
         compiled, found["compile_s"][mode], found["spent"][mode] = compiled_by(mode, forward, step, given)
         calls[mode] = [partial(step, compiled, x) for x in given]
@@ -105,9 +102,32 @@ def measure(name: str, modes: list[str], tiny: bool) -> dict[str, Any]:
     limit = max(MOST_OFF, 2 * found["off"].get("default", 0.0))
     if wrong := [mode for mode, off in found["off"].items() if not off < limit]:
         raise AssertionError(f"{name}: {wrong[0]} differs from eager mode by {found['off'][wrong[0]]:.3g} of the norm")
-    found["us"] = interleaved(calls, where)
-    found["graph_us"] = interleaved(graphs, where) if graphs else found["us"]
+    with torch.compiler.set_stance("fail_on_recompile"):
+        found["us"] = interleaved(calls, where)
+        found["graph_us"] = interleaved(graphs, where) if graphs else found["us"]
     return found
+
+
+def measure_all(names: list[str], modes: list[str], out: Path, tiny: bool) -> None:
+    """Measure models one after the other, and add a line to the file of results for each that succeeds."""
+    import torch
+    from torch._inductor.async_compile import AsyncCompile
+
+    torch._dynamo.config.recompile_limit = 64
+    AsyncCompile.wait_pool_ready()
+    warmed_up(*(("cpu", torch.float32) if tiny else ("cuda", torch.bfloat16)))
+    for name in names:
+        try:
+            found = measure(name, modes, tiny)
+        except Exception:  # noqa: BLE001 - the next one may succeed
+            traceback.print_exc()
+            continue
+        finally:
+            torch.compiler.reset()
+            gc.collect()
+            torch.cuda.empty_cache()
+        with open(out / "models.jsonl", "a") as file:
+            file.write(json.dumps(found) + "\n")
 
 
 def warmed_up(where: str, dtype: Any) -> None:
@@ -119,7 +139,8 @@ def warmed_up(where: str, dtype: Any) -> None:
         layer, x = DiT(64, 2, 1).to(dtype), torch.randn(1, 32, 64, dtype=dtype)
     for options in ({}, {"max_autotune_gemm": True}):
         torch.compiler.reset()
-        torch.compile(layer, options=options)(x).sum().backward()
+        with torch.no_grad():
+            torch.compile(layer, options=options)(x)
 
 
 def compiled_by(mode: str, forward: Any, step: Any, given: list[Any]) -> tuple[Any, float, dict[str, float]]:
@@ -127,14 +148,18 @@ def compiled_by(mode: str, forward: Any, step: Any, given: list[Any]) -> tuple[A
     import foretune
     import torch
     from torch._dynamo.utils import compilation_time_metrics, counters
+    from torch._inductor.compile_fx import compile_fx
     from torch._inductor.utils import fresh_cache
 
-    torch.compiler.reset()
     compilation_time_metrics.clear()
     counters.clear()
     options, k = MODES[mode]
+
+    def backend(*graph_and_inputs: Any) -> Any:  # not "inductor", which Dynamo takes for the same with equal options
+        return compile_fx(*graph_and_inputs, config_patches=options)
+
     with foretune.use("inductor", k=k) if k is not None else nullcontext(), fresh_cache(delete=False):
-        compiled = torch.compile(forward, options=options, dynamic=True if len(given) > 1 else None)
+        compiled = torch.compile(forward, backend=backend, dynamic=True if len(given) > 1 else None)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         began = time.perf_counter()
@@ -270,38 +295,35 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="compiling processes for each GPU")
     parser.add_argument("--breakdown", action="store_true", help="print the parts of the first call")
     parser.add_argument("--tiny", action="store_true", help="small models on the CPU")
-    parser.add_argument("--model", help=argparse.SUPPRESS)
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
-    if options.model:
-        found = measure(options.model, options.modes, options.tiny)
-        with open(out / "models.jsonl", "a") as file:
-            file.write(json.dumps(found) + "\n")
+    if options.measure:
+        measure_all(options.models, options.modes, out, options.tiny)
         return
     deadline = time.monotonic() + options.budget_s
-    left = [name for name in WORKLOADS if name not in results(out) and name.startswith(tuple(options.models))]
+    known = results(out)
+    left = [
+        name
+        for name in WORKLOADS
+        if name.startswith(tuple(options.models)) and not set(options.modes) <= known.get(name, {"us": {}})["us"].keys()
+    ]
     gpus = options.gpus.split(",")
-    running: dict[str, tuple[str, subprocess.Popen[bytes]]] = {}
     with tempfile.TemporaryDirectory(prefix="models-", ignore_cleanup_errors=True) as caches:
-        while (left or running) and time.monotonic() < deadline:
-            for gpu in gpus:
-                if gpu in running and running[gpu][1].poll() is not None:
-                    name, process = running.pop(gpu)
-                    if process.returncode:
-                        print(f"{name}: failed, see {out / 'log.txt'}", flush=True)
-                if gpu not in running and left:
-                    name = left.pop(0)
-                    running[gpu] = name, start(name, gpu, len(gpus), options, caches)
+        running = [start(left[place :: len(gpus)], gpu, len(gpus), options, caches) for place, gpu in enumerate(gpus)]
+        while any(process.poll() is None for process in running) and time.monotonic() < deadline:
             time.sleep(0.2)
-        for _, process in running.values():
+        for process in running:
             process.kill()
             process.wait()
     show(out, options.breakdown)
+    if missing := [name for name in left if name not in results(out)]:
+        print(f"Not measured: {', '.join(missing)}; see {out / 'log.txt'}")
 
 
-def start(name: str, gpu: str, gpus: int, options: argparse.Namespace, caches: str) -> subprocess.Popen[bytes]:
-    """Start the process that measures a model on a GPU."""
+def start(names: list[str], gpu: str, gpus: int, options: argparse.Namespace, caches: str) -> subprocess.Popen[bytes]:
+    """Start the process that measures models on a GPU."""
     from inductor_on_gpu import torchs_ptxas
 
     environment = {
@@ -312,7 +334,17 @@ def start(name: str, gpu: str, gpus: int, options: argparse.Namespace, caches: s
         "PYTHONPATH": os.pathsep.join([str(ROOT.parent), os.environ.get("PYTHONPATH", "")]),
         "TMPDIR": tempfile.mkdtemp(dir=caches),
     }
-    command = [sys.executable, __file__, "--out", options.out, "--modes", *options.modes, "--model", name]
+    command = [
+        sys.executable,
+        __file__,
+        "--out",
+        options.out,
+        "--measure",
+        "--modes",
+        *options.modes,
+        "--models",
+        *names,
+    ]
     command += ["--tiny"] if options.tiny else []
     with open(Path(options.out) / "log.txt", "ab") as log:
         return subprocess.Popen(command, env=environment, stdout=log, stderr=log)

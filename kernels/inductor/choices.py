@@ -18,7 +18,7 @@ from ...datasets import DeviceSpec, KernelConfig, Problem, torch_dtype
 from ...runtime.how_many import Length
 from ...runtime.shortlist import bundle_in_force, make_shortlist, supported
 from .. import find_family
-from .matmul import TF32, is_exact
+from .matmul import TF32
 
 if TYPE_CHECKING:
     from torch._inductor.kernel_inputs import MMKernelInputs
@@ -225,20 +225,12 @@ GROWTH = 2
 WORTH, MOST = 0.002, 8
 
 
-#: With k=1, products of up to so many rows run a template, and others ATen.
-MOST_ROWS = 64
-
-
-def is_left_to_aten(problem: Problem | None) -> bool:
-    """Return whether ATen's kernel runs a product with k=1; None is one of an unknown dtype."""
-    return problem is None or is_exact(problem) or problem["m"] > MOST_ROWS
-
-
-def one_choice(choices: Sequence[Any]) -> list[Any]:
-    """Return the one choice of an op with k=1, out of generated ones.
+def one_choice(choices: Sequence[Any], k: Length) -> list[Any]:
+    """Return the one choice of an op that k=1 requires, out of generated ones, or all of them.
 
     A product's template is only among them if it is to run. Ops that are not learned are left to ATen if it has them.
-    All choices are returned on a CPU, and if there are several templates: those for several hints of a size, or those
+    With another k, and if no template is left, ATen's first kernel remains, which Inductor's default mode runs. All
+    choices are returned on a CPU, and if there are several templates: for k=1 these are for several hints of a size, or
     to try on an unknown arch.
     """
     from torch._inductor.select_algorithm import ExternKernelCaller, TritonTemplateCaller
@@ -248,10 +240,10 @@ def one_choice(choices: Sequence[Any]) -> list[Any]:
     aten, templates = (
         [one for one in choices if isinstance(one, kind)] for kind in (ExternKernelCaller, TritonTemplateCaller)
     )
-    is_learned = bool(templates) and caller_config(templates[0]) is None
-    if len(templates) > 1:
+    if len(templates) > 1 or (k != 1 and len(aten) < len(choices)):
         return list(choices)
-    return templates if templates and (is_learned or not aten) else aten[:1] or list(choices)
+    is_product = bool(templates) and caller_config(templates[0]) is None
+    return templates if templates and (is_product or not aten) else aten[:1]
 
 
 def best_first(
@@ -260,8 +252,8 @@ def best_first(
     """Return the positions of the configs to try, fastest first.
 
     There are `k` of them if the bundle has learned the op (more on an arch that it does not know: see
-    `make_shortlist`). If the family's analytic estimate ranks, there are `GROWTH * k`, or one if `k` is 1. The result
-    is deterministic.
+    `make_shortlist`). If the family's analytic estimate ranks, there are `GROWTH * k`, or one if `k` is 1, or `MOST`
+    if `k` is "auto". The result is deterministic.
 
     Args:
         problem: The problem.
@@ -294,7 +286,7 @@ def best_first(
     else:
         able = [distinct[position] for position in supported(family, problem, device, distinct)]
         order = np.argsort(family.estimate_us(problem, device, able), kind="stable")
-        chosen = tuple(able[position] for position in order[: GROWTH * most if most > 1 else 1].tolist())
+        chosen = tuple(able[position] for position in order[: most if k in ("auto", 1) else GROWTH * most].tolist())
     # Choices may differ in knobs that the family does not have, so their configs repeat. The count stays the same.
     positions = [position for config in chosen for position, one in enumerate(configs) if one == config]
     return tuple(positions[: len(chosen)])

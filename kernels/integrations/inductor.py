@@ -80,10 +80,10 @@ class Limits:
     @cached_property
     def uuid(self) -> str:
         """A text for the keys of Inductor's caches, which changes with everything that affects which choice wins."""
-        from ..inductor import choices, family, matmul, templates
+        from ..inductor import choices, family, matmul, templates, worth
 
         # The code that ranks unlearned ops, and the code that takes times.
-        deciding = choices, family, matmul, templates, Limits, timed_by_us, _timer
+        deciding = choices, family, matmul, templates, worth, Limits, timed_by_us, _timer
         sources = (inspect.getsource(one) for one in deciding)
         try:
             digest = bundle_in_force(self.bundle).digest
@@ -119,18 +119,27 @@ class Limits:
         limited = list(choices)
         if first is not None:
             limited = self._limited(choices, configs, [None] * len(choices), lambda _: caller_problem(first))
-        return one_choice(limited) if self.k == 1 else limited
+        return one_choice(limited, self.k) if self.k in (1, "auto") else limited
 
     def is_left_to_aten(self, inputs: Any, op: str, tf32: bool = True) -> bool:
-        """Return whether no template of a lowering of `op` is kept, because k is 1 and ATen is expected to be faster.
+        """Return whether no template of a lowering of `op` is kept, because ATen is expected to be faster.
 
-        If templates are not listed yet, `tf32` is not known.
+        This is only so with k=1 and k="auto". If templates are not listed yet, `tf32` is not known.
         """
         from torch._inductor.utils import use_aten_gemm_kernels
+        from torch._inductor.virtualized import V
 
-        from ..inductor.choices import is_left_to_aten, mm_problem
+        from ..inductor.choices import mm_problem
+        from ..inductor.worth import fuses_with_all_users, is_first_choice_faster, is_worth_timing
 
-        return self.k == 1 and use_aten_gemm_kernels() and is_left_to_aten(mm_problem(inputs, op, tf32))
+        if self.k not in (1, "auto") or not use_aten_gemm_kernels():
+            return False
+        problem = mm_problem(inputs, op, tf32)
+        if problem is None or self.k == 1:
+            return problem is None or not is_first_choice_faster(problem)
+        node = getattr(V.graph, "current_node", None)
+        fuses = node is not None and fuses_with_all_users(node)
+        return not is_worth_timing(problem, self.device or device_here(), fuses)
 
     def _limited(
         self,

@@ -97,15 +97,43 @@ def test_with_k_1_templates_run_where_aten_is_not_configured():
     assert with_tile([choice])
 
 
-def test_an_automatic_k_keeps_atens_choices_and_few_others_fewer_where_the_ranker_is_certain():
-    left = {}
+def automatic(function, *tensors):
+    """How many templates an automatic k leaves of each product, and how many choices there are."""
     with foretune.use("inductor", k="auto"):
-        for m, n, k in ((1, 1024, 1024), (48, 28672, 4096), (256, 1024, 512), (2048, 4096, 4096), (8192, 1024, 1024)):
-            (choices,), _ = lowered(torch.mm, tensor(m, k), tensor(k, n))
-            left[m] = len(with_tile(choices))
-            assert len(choices) == left[m] + 1
-    assert max(left.values()) <= listed.MOST
-    assert len(set(left.values())) > 1
+        ops, _ = lowered(function, *tensors)
+    return [(len(with_tile(choices)), len(choices)) for choices in ops]
+
+
+def test_an_automatic_k_keeps_few_templates_for_few_rows_and_fewer_where_the_ranker_is_certain():
+    sizes = ((1, 1024, 1024), (8, 8192, 512), (48, 28672, 4096), (64, 4096, 4096), (128, 1024, 1024))
+    left = [automatic(torch.mm, tensor(m, k), tensor(k, n))[0] for m, n, k in sizes]
+    assert all(templates + 1 == choices for templates, choices in left)  # and ATen's
+    assert max(templates for templates, _ in left) <= listed.MOST
+    assert len({templates for templates, _ in left}) > 1
+
+
+def test_an_automatic_k_leaves_many_rows_to_aten_unless_what_follows_can_be_fused():
+    x, w, bias = tensor(8192, 1024), tensor(1024, 4096), tensor(4096)
+    gelu = torch.nn.functional.gelu
+    assert automatic(torch.mm, x, w) == automatic(torch.addmm, bias, x, w) == [(0, 1)]
+    ((templates, choices),) = automatic(lambda x, w: gelu(x @ w), x, w)
+    assert 0 < templates == choices - 1
+    assert automatic(lambda x, w: gelu((x @ w).view(8, 1024, 4096)), x, w) == [(templates, choices)]
+    for not_fused in (
+        lambda x, w: gelu(x @ w).sum(1),  # the reduction fuses it
+        lambda x, w: (gelu(y := x @ w), y),  # y is written anyway
+        lambda x, w: (gelu(y := x @ w), y.sum(1)),
+    ):
+        assert automatic(not_fused, x, w) == [(0, 1)]
+
+
+def test_an_automatic_k_times_what_was_never_compared_with_aten():
+    for tensors in (
+        (tensor(16, 512, 64), tensor(16, 64, 512)),
+        (tensor(512, 512, dtype=torch.float32), tensor(512, 512, dtype=torch.float32)),
+    ):
+        ((templates, choices),) = automatic(torch.matmul, *tensors)
+        assert 0 < templates < choices
 
 
 def test_layers_that_repeat_are_predicted_once(monkeypatch):
