@@ -330,7 +330,7 @@ def start(names: list[str], gpu: str, gpus: int, options: argparse.Namespace, ca
         **torchs_ptxas(),
         **os.environ,
         "CUDA_VISIBLE_DEVICES": gpu,
-        "TORCHINDUCTOR_COMPILE_THREADS": str(options.threads or max((os.cpu_count() or 1) // gpus, 1)),
+        "TORCHINDUCTOR_COMPILE_THREADS": str(options.threads or max(len(os.sched_getaffinity(0)) // gpus, 1)),
         "PYTHONPATH": os.pathsep.join([str(ROOT.parent), os.environ.get("PYTHONPATH", "")]),
         "TMPDIR": tempfile.mkdtemp(dir=caches),
     }

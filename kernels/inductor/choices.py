@@ -265,7 +265,7 @@ def best_first(
     >>> problem = Problem.of("inductor_mm", batch=1, m=4096, n=4096, k=4096)
     >>> configs, h200 = find_family("inductor_mm").space(), DeviceSpec.named("h200")
     >>> len(best_first(problem, configs, h200, k=8)), len(best_first(problem, configs, h200, k="auto"))
-    (8, 4)
+    (8, 3)
     >>> grouped, configs = find_family("inductor_grouped_mm"), find_family("inductor_grouped_mm").space()
     >>> problem = Problem.of(grouped.name, groups=8, m=4096, n=4096, k=4096)
     >>> len(best_first(problem, configs, h200, k=4))
