@@ -1,4 +1,4 @@
-"""Whether a template of a product is worth compiling next to ATen's kernel.
+"""Estimate whether a template of a product is worth compiling next to ATen's kernel.
 
 Compiling templates is most of what tuning adds to the time of a compilation, and for many rows they are slower than
 ATen's kernel. They pay for few rows, and where Inductor fuses the operations that follow into them. Then the product is
