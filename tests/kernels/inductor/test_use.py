@@ -127,6 +127,15 @@ def test_an_automatic_k_leaves_many_rows_to_aten_unless_what_follows_can_be_fuse
         assert automatic(not_fused, x, w) == [(0, 1)]
 
 
+@pytest.mark.parametrize(("k", "aten"), [(1, ["addmm"]), ("auto", ["addmm"]), (2, ["addmm", "bias_addmm"])])
+def test_of_atens_two_forms_of_addmm_one_is_left_where_no_template_is(k, aten):
+    given = tensor(4096), tensor(8192, 1024), tensor(1024, 4096)
+    with foretune.use("inductor", k=k):
+        (choices,), _ = lowered(lambda bias, x, w: torch.addmm(bias.expand(8192, 4096), x, w), *given)
+    assert [choice.name for choice in choices if choice not in with_tile(choices)] == aten
+    assert len(with_tile(choices)) == (2 if k == 2 else 0)
+
+
 def test_an_automatic_k_times_what_was_never_compared_with_aten():
     for tensors in (
         (tensor(16, 512, 64), tensor(16, 64, 512)),
