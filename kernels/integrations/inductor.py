@@ -121,25 +121,23 @@ class Limits:
             limited = self._limited(choices, configs, [None] * len(choices), lambda _: caller_problem(first))
         return one_choice(limited, self.k) if self.k in (1, "auto") else limited
 
-    def is_left_to_aten(self, inputs: Any, op: str, tf32: bool = True) -> bool:
+    def is_left_to_aten(self, inputs: Any, op: str, tf32: bool | None = None) -> bool:
         """Return whether no template of a lowering of `op` is kept, because ATen is expected to be faster.
 
-        This is only so with k=1 and k="auto". If templates are not listed yet, `tf32` is not known.
+        This is only so with k=1 and k="auto". Before templates are listed, `tf32` is not known; the answer is then True
+        only if it is so in both cases.
         """
         from torch._inductor.utils import use_aten_gemm_kernels
-        from torch._inductor.virtualized import V
 
         from ..inductor.choices import mm_problem
-        from ..inductor.worth import fuses_with_all_users, is_first_choice_faster, is_worth_timing
+        from ..inductor.worth import is_first_choice_faster, is_worth_timing
 
         if self.k not in (1, "auto") or not use_aten_gemm_kernels():
             return False
-        problem = mm_problem(inputs, op, tf32)
+        problem = mm_problem(inputs, op, self.k == 1 if tf32 is None else tf32)
         if problem is None or self.k == 1:
             return problem is None or not is_first_choice_faster(problem)
-        node = getattr(V.graph, "current_node", None)
-        fuses = node is not None and fuses_with_all_users(node)
-        return not is_worth_timing(problem, self.device or device_here(), fuses)
+        return not is_worth_timing(problem, self.device or device_here())
 
     def _limited(
         self,

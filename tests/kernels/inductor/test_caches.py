@@ -1,4 +1,4 @@
-"""Inductor's caches under `foretune.use("inductor")`: a second process chooses, compiles and times nothing again."""
+"""Inductor's caches under `foretune.use("inductor")`: a second process chooses and times nothing again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).parents[2] / "cached_compile.py"
 
 
 def compiled(cache, *options, where="cpu"):
-    """What a new process lists, times and compiles, with Inductor's own cache in that folder."""
+    """What a new process lists and times, with Inductor's own cache in that folder."""
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
     command = [sys.executable, str(SCRIPT), "--where", where, *map(str, options)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -28,21 +28,21 @@ def where(request):
 
 
 def assert_chosen(found, where):
-    """That a process has chosen, and on a GPU has compiled and timed the choices."""
+    """That a process has chosen, and on a GPU has timed the choices."""
     assert found["listed"]
     assert not found["hits"]
-    assert (found["timed"] > 0) == (found["compiled"] > 0) == (where == "cuda")
+    assert found["timed"] == (["mm"] if where == "cuda" else [])
 
 
 def assert_recalled(found):
     """That a process has done none of that."""
-    assert {**found, "seconds": 0} == {"listed": [], "hits": 1, "timed": 0, "compiled": 0, "seconds": 0}
+    assert {**found, "seconds": 0} == {"listed": [], "timed": [], "hits": 1, "seconds": 0}
 
 
 def test_a_second_process_finds_the_graph_in_the_local_cache_and_another_k_does_not(tmp_path, where):
     assert_chosen(compiled(tmp_path, "--k", 2, where=where), where)
     assert_recalled(compiled(tmp_path, "--k", 2, where=where))
-    assert_chosen(compiled(tmp_path, "--k", "auto", where=where), where)
+    assert_chosen(compiled(tmp_path, "--k", 3, where=where), where)
 
 
 def test_a_process_with_an_empty_cache_loads_what_another_saved(tmp_path, where):

@@ -112,19 +112,10 @@ def test_an_automatic_k_keeps_few_templates_for_few_rows_and_fewer_where_the_ran
     assert len({templates for templates, _ in left}) > 1
 
 
-def test_an_automatic_k_leaves_many_rows_to_aten_unless_what_follows_can_be_fused():
+def test_an_automatic_k_leaves_many_rows_to_aten():
     x, w, bias = tensor(8192, 1024), tensor(1024, 4096), tensor(4096)
-    gelu = torch.nn.functional.gelu
     assert automatic(torch.mm, x, w) == automatic(torch.addmm, bias, x, w) == [(0, 1)]
-    ((templates, choices),) = automatic(lambda x, w: gelu(x @ w), x, w)
-    assert 0 < templates == choices - 1
-    assert automatic(lambda x, w: gelu((x @ w).view(8, 1024, 4096)), x, w) == [(templates, choices)]
-    for not_fused in (
-        lambda x, w: gelu(x @ w).sum(1),  # the reduction fuses it
-        lambda x, w: (gelu(y := x @ w), y),  # y is written anyway
-        lambda x, w: (gelu(y := x @ w), y.sum(1)),
-    ):
-        assert automatic(not_fused, x, w) == [(0, 1)]
+    assert automatic(lambda x, w: torch.nn.functional.gelu(x @ w), x, w) == [(0, 1)]
 
 
 @pytest.mark.parametrize(("k", "aten"), [(1, ["addmm"]), ("auto", ["addmm"]), (2, ["addmm", "bias_addmm"])])
@@ -138,11 +129,13 @@ def test_of_atens_two_forms_of_addmm_one_is_left_where_no_template_is(k, aten):
 
 def test_an_automatic_k_times_what_was_never_compared_with_aten():
     for tensors in (
-        (tensor(16, 512, 64), tensor(16, 64, 512)),
-        (tensor(512, 512, dtype=torch.float32), tensor(512, 512, dtype=torch.float32)),
+        (tensor(256, 512, 64), tensor(256, 64, 512)),
+        (tensor(1024, 1024, dtype=torch.float32), tensor(1024, 1024, dtype=torch.float32)),
     ):
         ((templates, choices),) = automatic(torch.matmul, *tensors)
         assert 0 < templates < choices
+    rotary = tensor(64, 1, dtype=torch.float32), tensor(1, 2048, dtype=torch.float32)
+    assert automatic(torch.mm, *rotary) == [(0, 1)]  # too short to be worth a compilation
 
 
 def test_layers_that_repeat_are_predicted_once(monkeypatch):
