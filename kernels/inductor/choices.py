@@ -225,27 +225,19 @@ GROWTH = 2
 WORTH, MOST = 0.002, 8
 
 
-#: The names of ATen's choices for an addmm.
-_ATENS_ADDMM = {"addmm", "bias_addmm"}
-
-
-def one_choice(choices: Sequence[Any], k: Length) -> list[Any]:
-    """Return the one choice of an op that k=1 requires, out of generated ones, or all of them.
+def one_choice(choices: Sequence[Any]) -> list[Any]:
+    """Return the one choice of an op with k=1, out of generated ones.
 
     A product's template is only among them if it is to run. Ops that are not learned are left to ATen if it has them.
-    With another k, only ATen's two forms of addmm become one, if no template is left: the first, which is the one that
-    Inductor's default mode runs. All choices are returned on a CPU, and if there are several templates: for k=1 these
-    are for several hints of a size, or to try on an unknown arch.
+    All choices are returned on a CPU, and if there are several templates: those for several hints of a size, or those
+    to try on an unknown arch.
     """
     from torch._inductor.select_algorithm import ExternKernelCaller, TritonTemplateCaller
 
-    if not choices or choices[0].layout.device.type == "cpu":
-        return list(choices)
     aten, templates = (
         [one for one in choices if isinstance(one, kind)] for kind in (ExternKernelCaller, TritonTemplateCaller)
     )
-    is_one_product = {one.name for one in choices} <= _ATENS_ADDMM
-    if len(templates) > 1 or (k != 1 and not is_one_product):
+    if len(templates) > 1 or not choices or choices[0].layout.device.type == "cpu":
         return list(choices)
     is_product = bool(templates) and caller_config(templates[0]) is None
     return templates if templates and (is_product or not aten) else aten[:1]
