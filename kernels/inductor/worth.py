@@ -2,7 +2,7 @@
 
 Compiling templates is nearly all that tuning adds to the time of a compilation, and for many rows they are slower than
 ATen's kernel. That is also so where Inductor could fuse what follows into a template: with GELU or SwiGLU behind them,
-no template won on an H100 (NOTES.md).
+no template made a model faster on an H100 (NOTES.md).
 """
 
 from __future__ import annotations

@@ -281,8 +281,8 @@ def _context_of(
 def _default_addmm(handler: Any, kernel_inputs: Any) -> dict[str, Any]:
     """Return the generator of the choice that Inductor's default mode has for an addmm; {} if the bias is no row.
 
-    Under max-autotune the bias is an expanded row. ATen's addmm of that is slow, and `bias_addmm`, which takes the row
-    from it in Python, costs the host a few microseconds in each call: 7 % of a DiT's time without CUDA graphs.
+    Under max-autotune the bias is an expanded row (torch 2.11). ATen's addmm of that is slow, and `bias_addmm` takes
+    the row from it in Python in each call: a DiT with it took 7 % longer without CUDA graphs.
     """
     from torch._inductor import ir
     from torch._inductor.kernel.mm import aten_addmm
