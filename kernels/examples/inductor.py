@@ -5,6 +5,7 @@ list (EXHAUSTIVE) first, and passes on the best 8. Run it on a GPU.
 """
 
 import time
+from typing import Any
 
 import foretune
 import torch
@@ -32,7 +33,7 @@ def main() -> None:
     with torch.device(where):
         model = Block(hidden, 4 * hidden).to(torch.bfloat16 if where == "cuda" else torch.float32).eval()
         x = torch.randn(rows, hidden, dtype=next(model.parameters()).dtype)
-    options = {"max_autotune_gemm": True, "max_autotune_gemm_search_space": "EXHAUSTIVE"}
+    options: dict[str, Any] = {"max_autotune_gemm": True, "max_autotune_gemm_search_space": "EXHAUSTIVE"}
     began = time.perf_counter()
     with torch.no_grad(), foretune.use("inductor", k=8):
         y = torch.compile(model, options=options)(x)
