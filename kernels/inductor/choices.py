@@ -273,7 +273,7 @@ def best_first(
     family = find_family(problem.family)
     distinct = tuple(dict.fromkeys(configs))
     most = MOST if k == "auto" else k
-    if len(distinct) <= most and k != "auto":
+    if len(configs) <= most and k != "auto":
         return tuple(range(len(configs)))
     if family.name in bundle_in_force(bundle).families:
         # One call of a second, for which trying a config costs `WORTH` seconds.
