@@ -41,3 +41,7 @@ if os.environ.get("FORETUNE_ATTACH"):
     from .runtime.tuning.packages import attach_named
 
     attach_named()
+if os.environ.get("FORETUNE_USE"):
+    from .kernels.integrations.program import use_named
+
+    use_named()

@@ -17,6 +17,7 @@ from .kernels.commands import (  # noqa: F401
     training,
 )
 from .kernels.commands.app import INTERRUPTED, app, leave_to_stderr
+from .kernels.integrations.program import use_named
 
 
 def main() -> None:
@@ -38,6 +39,8 @@ def main() -> None:
     if running.chosen is not None:
         sys.excepthook = print_exception
         running.chosen.prepare()
+        if "FORETUNE_USE" in running.chosen.environment:
+            use_named()
         running.chosen.run()
 
 

@@ -15,6 +15,8 @@ from ...runtime.epochs import PIN_VARIABLE
 from ...runtime.tuning.packages import VARIABLE as ATTACH
 from ...runtime.tuning.packages import packages_of
 from ...runtime.tuning.program import Program
+from ..integrations.program import VARIABLE as USE
+from ..integrations.program import length_of
 from .app import command
 from .options import argument, option, read_by, words
 
@@ -26,6 +28,12 @@ chosen: Program | None = None
 def _one_of_modes(text: str) -> str:
     """Return the text if it names a mode; raise `ForetuneError` otherwise."""
     return resolve_mode(text).value
+
+
+def _project(text: str) -> str:
+    """Return the text if it names a project; raise `ForetuneError` otherwise."""
+    length_of(text)
+    return text
 
 
 def _file(text: str) -> str:
@@ -67,6 +75,17 @@ def run(
             metavar="PACKAGES",
         ),
     ] = None,
+    use: Annotated[
+        str | None,
+        option(
+            "Project that uses Foretune: torch.compile's matrix products are tuned from K predicted configs "
+            "(FORETUNE_USE).",
+            "none",
+            words("inductor"),
+            parser=read_by(_project),
+            metavar="inductor[:K]",
+        ),
+    ] = None,
     mode: Annotated[
         str | None,
         option(
@@ -104,6 +123,6 @@ def run(
     global chosen
     if not module and not os.path.exists(program):
         raise typer.BadParameter(f"there is no {shown(program)}; for a module, give -m", param_hint="SCRIPT|MODULE")
-    given = {ATTACH: attach, MODE: mode, PIN_VARIABLE: pin, "FORETUNE_LOG": log}
+    given = {ATTACH: attach, USE: use, MODE: mode, PIN_VARIABLE: pin, "FORETUNE_LOG": log}
     environment = {name: value for name, value in given.items() if value is not None}
     chosen = Program(program, tuple(arguments or ()), module, environment)

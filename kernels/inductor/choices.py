@@ -10,12 +10,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...datasets import DeviceSpec, KernelConfig, Problem, torch_dtype
+from ...runtime.how_many import Length
 from ...runtime.shortlist import bundle_in_force, make_shortlist, supported
 from .. import find_family
-from .matmul import TF32, is_exact, is_unaligned
+from .matmul import TF32, is_unaligned
 from .templates import BLOCK_MASK
 
 if TYPE_CHECKING:
@@ -38,10 +41,6 @@ MM_TEMPLATES = {
 }
 #: The template parameter that rounds float32 operands to TF32.
 ALLOW_TF32 = "ALLOW_TF32"
-#: On an H100, the best known config takes 1.1 to 3.7 times as long as ATen on nine of the ten exact float32 products of
-#: at least this many rows (0.8 on the other, of 8 us), and 0.6, 0.7 and 2.2 on those of 6, 8 and 1 rows
-#: (tests/kernels/inductor/exact_float32_on_gpu.py).
-_LEAST_ROWS = 16
 #: Prefixes of the names of ops that add an operand.
 _WITH_BIAS = ("addmm", "baddbmm")
 _PAIR = re.compile(r"(\w+)=([^,]+)")
@@ -73,25 +72,26 @@ def multiplies_as_tf32(choice: KernelTemplateChoice) -> bool:
     return bool((choice.params.to_kwargs() | choice.extra_kwargs).get(ALLOW_TF32, False))
 
 
-def is_left_to_aten(problem: Problem) -> bool:
-    """Return whether ATen alone is worth trying: for exact float32 products of `_LEAST_ROWS` rows or more."""
-    return is_exact(problem) and problem["m"] >= _LEAST_ROWS
-
-
-def is_aten(choice: KernelTemplateChoice) -> bool:
-    """Return whether a choice is ATen's own kernel."""
-    return str(choice.template.uid).startswith("aten::")
-
-
 def mm_config(choice: KernelTemplateChoice) -> KernelConfig | None:
     """Return the config of a choice of mm or a related op; None for ATen, decompose-k and others without a tile."""
     persistent = MM_TEMPLATES.get(choice.template.uid)
-    params = choice.params.to_kwargs()
-    knobs = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
-    if persistent is None or any(knob not in params for knob in knobs):
+    if persistent is None:
         return None
-    chosen = {knob: int(params[knob]) for knob in knobs}
-    return KernelConfig.of(**chosen, GROUP_M=int(params.get("GROUP_M", 8)), PERSISTENT_TMA=persistent)
+    params = choice.params.to_kwargs()
+    try:
+        return _mm_config_of(persistent, params.get("GROUP_M", 8), *_mm_knobs(params))
+    except KeyError:
+        return None
+
+
+_MM_KNOBS = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
+_mm_knobs = itemgetter(*_MM_KNOBS)
+
+
+@lru_cache(8192)  # Inductor lists the same 1,400 configs for each product
+def _mm_config_of(persistent: int, group_m: Any, *values: Any) -> KernelConfig:
+    chosen = {knob: int(value) for knob, value in zip(_MM_KNOBS, values, strict=True)}
+    return KernelConfig.of(**chosen, GROUP_M=int(group_m), PERSISTENT_TMA=persistent)
 
 
 def caller_problem(caller: Any) -> Problem | None:
@@ -232,26 +232,50 @@ def _dtype_name(dtype: Any, family: str) -> str | None:
 GROWTH = 2
 
 
+#: With k="auto", one more choice is tried if the calibration expects it to save this share of a call or more, up to so
+#: many choices.
+WORTH, MOST = 0.002, 8
+
+
+def one_choice(choices: Sequence[Any]) -> list[Any]:
+    """Return the one choice of an op with k=1, out of generated ones.
+
+    A product's template is only among them if it is to run. Ops that are not learned are left to ATen if it has them.
+    All choices are returned on a CPU, and if there are several templates: those for several hints of a size, or those
+    to try on an unknown arch.
+    """
+    from torch._inductor.select_algorithm import ExternKernelCaller, TritonTemplateCaller
+
+    aten, templates = (
+        [one for one in choices if isinstance(one, kind)] for kind in (ExternKernelCaller, TritonTemplateCaller)
+    )
+    if len(templates) > 1 or not choices or choices[0].layout.device.type == "cpu":
+        return list(choices)
+    is_product = bool(templates) and caller_config(templates[0]) is None
+    return templates if templates and (is_product or not aten) else aten[:1]
+
+
 def best_first(
-    problem: Problem, configs: Sequence[KernelConfig], device: DeviceSpec, k: int, bundle: Bundle | None = None
+    problem: Problem, configs: Sequence[KernelConfig], device: DeviceSpec, k: Length, bundle: Bundle | None = None
 ) -> tuple[int, ...]:
     """Return the positions of the configs to try, fastest first.
 
     There are `k` of them if the bundle has learned the op (more on an arch that it does not know: see
-    `make_shortlist`), and `GROWTH * k` for products with unaligned rows, and if the family's analytic estimate ranks.
-    The result is deterministic.
+    `make_shortlist`), or as many as are expected to pay, at most `MOST`, if `k` is "auto". There are `GROWTH * k`, but
+    one if `k` is 1, of products with unaligned rows, and if the family's analytic estimate ranks. The result is
+    deterministic.
 
     Args:
         problem: The problem.
         configs: The configs of Inductor's choices, which may repeat.
         device: The device.
-        k: How many to try.
+        k: How many to try; "auto": as many as the calibration expects to pay, at most `MOST`.
         bundle: The bundle that predicts; the shipped one if None.
 
     >>> problem = Problem.of("inductor_mm", batch=1, m=4096, n=4096, k=4096)
     >>> configs, h200 = find_family("inductor_mm").space(), DeviceSpec.named("h200")
-    >>> len(best_first(problem, configs, h200, k=4))
-    4
+    >>> len(best_first(problem, configs, h200, k=8)), len(best_first(problem, configs, h200, k="auto"))
+    (8, 3)
     >>> unaligned = Problem.of("inductor_mm", batch=1, m=4096, n=4100, k=4096)
     >>> len(best_first(unaligned, configs, h200, k=4))
     8
@@ -260,13 +284,20 @@ def best_first(
 
     family = find_family(problem.family)
     distinct = tuple(dict.fromkeys(configs))
+    most = MOST if k == "auto" else k
+    if len(configs) <= most and k != "auto":
+        return tuple(range(len(configs)))
     if family.name in bundle_in_force(bundle).families:
-        k *= GROWTH if family.name == "inductor_mm" and is_unaligned(problem) else 1
-        chosen = make_shortlist(family, problem, device, k=k, configs=list(distinct), bundle=bundle).configs
+        # One call of a second, for which trying a config costs `WORTH` seconds.
+        worth = {"expected_calls": 1, "call_us": 1e6, "trial_s": WORTH} if k == "auto" else {}
+        is_doubtful = family.name == "inductor_mm" and is_unaligned(problem) and k not in ("auto", 1)
+        length = GROWTH * most if is_doubtful else k
+        found = make_shortlist(family, problem, device, k=length, configs=list(distinct), bundle=bundle, **worth)
+        chosen = found.configs[:MOST] if k == "auto" and found.predicted else found.configs
     else:
         able = [distinct[position] for position in supported(family, problem, device, distinct)]
         order = np.argsort(family.estimate_us(problem, device, able), kind="stable")
-        chosen = tuple(able[position] for position in order[: GROWTH * k].tolist())
+        chosen = tuple(able[position] for position in order[: most if k in ("auto", 1) else GROWTH * most].tolist())
     # Choices may differ in knobs that the family does not have, so their configs repeat. The count stays the same.
     positions = [position for config in chosen for position, one in enumerate(configs) if one == config]
     return tuple(positions[: len(chosen)])

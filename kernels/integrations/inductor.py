@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
-from ...datasets.errors import check_integer, reason_of
+from ...datasets.errors import reason_of
 from ...runtime.arguments import Mode, resolve_mode, warn_once
+from ...runtime.how_many import Length, check_length
 from ...runtime.launching.source_hash import digest_of
 from ...runtime.launching.stub_driver import device_here
 from ...runtime.shortlist import bundle_in_force, bundle_of
@@ -33,24 +35,24 @@ if TYPE_CHECKING:
     from ...model import Bundle
 
 #: The default number of choices per op.
-DEFAULT_K = 8
+DEFAULT_K: Length = 8
 #: Keyword arguments of `benchmark_gpu` that `Timer` can ignore: durations, and whether the benchmark may decide.
 _KNOWN = {"warmup", "rep", "is_vetted_benchmarking", "device_type"}
 
 
-def install(k: int = DEFAULT_K, bundle: Bundle | Path | str | None = None) -> Callable[[], None]:
+def install(k: Length = DEFAULT_K, bundle: Bundle | Path | str | None = None) -> Callable[[], None]:
     """Limit Inductor's choices, and return a function that removes the limits.
 
     If this torch has no such hooks, nothing is limited, with one warning; nor with FORETUNE_MODE=off.
 
     Args:
-        k: How many choices of each op are kept.
+        k: How many choices of each op are kept; see `foretune.use`.
         bundle: The bundle that predicts, or its folder; the shipped one if None.
 
     Raises:
-        ForetuneError: `k` < 1, the bundle cannot be read, or torch is not installed.
+        ForetuneError: `k` is neither "auto" nor at least 1, the bundle cannot be read, or torch is not installed.
     """
-    limits = Limits(check_integer("k", k, 1), bundle_of(bundle))
+    limits = Limits(check_length(k), bundle_of(bundle))
     if resolve_mode() is Mode.OFF:
         return lambda: None
     try:
@@ -71,17 +73,17 @@ def install(k: int = DEFAULT_K, bundle: Bundle | Path | str | None = None) -> Ca
 class Limits:
     """Reduces Inductor's choices for each op to those that the bundle predicts to be fastest, `k` in most cases."""
 
-    k: int
+    k: Length
     bundle: Bundle | None = None
     device: DeviceSpec | None = None  # the current device if None
 
     @cached_property
     def uuid(self) -> str:
         """A text for the keys of Inductor's caches, which changes with everything that affects which choice wins."""
-        from ..inductor import choices, family, matmul, templates
+        from ..inductor import choices, family, matmul, templates, worth
 
         # The code that ranks unlearned ops, and the code that takes times.
-        deciding = choices, family, matmul, templates, Limits, timed_by_us, _timer
+        deciding = choices, family, matmul, templates, worth, Limits, _default_addmm, timed_by_us, _timer
         sources = (inspect.getsource(one) for one in deciding)
         try:
             digest = bundle_in_force(self.bundle).digest
@@ -96,26 +98,49 @@ class Limits:
         several hints of a size, k of each are kept. If ATen is among the choices, exact float32 products of 16 rows or
         more are left to it.
         """
-        from ..inductor.choices import is_aten, is_left_to_aten, mm_config, mm_problem, multiplies_as_tf32
+        from ..inductor.choices import mm_config, mm_problem, multiplies_as_tf32
 
         hints = [choice.params.to_kwargs().get("hint_override") for choice in choices]
         configs = [mm_config(choice) for choice in choices]
         with_tile = [choice for choice, config in zip(choices, configs, strict=True) if config is not None]
         tf32 = any(map(multiplies_as_tf32, with_tile))
-        problem = mm_problem(inputs, op, tf32)
-        if problem is not None and is_left_to_aten(problem) and any(map(is_aten, choices)):
+        if with_tile and self.is_left_to_aten(inputs, op, tf32):
             return [choice for choice, config in zip(choices, configs, strict=True) if config is None]
         return self._limited(choices, configs, hints, partial(mm_problem, inputs, op, tf32))
 
     def of_callers(self, choices: Sequence[Any]) -> list[Any]:
-        """Return the `TritonTemplateCaller`s that are kept: choices whose code is already generated."""
-        from ..inductor.choices import caller_config, caller_problem
+        """Return the choices of one op that are kept, whose code is already generated.
+
+        With k=1 there is one, because Inductor neither times a list of one nor, if it is ATen's, compiles it.
+        """
+        from ..inductor.choices import caller_config, caller_problem, one_choice
 
         configs = [caller_config(choice) for choice in choices]
         first = next((choice for choice, config in zip(choices, configs, strict=True) if config is not None), None)
-        if first is None:
-            return list(choices)
-        return self._limited(choices, configs, [None] * len(choices), lambda _: caller_problem(first))
+        limited = list(choices)
+        if first is not None:
+            limited = self._limited(choices, configs, [None] * len(choices), lambda _: caller_problem(first))
+        return one_choice(limited) if self.k == 1 else limited
+
+    def is_left_to_aten(self, inputs: Any, op: str, tf32: bool | None = None) -> bool:
+        """Return whether no template of a lowering of `op` is kept, because ATen is expected to be faster.
+
+        With k > 1, this is only so for products in exact float32. Before templates are listed, `tf32` is not known; the
+        answer is then True only if it is so in both cases.
+        """
+        from torch._inductor.utils import use_aten_gemm_kernels
+
+        from ..inductor.choices import mm_problem
+        from ..inductor.worth import is_first_choice_faster, is_slow_as_exact, is_worth_timing
+
+        if not use_aten_gemm_kernels():
+            return False
+        problem = mm_problem(inputs, op, self.k == 1 if tf32 is None else tf32)
+        if problem is None or self.k == 1:
+            return self.k == 1 and (problem is None or not is_first_choice_faster(problem))
+        if tf32 is not None and is_slow_as_exact(problem):
+            return True
+        return self.k == "auto" and not is_worth_timing(problem, self.device or device_here())
 
     def _limited(
         self,
@@ -124,20 +149,28 @@ class Limits:
         hints: Sequence[int | None],
         problem_of: Callable[[int | None], Problem | None],
     ) -> list[Any]:
-        from ..inductor.choices import best_first
-
         kept = [choice for choice, config in zip(choices, configs, strict=True) if config is None]
         ranked = [(*one, hint) for *one, hint in zip(choices, configs, hints, strict=True) if one[1] is not None]
         for wanted in dict.fromkeys(hint for _, _, hint in ranked):
             known = [(choice, config) for choice, config, hint in ranked if hint == wanted]
             problem = problem_of(wanted)
-            if problem is None or len(known) <= self.k:
-                kept += [choice for choice, _ in known]
-                continue
-            device = self.device or device_here()
-            fastest = best_first(problem, [config for _, config in known], device, self.k, self.bundle)
+            fastest = range(len(known)) if problem is None else self._fastest(problem, tuple(one for _, one in known))
             kept += [known[position][0] for position in fastest]
         return kept
+
+    def _fastest(self, problem: Problem, configs: tuple[KernelConfig, ...]) -> tuple[int, ...]:
+        """Return the positions of the configs to keep, as `best_first` does, and remember them: layers repeat."""
+        from ..inductor.choices import best_first
+
+        device = self.device or device_here()
+        key = problem, device, configs
+        if key not in self._answers:
+            self._answers[key] = best_first(problem, configs, device, self.k, self.bundle)
+        return self._answers[key]
+
+    @cached_property
+    def _answers(self) -> dict[tuple[Problem, DeviceSpec, tuple[KernelConfig, ...]], tuple[int, ...]]:
+        return {}
 
 
 class _Seams:
@@ -164,6 +197,7 @@ class _Seams:
 
     def install(self) -> Callable[[], None]:
         """Install the limits, and return `restore`."""
+        _use_torchs_ptxas()
         self.choices._finalize_template_configs = self.finalized
         self.config.inductor_choices_class = partial(choices_with_uuid, self.limits.uuid, self.handler)
         # A new list, because another thread may be iterating over the current one.
@@ -195,14 +229,28 @@ class _Seams:
 
         @wraps(self.finalize)
         def finalize(*given: Any, **named: Any) -> list[Any]:
+            if not self.is_on:
+                return self.finalize(*given, **named)
+            _or_all([], lambda: self._drop_templates(*_context_of(*given, **named)))
             listed = self.finalize(*given, **named)
-            return (
-                _or_all(listed, lambda: self._limited(listed, *_context_of(*given, **named))) if self.is_on else listed
-            )
+            return _or_all(listed, lambda: self._limited(listed, *_context_of(*given, **named)))
 
         return finalize
 
-    def _limited(self, listed: list[Any], kernel_inputs: Any, op_name: str) -> list[Any]:
+    def _drop_templates(
+        self, handler: Any, template_choices: dict[str, Any], kernel_inputs: Any, op_name: str
+    ) -> list[Any]:
+        """Leave only ATen's among the generators of a lowering's choices if it is expected to be faster; return []."""
+        is_product = isinstance(kernel_inputs, self.mm_inputs) and kernel_inputs.device_type == "cuda"
+        if is_product and self.limits.is_left_to_aten(kernel_inputs, op_name):
+            left = {uid: choices for uid, choices in template_choices.items() if uid.startswith("aten::")}
+            if "aten::bias_addmm" in left:
+                left = _default_addmm(handler, kernel_inputs) or left
+            template_choices.clear()
+            template_choices.update(left)
+        return []
+
+    def _limited(self, listed: list[Any], _: Any, __: Any, kernel_inputs: Any, op_name: str) -> list[Any]:
         is_product = isinstance(kernel_inputs, self.mm_inputs)
         return self.limits.of_templates(listed, kernel_inputs, op_name) if is_product else listed
 
@@ -211,14 +259,46 @@ class _Seams:
         return _or_all(choices, lambda: self.limits.of_callers(choices)) if self.is_on else choices
 
 
+def _use_torchs_ptxas() -> None:
+    """Set TRITON_PTXAS_PATH, if it is not set, to the ptxas that Inductor's compile workers use.
+
+    Inductor sets it in this process only sometimes (torch 2.11). Otherwise the process looks for binaries under other
+    keys than those of the workers, and compiles every choice again, one after the other.
+    """
+    with suppress(ImportError):
+        from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
+
+        _set_triton_ptxas_path()
+
+
 def _context_of(
     handler: Any, template_choices: Any, kernel_inputs: Any, templates: Any, op_name: str, *more: Any, **named: Any
-) -> tuple[Any, str]:
-    """Return (kernel_inputs, op_name) from the arguments of a call of `_finalize_template_configs`.
+) -> tuple[Any, Any, Any, str]:
+    """Return (handler, template_choices, kernel_inputs, op_name) from a call of `_finalize_template_configs`.
 
     If torch has changed the function's signature, the call of this one raises TypeError.
     """
-    return kernel_inputs, op_name
+    return handler, template_choices, kernel_inputs, op_name
+
+
+def _default_addmm(handler: Any, kernel_inputs: Any) -> dict[str, Any]:
+    """Return the generator of the choice that Inductor's default mode has for an addmm; {} if the bias is no row.
+
+    Under max-autotune the bias is an expanded row (torch 2.11). ATen's addmm of that is slow, and `bias_addmm` takes
+    the row from it in Python in each call: a DiT with it took 7 % longer without CUDA graphs.
+    """
+    from torch._inductor import ir
+    from torch._inductor.kernel.mm import aten_addmm
+
+    bias, *matrices = kernel_inputs.nodes()
+    if len(bias.get_size()) != 2 or bias.get_stride()[0] != 0:
+        return {}
+    storage, layout = ir.as_storage_and_layout(bias)
+    row_layout = ir.FixedLayout(layout.device, layout.dtype, layout.size[1:], layout.stride[1:], layout.offset)
+    row = ir.ReinterpretView(data=storage, layout=row_layout)
+    scalars = {name: kernel_inputs.get_scalar(name) for name in ("alpha", "beta")}
+    inputs = type(kernel_inputs)([row, *matrices], scalars=scalars)
+    return {aten_addmm.uid: handler.get_ktc(inputs, aten_addmm, "addmm")}
 
 
 def _or_all(choices: list[Any], limited: Callable[[], list[Any]]) -> list[Any]:

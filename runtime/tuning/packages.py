@@ -122,7 +122,7 @@ def attach_packages(names: Sequence[str], children: bool = False) -> None:
         _call_after_import(_TRITONS, _wrap)
         atexit.register(_report)
     if children:
-        _follow_children()
+        follow_children()
     if hasattr(module := sys.modules.get(_TRITONS), "Autotuner"):
         from .launches import autotuners_among
 
@@ -161,11 +161,11 @@ def _call_after_import(name: str, then: Callable[[Any], None]) -> None:
     sys.meta_path.insert(0, _Finder(name, then))
 
 
-def _follow_children() -> None:
-    """Make child processes of `multiprocessing` attach the same packages as this process.
+def follow_children() -> None:
+    """Make child processes of `multiprocessing` do what FORETUNE_ATTACH and FORETUNE_USE say, as this process does.
 
     They unpickle a description of their parent process before they import its program. Unpickling `_Parent` imports
-    Foretune, which attaches what FORETUNE_ATTACH names.
+    Foretune, which reads the variables.
     """
     from multiprocessing import spawn
 
@@ -175,10 +175,10 @@ def _follow_children() -> None:
 
 
 class _Parent:
-    """An object whose unpickling in a child process calls `_follow_children` there."""
+    """An object whose unpickling in a child process calls `follow_children` there."""
 
     def __reduce__(self) -> Any:
-        return _follow_children, ()
+        return follow_children, ()
 
 
 def _report() -> None:

@@ -52,7 +52,7 @@ def write(tmp_path: Path) -> Write:
 
 def python(*given: object, cwd: Path, **settings: Any) -> subprocess.CompletedProcess[str]:
     """Run Python with these words, in a folder."""
-    hidden = {"FORETUNE_MODE", "FORETUNE_ATTACH", "FORETUNE_LOG", "FORETUNE_PIN"}
+    hidden = {f"FORETUNE_{name}" for name in ("MODE", "ATTACH", "USE", "LOG", "PIN")}
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     settings = {"capture_output": True, "text": True, **settings}
     settings["env"] = environment | {"PYTHONDONTWRITEBYTECODE": "1"} | settings.get("env", {})
@@ -216,6 +216,53 @@ def test_child_processes_of_multiprocessing_are_attached(write: Write, as_module
     assert ran.stdout.splitlines() == [f"{method} False False" for method in ("spawn", "forkserver", "fork")]
 
 
+#: A program that compiles a product, in itself or in a child process, and prints how many choices each product keeps.
+COMPILES = """
+    import multiprocessing, sys
+
+    def compiled():
+        import torch
+        from torch._inductor import config
+        with config.patch(max_autotune_gemm_backends="ATEN", force_disable_caches=True):
+            kept = []
+            if "foretune.kernels.integrations.inductor" in sys.modules or "foretune" in sys.modules:
+                from foretune.kernels.integrations.inductor import Limits
+                limited = Limits.of_templates
+                Limits.of_templates = lambda self, *given: kept.append(self.k) or limited(self, *given)
+            torch.compile(lambda x: x @ x)(torch.ones(32, 32))
+        print(kept, config.max_autotune_gemm, config.max_autotune_gemm_search_space, flush=True)
+
+    if __name__ == "__main__":
+        if sys.argv[1:] == ["--child"]:
+            child = multiprocessing.get_context("spawn").Process(target=compiled)
+            child.start()
+            child.join()
+        else:
+            compiled()
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "printed"),
+    [
+        (["--use", "inductor:3", "train.py"], "[3] True EXHAUSTIVE"),
+        (["--use", "inductor:auto", "train.py", "--child"], "['auto'] True EXHAUSTIVE"),
+        (["--use", "inductor", "--mode", "off", "train.py"], "[] False DEFAULT"),
+        (["train.py"], "[] False DEFAULT"),
+    ],
+)
+def test_inductor_uses_foretune_in_the_program_and_its_children(given: list[str], printed: str, write: Write) -> None:
+    folder = write({"train.py": COMPILES})
+    ran = foretune_run(*given, cwd=folder)
+    assert (ran.stdout, ran.returncode) == (f"{printed}\n", 0), ran.stderr
+
+
+def test_a_wrong_variable_is_one_warning_when_foretune_is_imported(write: Write) -> None:
+    ran = python("-c", "import foretune; print(1)", cwd=write({}), env={"FORETUNE_USE": "keras"})
+    assert ran.stdout == "1\n"
+    assert ran.stderr.count("FORETUNE_USE: the project must be inductor or inductor:K but is 'keras'") == 1
+
+
 def test_each_rank_of_torchrun_is_attached(write: Write) -> None:
     pytest.importorskip("torch")
     code = """
@@ -282,6 +329,8 @@ def test_a_launch_is_tuned_as_after_attach(write: Write) -> None:
         ("run nope.py --attach fla", 2, "there is no 'nope.py'; for a module, give -m"),
         ("run --attach fla,,x {script}", 2, "packages must be names of modules, separated by commas, but one is ''"),
         ("run --attach ./fla {script}", 2, "but one is './fla'"),
+        ("run --use keras {script}", 2, "the project must be inductor or inductor:K but is 'keras'"),
+        ("run --use inductor:0 {script}", 2, "length k must be an integer >= 1 but got 0"),
         ("run --mode quick {script}", 2, "mode must be one of off, shortlist, predict, refine but got 'quick'"),
         ("run --pin nope.lock {script}", 2, "there is no file 'nope.lock'"),
         ("run --log {script} {script}", 2, "is a file: name a folder"),

@@ -64,6 +64,90 @@ def test_as_many_choices_of_an_op_are_left_and_the_extern_ones(op):
     assert [str(choice.description) for choice in again] == [str(choice.description) for choice in listed]
 
 
+@pytest.mark.parametrize("op", OPS)
+def test_with_k_1_one_choice_is_left_and_nothing_is_timed(op):
+    with foretune.use("inductor", k=1):
+        (choices,), _ = lowered(*OPS[op])
+    assert len(choices) == 1
+    assert not with_tile(choices)  # 256 rows, and convolutions, are ATen's
+
+
+@pytest.mark.parametrize("op", ["mm", "addmm", "scaled_mm"])
+def test_with_k_1_few_rows_run_the_template_ranked_first(op):
+    function, *given = OPS[op]
+    rows = [tensor(8, *one.shape[1:], dtype=one.dtype) if one.shape[0] == 256 else one for one in given]
+    with foretune.use("inductor", k=1):
+        ((choice,),), _ = lowered(function, *rows)
+    with foretune.use("inductor", k=2):
+        (two,), _ = lowered(function, *rows)
+    assert mm_config(choice.annotations["ktc"]) == mm_config(with_tile(two)[0].annotations["ktc"])
+
+
+def test_with_k_1_products_that_no_template_predicts_are_atens():
+    for dtype in (torch.float64, torch.float32):  # unknown, and exact
+        with foretune.use("inductor", k=1):
+            ((choice,),), _ = lowered(torch.mm, tensor(8, 512, dtype=dtype), tensor(512, 1024, dtype=dtype))
+        assert not with_tile([choice])
+
+
+def test_with_k_1_templates_run_where_aten_is_not_configured():
+    with foretune.use("inductor", k=1):
+        ((choice,),), _ = lowered(torch.mm, A, B, max_autotune_gemm_backends="TRITON")
+    assert with_tile([choice])
+
+
+def automatic(function, *tensors):
+    """How many templates an automatic k leaves of each product, and how many choices there are."""
+    with foretune.use("inductor", k="auto"):
+        ops, _ = lowered(function, *tensors)
+    return [(len(with_tile(choices)), len(choices)) for choices in ops]
+
+
+def test_an_automatic_k_keeps_few_templates_for_few_rows_and_fewer_where_the_ranker_is_certain():
+    sizes = ((1, 1024, 1024), (8, 8192, 512), (48, 28672, 4096), (64, 4096, 4096), (128, 1024, 1024))
+    left = [automatic(torch.mm, tensor(m, k), tensor(k, n))[0] for m, n, k in sizes]
+    assert all(templates + 1 == choices for templates, choices in left)  # and ATen's
+    assert max(templates for templates, _ in left) <= listed.MOST
+    assert len({templates for templates, _ in left}) > 1
+
+
+def test_an_automatic_k_leaves_many_rows_to_aten():
+    x, w, bias = tensor(8192, 1024), tensor(1024, 4096), tensor(4096)
+    assert automatic(torch.mm, x, w) == automatic(torch.addmm, bias, x, w) == [(0, 1)]
+    assert automatic(lambda x, w: torch.nn.functional.gelu(x @ w), x, w) == [(0, 1)]
+
+
+@pytest.mark.parametrize("k", [1, "auto"])
+def test_an_addmm_that_is_left_to_aten_is_that_of_the_default_mode(k):
+    x, w, row = tensor(8192, 1024), tensor(1024, 4096), tensor(4096)
+    expanded = lambda row, x, w: torch.addmm(row.expand(8192, 4096), x, w)  # noqa: E731
+    with foretune.use("inductor", k=k):
+        for function, bias in ((torch.addmm, row), (expanded, row), (torch.addmm, tensor(8192, 4096))):
+            ((choice,),), _ = lowered(function, bias, x, w)
+            assert choice.name == "addmm"
+            assert [int(size) for size in choice.input_nodes[0].get_size()] == list(bias.shape)
+
+
+def test_an_automatic_k_times_what_was_never_compared_with_aten():
+    for dtype in (torch.bfloat16, torch.float32):
+        tensors = tensor(256, 512, 64, dtype=dtype), tensor(256, 64, 512, dtype=dtype)
+        ((templates, choices),) = automatic(torch.matmul, *tensors)
+        assert 0 < templates < choices
+    rotary = tensor(64, 1, dtype=torch.float32), tensor(1, 2048, dtype=torch.float32)
+    assert automatic(torch.mm, *rotary) == [(0, 1)]  # too short to be worth a compilation
+
+
+def test_layers_that_repeat_are_predicted_once(monkeypatch):
+    asked = []
+    ranked = listed.best_first
+    monkeypatch.setattr(listed, "best_first", lambda problem, *given: asked.append(problem) or ranked(problem, *given))
+    with foretune.use("inductor", k=2):
+        ops, _ = lowered(lambda a, *b: [a @ one for one in b], A, B, tensor(512, 1024), tensor(512, 256))
+    assert [problem["n"] for problem in asked] == [1024, 256]
+    kept = [[mm_config(choice.annotations["ktc"]) for choice in with_tile(one)] for one in ops]
+    assert kept[0] == kept[1] != kept[2]
+
+
 @pytest.mark.parametrize(("k", "kept"), [(512, 2), (500, 2 * GROWTH)])  # 500: rows are unaligned
 def test_what_is_left_of_all_that_inductor_lists_is_what_is_ranked_first(k, kept):
     problem = Problem.of("inductor_mm", batch=1, m=256, n=1024, k=k)
@@ -148,10 +232,10 @@ def test_a_dynamic_size_is_ranked_as_it_is_hinted_and_guarded_on_no_more():
 
 def test_grouped_products_are_limited_after_their_code_is_there():
     ends = tensor(8, dtype=torch.int32)
-    with foretune.use("inductor", k=1):
+    with foretune.use("inductor", k=2):
         (choices,), _ = lowered(torch._grouped_mm, tensor(1024, 512), tensor(8, 512, 256), ends)
     left = with_tile(choices)
-    assert len(left) == 1
+    assert len(left) == 2
     problem = {"groups": 8, "m": 1024, "n": 256, "k": 512, "flags": ("a_ragged",)}
     assert caller_problem(left[0]) == Problem.of("inductor_grouped_mm", **problem)
     assert caller_config(left[0])["BLOCK_M"] >= 64  # 128 rows a group
@@ -159,7 +243,7 @@ def test_grouped_products_are_limited_after_their_code_is_there():
 
 def test_the_problem_of_a_choice_has_its_layouts():
     weights = tensor(8, 256, 512).transpose(1, 2)
-    with foretune.use("inductor", k=1):
+    with foretune.use("inductor", k=2):
         (choices,), _ = lowered(torch._grouped_mm, tensor(1024, 512), weights, tensor(8, dtype=torch.int32))
         assert caller_problem(with_tile(choices)[0]).flags == ("a_ragged", "b_transposed")
         image = tensor(2, 64, 28, 28).to(memory_format=torch.channels_last)
@@ -206,9 +290,9 @@ SIZES = {"batch": 16, "groups": 1, "keys": 512, "head_qk": 64, "head_v": 64}
     ],
 )
 def test_flex_attention_is_limited_forward_backward_and_in_decode(queries, backward, families):
-    with foretune.use("inductor", k=1):
+    with foretune.use("inductor", k=2):
         ops, _ = lowered(*flex(queries, 512, backward=backward))
-    assert [len(choices) for choices in ops] == [1] * len(families)
+    assert [len(choices) for choices in ops] == [2] * len(families)
     for choices, family in zip(ops, families, strict=True):
         problem = caller_problem(choices[0])
         assert problem.family == family
@@ -267,6 +351,8 @@ def test_somebodys_own_handler_stays_in_force_and_counts_in_the_keys():
 def test_options_that_it_does_not_take_or_that_differ_are_refused():
     with pytest.raises(ForetuneError, match="k must be an integer >= 1 but got 0"):
         foretune.use("inductor", k=0)
+    with pytest.raises(ForetuneError, match="k must be 'auto' or an integer >= 1 but got 'few'"):
+        foretune.use("inductor", k="few")
     with pytest.raises(ForetuneError, match=r"takes k, bundle, but not top"):
         foretune.use("inductor", top=3)
     with pytest.raises(ForetuneError, match=r"takes no options, but not k"):
@@ -295,16 +381,16 @@ def test_an_inductor_that_calls_the_seam_otherwise_chooses_as_ever_with_a_warnin
 
 def test_trouble_of_ours_lets_all_choices_through_with_a_warning(monkeypatch):
     monkeypatch.setattr(inductor, "device_here", lambda: (_ for _ in ()).throw(ForetuneError("no such device")))
-    with foretune.use("inductor", k=1), pytest.warns(foretune.ForetuneWarning, match="Inductor tries all choices"):
+    with foretune.use("inductor", k=2), pytest.warns(foretune.ForetuneWarning, match="Inductor tries all choices"):
         (choices,), _ = lowered(torch.mm, A, B, max_autotune_gemm_search_space="DEFAULT")
     assert len(with_tile(choices)) > 10
 
 
 def test_choices_of_several_hints_are_limited_each():
-    with foretune.use("inductor", k=1):
+    with foretune.use("inductor", k=2):
         (choices,), _ = lowered(torch.mm, A, B, dynamic=(0,), multi_kernel_hints=[64, 4096])
     hints = [choice.annotations["ktc"].params.to_kwargs()["hint_override"] for choice in with_tile(choices)]
-    assert {hint: hints.count(hint) for hint in hints} == dict.fromkeys((None, 64, 4096), 1)
+    assert {hint: hints.count(hint) for hint in hints} == dict.fromkeys((None, 64, 4096), 2)
     large = [mm_config(one.annotations["ktc"]) for one in with_tile(choices) if one.hint_override == 4096]
     small = [mm_config(one.annotations["ktc"]) for one in with_tile(choices) if one.hint_override == 64]
     assert isinstance(large[0], KernelConfig)
