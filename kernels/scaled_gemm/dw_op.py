@@ -1,4 +1,8 @@
-"""The operators of dW in fp8: `BOTH_WAYS` quantizes x or dy along rows and columns, `SCALED_DW` multiplies them."""
+"""The operators that training needs besides the product.
+
+`BOTH_WAYS` quantizes x or dy along rows and columns, `BLOCKS_BOTH_WAYS` quantizes weights and transposes them, and
+`SCALED_DW` computes dW.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,9 @@ from ..op import Op
 from ..op_calls import Call, ConfiguredLaunch, device_at, on_device_of, ready
 from .dw_family import ScaledGroupedGemmDW
 from .product_op import GROUP_SIZES, check_dims
-from .quantize import GRADIENTS
+from .quantize import FP8, GRADIENTS
 from .scales import BLOCKWISE, DTYPE, SCALED
-from .triton_kernels.both_ways import PADDED, quantize_both_ways
+from .triton_kernels.both_ways import PADDED, quantize_blocks_both_ways, quantize_both_ways
 from .triton_kernels.dw_launches import prepare_scaled_dw
 
 if TYPE_CHECKING:
@@ -58,6 +62,35 @@ def _fake_quantize(x: torch.Tensor, group_sizes: torch.Tensor, fp8: str, blockwi
     xt8 = x.new_empty((n, blocks * SCALED), dtype=dtype)
     column_scale = x.new_empty((blocks if blockwise else groups, padded), dtype=torch.float32)
     return x8, row_scale, xt8, column_scale
+
+
+def _find_blocks(place: int, w: torch.Tensor) -> Call[None]:
+    """Return a call after checking it; `place` is the index of the GPU."""
+    check_dims("w", w, 3)
+    device_at(place)  # raises for the CPU
+    return Call(None)
+
+
+def _quantize_blocks(_: Call[None], w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return w, (groups, N, K) bf16, in fp8 with its scales, and both transposed; see `quantize_blocks_both_ways`."""
+    if not w.numel():
+        return _fake_quantize_blocks(w)
+    with on_device_of(w):
+        return quantize_blocks_both_ways(ready(w))
+
+
+def _fake_quantize_blocks(w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return uninitialized tensors like the results of `_quantize_blocks`."""
+    groups, n, k = w.shape
+    shapes = (n, k), (-(-n // SCALED), -(-k // SCALED))
+    w8, scale = (
+        w.new_empty((groups, *shape), dtype=dtype) for shape, dtype in zip(shapes, (FP8, torch.float32), strict=True)
+    )
+    return (
+        w8,
+        scale,
+        *(torch.empty_like(one.transpose(1, 2), memory_format=torch.contiguous_format) for one in (w8, scale)),
+    )
 
 
 class _Shape(NamedTuple):
@@ -128,6 +161,12 @@ BOTH_WAYS = Op(
     find=_find_quantize,
     run=_quantize,
     fake=_fake_quantize,
+)
+BLOCKS_BOTH_WAYS = Op(
+    "quantize_blocks_both_ways(Tensor w) -> (Tensor, Tensor, Tensor, Tensor)",
+    find=_find_blocks,
+    run=_quantize_blocks,
+    fake=_fake_quantize_blocks,
 )
 SCALED_DW = Op(
     "scaled_grouped_dw(Tensor dy, Tensor x, Tensor dy_scale, Tensor x_scale, Tensor group_sizes, int rows, "

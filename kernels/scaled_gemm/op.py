@@ -23,7 +23,7 @@ from ..grouped_gemm.op import GRADIENT
 from ..op import has_tangent, outside_autocast
 from ..op_calls import check_tensor, is_transformed, needs_gradient
 from ..op_choice import how_chosen
-from .dw_op import BOTH_WAYS, SCALED_DW
+from .dw_op import BLOCKS_BOTH_WAYS, BOTH_WAYS, SCALED_DW
 from .product_op import PRODUCT, check_dims
 from .quantize import FP8, GRADIENTS, check_granularity, dequantized_x, quantize_w, quantize_x, transposed
 from .scales import BLOCKWISE, TENSORWISE
@@ -213,18 +213,28 @@ class _ScaledGemm(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> torch.Tensor:
         """Return y, and save what the gradients need in the autograd context."""
         x, w, group_sizes, x_scale, w_scale, granularity, configs, dtypes, mode = arguments
+        check_tensor("x", x)
+        check_tensor("w", w)
         needs_x, needs_w = ctx.needs_input_grad[:2]
-        of_dw: tuple[Any, Any] = (x, x_scale) if needs_w else (None, None)
-        ctx.is_transposed = needs_w and dtypes[1] == "fp8" and x.dtype == torch.bfloat16 and x_scale is None
-        if ctx.is_transposed:  # dW's copy of x is kept, which is half as large as x
+        # Copies that are transposed in the pass over memory that quantizes the operands are kept for the gradients,
+        # otherwise the operands.
+        of_dw: tuple[Any, ...] = (x, x_scale) if needs_w else (None, None)
+        x_turned = needs_w and dtypes[1] == "fp8" and x.dtype == torch.bfloat16 and x_scale is None
+        if x_turned:
             x8, own_scale, *of_dw = _quantized_both_ways(x, group_sizes, granularity, "e4m3", True)
         else:
             x8, own_scale = _quantized("x", x, x_scale, granularity, 2)
-        w8, w_scale = _quantized("w", w, w_scale, granularity, 2 if group_sizes is None else 3)
+        dims = 2 if group_sizes is None else 3
+        w_turned = needs_x and granularity == BLOCKWISE and w.dtype == torch.bfloat16 and w.dim() == dims == 3
+        if w_turned and w_scale is None:
+            w8, w_scale, *of_dx = BLOCKS_BOTH_WAYS.call(w)
+        else:
+            w_turned = False
+            w8, w_scale = _quantized("w", w, w_scale, granularity, dims)
+            of_dx = [w8, w_scale] if needs_x else [None, None]
         y: torch.Tensor = PRODUCT.call(x8, w8, own_scale, w_scale, group_sizes, granularity, configs[0], mode, False)
-        of_dx = (w8, w_scale) if needs_x else (None, None)
         ctx.save_for_backward(*of_dw, *of_dx, group_sizes)
-        ctx.options = granularity, configs, dtypes, mode
+        ctx.options = granularity, configs, dtypes, mode, x_turned, w_turned
         return y
 
     @staticmethod
@@ -233,19 +243,18 @@ class _ScaledGemm(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of x and w for `dy`, and None for the other arguments."""
         x, x_scale, w8, w_scale, group_sizes = ctx.saved_tensors
-        granularity, (_, config_dx, config_dw), (grad_dtype, dw_dtype), mode = ctx.options
+        granularity, (_, config_dx, config_dw), (grad_dtype, dw_dtype), mode, x_turned, w_turned = ctx.options
         dy = dy.contiguous()
         dx = dw = dy8 = None
-        if x is not None and x_scale is not None and not ctx.is_transposed:  # x was given in fp8
+        if x is not None and x.dtype == FP8 and not x_turned:  # x was given in fp8
             x = dequantized_x(x, x_scale, granularity).to(torch.bfloat16)
         if x is not None and dw_dtype == "fp8":
-            if not ctx.is_transposed:
+            if not x_turned:
                 _, _, x, x_scale = _quantized_both_ways(x, group_sizes, granularity, "e4m3", False)
-            dy8, dy_scale, dyt8, dyt_scale = _quantized_both_ways(
-                dy, group_sizes, granularity, grad_dtype, w8 is not None
-            )
-            options = len(dy), granularity == BLOCKWISE, config_dw, mode
-            dw = SCALED_DW.call(dyt8, x, dyt_scale, x_scale, group_sizes, *options)
+            needs_x = w8 is not None
+            dy8, dy_scale, dyt8, dyt_scale = _quantized_both_ways(dy, group_sizes, granularity, grad_dtype, needs_x)
+            blockwise = granularity == BLOCKWISE
+            dw = SCALED_DW.call(dyt8, x, dyt_scale, x_scale, group_sizes, len(dy), blockwise, config_dw, mode)
         elif x is not None and group_sizes is not None:
             options = (None, None, None, 1, False, False, None, None, config_dw, mode)
             dw = GRADIENT.call(dy, x, None, group_sizes, *options, (False, True, False, False))[1]
@@ -254,8 +263,9 @@ class _ScaledGemm(torch.autograd.Function):
         if w8 is not None:
             if dy8 is None:
                 dy8, dy_scale = quantize_x(dy, granularity, GRADIENTS[grad_dtype])
-            wt8, wt_scale = transposed(w8, w_scale, granularity)
-            dx = PRODUCT.call(dy8, wt8, dy_scale, wt_scale, group_sizes, granularity, config_dx, mode, True)
+            if not w_turned:
+                w8, w_scale = transposed(w8, w_scale, granularity)
+            dx = PRODUCT.call(dy8, w8, dy_scale, w_scale, group_sizes, granularity, config_dx, mode, True)
         return dx, dw, *[None] * 7
 
 

@@ -41,6 +41,12 @@ def scale_of(largest, LARGEST: tl.constexpr):
 
 
 @triton.jit
+def quantized(x, scale, fp8: tl.constexpr):
+    """Return float32 values divided by their scale, in fp8; `scale` can be broadcast to x."""
+    return tl.div_rn(x, tl.zeros_like(x) + scale).to(fp8)
+
+
+@triton.jit
 def block_of(row, group):
     """Return the block of the transposed copy that has these rows of a group; see the module's docstring."""
     return row // SCALED + group
@@ -92,7 +98,7 @@ def quantize_both_ways_kernel(
         offs_t = tl.arange(0, SCALED)
         blocks = chunk_capacity(rows, groups, SCALED).to(tl.int64)
         turned = offs_n.to(tl.int64)[:, None] * (blocks * SCALED) + (block.to(tl.int64) * SCALED + offs_t)[None, :]
-        xt8 = (x * (1.0 / column_scale)[None, :]).to(xt8_ptr.dtype.element_ty)
+        xt8 = quantized(x, column_scale[None, :], xt8_ptr.dtype.element_ty)
         tl.store(xt8_ptr + turned, xt8.T, (offs_n < N)[:, None])
         if x8_ptr is not None:
             if BLOCKWISE:
@@ -100,7 +106,7 @@ def quantize_both_ways_kernel(
                 tl.store(row_scale_ptr + column_block.to(tl.int64) * rows + offs_m, row_scale, offs_m < row_end)
             else:
                 row_scale = tl.load(row_scale_ptr + offs_m, offs_m < row_end, other=1.0)
-            x8 = (x * (1.0 / row_scale)[:, None]).to(x8_ptr.dtype.element_ty)
+            x8 = quantized(x, row_scale[:, None], x8_ptr.dtype.element_ty)
             tl.store(x8_ptr + place, x8, inside)
 
 
@@ -133,7 +139,43 @@ def largest_kernel(
         tl.store(row_scale_ptr + offs_m, scale_of(of_rows, LARGEST), offs_m < row_end)
 
 
-_quantize, _largest = Launcher(quantize_both_ways_kernel), Launcher(largest_kernel)
+@triton.jit(do_not_specialize=["N16", "K16"])
+def quantize_blocks_kernel(
+    w_ptr,  # (groups, N, K) bf16
+    w8_ptr,  # (groups, N, K) fp8
+    scale_ptr,  # (groups, cdiv(N, 128), cdiv(K, 128)) float32
+    wt8_ptr,  # (groups, K, N) fp8
+    wt_scale_ptr,  # (groups, cdiv(K, 128), cdiv(N, 128)) float32
+    N16,  # N // 16
+    K16,  # K // 16
+    LARGEST: tl.constexpr,
+):
+    """Quantize block number program_id(0) of 128x128 weights, and write it and its transpose."""
+    N = N16 * 16
+    K = K16 * 16
+    n_blocks = tl.cdiv(N, SCALED)
+    k_blocks = tl.cdiv(K, SCALED)
+    block = tl.program_id(0)
+    group = (block // (n_blocks * k_blocks)).to(tl.int64)
+    n_block = block // k_blocks % n_blocks
+    k_block = block % k_blocks
+    offs_n = n_block * SCALED + tl.arange(0, SCALED)
+    offs_k = k_block * SCALED + tl.arange(0, SCALED)
+    inside = (offs_n < N)[:, None] & (offs_k < K)[None, :]
+    place = (group * N + offs_n)[:, None] * K + offs_k[None, :]
+    w = tl.load(w_ptr + place, inside, other=0.0).to(tl.float32)
+    scale = scale_of(tl.max(tl.max(tl.abs(w), 1), 0), LARGEST)
+    tl.store(scale_ptr + block, scale)
+    tl.store(wt_scale_ptr + (group * k_blocks + k_block) * n_blocks + n_block, scale)
+    w8 = quantized(w, scale, w8_ptr.dtype.element_ty)
+    tl.store(w8_ptr + place, w8, inside)
+    turned = (group * K + offs_k)[:, None] * N + offs_n[None, :]
+    tl.store(wt8_ptr + turned, w8.T, (offs_k < K)[:, None] & (offs_n < N)[None, :])
+
+
+_quantize, _largest, _blocks = (
+    Launcher(kernel) for kernel in (quantize_both_ways_kernel, largest_kernel, quantize_blocks_kernel)
+)
 
 
 def quantize_both_ways(
@@ -176,3 +218,26 @@ def quantize_both_ways(
     _quantize(grid, tensors, sizes, BLOCKWISE=blockwise, LARGEST=largest, num_warps=_WARPS)
     row_scale = of_rows.t() if blockwise else of_rows
     return x8, row_scale if with_rows else None, xt8, of_columns
+
+
+def quantize_blocks_both_ways(w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Launch the kernel that quantizes weights, without waiting for it.
+
+    Args:
+        w: (groups, N, K) bf16, contiguous, with N and K multiples of 16; none may be 0.
+
+    Returns:
+        w in e4m3 and its scales, as `quantize.quantize_blocks_128` returns them, and their transposes, contiguous.
+    """
+    import torch
+
+    groups, n, k = w.shape
+    blocks = -(-n // SCALED.value), -(-k // SCALED.value)
+    w8, wt8 = (torch.empty((groups, *shape), dtype=torch.float8_e4m3fn, device=w.device) for shape in ((n, k), (k, n)))
+    scale, wt_scale = (
+        torch.empty((groups, *shape), dtype=torch.float32, device=w.device) for shape in (blocks, blocks[::-1])
+    )
+    grid = (groups * blocks[0] * blocks[1], 1, 1)
+    largest = float(torch.finfo(torch.float8_e4m3fn).max)
+    _blocks(grid, (w, w8, scale, wt8, wt_scale), (n // 16, k // 16), LARGEST=largest, num_warps=_WARPS)
+    return w8, scale, wt8, wt_scale

@@ -12,8 +12,15 @@ import torch
 from foretune.datasets import KernelConfig
 from foretune.kernels import find_family
 from foretune.kernels.grouped_gemm.triton_kernels.tiles import TileMap
-from foretune.kernels.scaled_gemm.quantize import GRADIENTS, dequantized_columns, dequantized_x, error_bound
-from foretune.kernels.scaled_gemm.triton_kernels.both_ways import quantize_both_ways
+from foretune.kernels.scaled_gemm.quantize import (
+    GRADIENTS,
+    dequantized_columns,
+    dequantized_x,
+    error_bound,
+    quantize_blocks_128,
+    quantize_x,
+)
+from foretune.kernels.scaled_gemm.triton_kernels.both_ways import quantize_blocks_both_ways, quantize_both_ways
 from foretune.kernels.scaled_gemm.triton_kernels.dw_launches import prepare_scaled_dw
 from scaled import CPU
 
@@ -75,7 +82,7 @@ def test_scales_are_those_of_quantize(kind):
     x = torch.randn(sum(SIZES), 272).bfloat16()
     tile_map = TileMap.build(torch.tensor(SIZES, dtype=torch.int32), len(x))
     _, scale, _, xt_scale = quantize_both_ways(x, tile_map, GRADIENTS["e4m3"], blockwise=KINDS[kind])
-    expected = foretune.kernels.scaled_gemm.quantize.quantize_x(x, kind)[1]
+    expected = quantize_x(x, kind)[1]
     assert torch.equal(scale, expected)
     assert scale.stride() == expected.stride()
     for row, size, group in starts(SIZES):
@@ -116,7 +123,7 @@ def test_an_op_has_the_gradients_of_both(kind, gradient, given):
     w, dy = w.view(len(SIZES), 80, 144).requires_grad_(), exact_numbers(len(x), 80, 2)
     options = {}
     if given:
-        x, options["x_scale"] = foretune.kernels.scaled_gemm.quantize.quantize_x(x, kind)
+        x, options["x_scale"] = quantize_x(x, kind)
     else:
         x.requires_grad_()
     sizes = torch.tensor(SIZES)
@@ -167,3 +174,17 @@ def test_a_wrong_scale_is_seen():
     inputs.x_scale.mul_(1.1)
     changed = FAMILY.reference(inputs).double()
     assert float((launched - changed).norm() / changed.norm()) > FAMILY.tolerance(inputs.problem)
+
+
+@pytest.mark.parametrize(("n", "k"), [(80, 272), (128, 128), (16, 400)])
+def test_weights_and_their_transpose_are_those_of_quantize(n, k):
+    w = exact_numbers(3 * n, k).view(3, n, k)
+    w[1, :16, :16] = 0
+    w8, scale, wt8, wt_scale = quantize_blocks_both_ways(w)
+    expected, expected_scale = quantize_blocks_128(w)
+    assert torch.equal(w8.float(), expected.float())
+    assert torch.equal(scale, expected_scale)
+    assert torch.equal(wt8.float(), w8.float().transpose(1, 2))
+    assert torch.equal(wt_scale, scale.transpose(1, 2))
+    assert wt8.is_contiguous()
+    assert wt_scale.is_contiguous()
