@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SCALED = tl.constexpr(128)  # rows, or columns, that share a scale
 PADDED = tl.constexpr(256)  # the scales of columns are stored in rows of a multiple of this many
 _TINY = tl.constexpr(1.1754943508222875e-38)  # the smallest normal float32
-_WARPS, _PASS_WARPS = 8, 8
+_OPTIONS = {"num_warps": 8}
 
 
 @triton.jit
@@ -42,8 +42,12 @@ def scale_of(largest, LARGEST: tl.constexpr):
 
 @triton.jit
 def quantized(x, scale, fp8: tl.constexpr):
-    """Return float32 values divided by their scale, in fp8; `scale` can be broadcast to x."""
-    return tl.div_rn(x, tl.zeros_like(x) + scale).to(fp8)
+    """Return float32 values divided by their scale, in fp8; `scale` can be broadcast to x.
+
+    It multiplies by the reciprocal, which may round to a neighbor of the quotient: divisions would take longer than
+    memory does.
+    """
+    return (x * (1.0 / scale)).to(fp8)
 
 
 @triton.jit
@@ -210,12 +214,10 @@ def quantize_both_ways(
     else:
         of_rows = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
         of_columns = torch.zeros((groups, padded), dtype=torch.float32, device=x.device)
-        _largest(
-            (blocks, 1, 1), (x, of_rows, of_columns, tile_map.entries), sizes, LARGEST=largest, num_warps=_PASS_WARPS
-        )
+        _largest((blocks, 1, 1), (x, of_rows, of_columns, tile_map.entries), sizes, LARGEST=largest, **_OPTIONS)
     tensors = x, x8, of_rows, xt8, of_columns, tile_map.entries
     grid = (column_blocks * blocks, 1, 1)
-    _quantize(grid, tensors, sizes, BLOCKWISE=blockwise, LARGEST=largest, num_warps=_WARPS)
+    _quantize(grid, tensors, sizes, BLOCKWISE=blockwise, LARGEST=largest, **_OPTIONS)
     row_scale = of_rows.t() if blockwise else of_rows
     return x8, row_scale if with_rows else None, xt8, of_columns
 
@@ -239,5 +241,5 @@ def quantize_blocks_both_ways(w: torch.Tensor) -> tuple[torch.Tensor, ...]:
     )
     grid = (groups * blocks[0] * blocks[1], 1, 1)
     largest = float(torch.finfo(torch.float8_e4m3fn).max)
-    _blocks(grid, (w, w8, scale, wt8, wt_scale), (n // 16, k // 16), LARGEST=largest, num_warps=_WARPS)
+    _blocks(grid, (w, w8, scale, wt8, wt_scale), (n // 16, k // 16), LARGEST=largest, **_OPTIONS)
     return w8, scale, wt8, wt_scale

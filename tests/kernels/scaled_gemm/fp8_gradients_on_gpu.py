@@ -18,6 +18,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
+import foretune
 import numpy as np
 import torch
 from foretune.datasets import DeviceSpec, KernelConfig, Problem
@@ -25,7 +26,7 @@ from foretune.kernels import find_family
 from foretune.kernels.grouped_gemm.group_sizes import drawn_sizes
 from foretune.kernels.grouped_gemm.triton_kernels.tiles import TileMap
 from foretune.kernels.grouped_gemm.variants import chunk_rows
-from foretune.kernels.scaled_gemm.quantize import quantize_rows_128
+from foretune.kernels.scaled_gemm.quantize import quantize_blocks_128, quantize_rows_128
 from foretune.kernels.scaled_gemm.triton_kernels import both_ways
 from foretune.kernels.scaled_gemm.triton_kernels.both_ways import quantize_both_ways
 from foretune.kernels.scaled_gemm.triton_kernels.dw_launches import compile_scaled_dw, prepare_scaled_dw
@@ -40,16 +41,14 @@ LAYERS = {
     "DeepSeek-V3 w13, 32 experts": (32, 65536, 4096, 7168, "balanced"),
     "DeepSeek-V3 w2, 32 experts": (32, 65536, 7168, 2048, "balanced"),
     "DeepSeek-V2-Lite w13": (64, 65536, 2816, 2048, "balanced"),
-    "DeepSeek-V2-Lite w2": (64, 65536, 2048, 1408, "balanced"),
-    "Mixtral-8x7B w13": (8, 65536, 28672, 4096, "balanced"),
     "8 wide experts": (8, 65536, 4096, 7168, "balanced"),
-    "Qwen3-30B-A3B w13": (128, 65536, 1536, 2048, "balanced"),
     "DeepSeek-V2-Lite w13, zipf": (64, 65536, 2816, 2048, "zipf"),
-    "DeepSeek-V3 w13, 32 experts, zipf": (32, 65536, 4096, 7168, "zipf"),
+    "DeepSeek-V2-Lite w2": (64, 65536, 2048, 1408, "balanced"),
+    "Qwen3-30B-A3B w13": (128, 65536, 1536, 2048, "balanced"),
 }
 #: Groups of which some are empty, others one row, or not a multiple of a block.
 RAGGED = ((37, 0, 1, 300, 0, 16, 129, 5), (0, 0, 1000, 0), (256, 128, 384), (1, 1, 1))
-ROUNDS, SAMPLES, WORKERS = 5, 3, 12
+ROUNDS, SAMPLES, WORKERS = 4, 3, 12
 
 
 def config(
@@ -60,9 +59,9 @@ def config(
 
 
 GRID = [
-    *(config(128, 128, stages, 2, flight, band) for stages, flight, band in product((4, 5, 6), (1, 2), (1, 8))),
+    *(config(128, 128, stages, 2, flight, band) for stages, flight, band in product((4, 5, 6), (2,), (1, 8))),
+    config(128, 128, 6, 2, 1),
     *(config(256, 128, stages, 2, 1, band) for stages, band in product((3, 4), (1, 8))),
-    config(128, 128, 4, 0, warps=8),
 ]
 CHECKED = [
     config(128, 128, 4),
@@ -138,23 +137,55 @@ def errors(device: DeviceSpec) -> None:
 
 
 def bandwidth(timer: Timer) -> None:
-    print("quantizing along both dimensions: GB/s of bytes read (once) and written, by warps of a program")
-    for groups, rows, columns in ((32, 65536, 7168), (64, 65536, 2048), (64, 65536, 2816)):
+    print("quantizing along both dimensions: GB/s of bytes read (once) and written, by launch options")
+    options = ({"num_warps": 8}, {"num_warps": 16}, {"num_warps": 8, "maxnreg": 128}, {"num_warps": 16, "maxnreg": 64})
+    for groups, rows, columns in ((32, 65536, 7168), (64, 65536, 2048)):
         sizes = torch.full((groups,), rows // groups, dtype=torch.int32, device="cuda")
         tile_map, x = TileMap.build(sizes, rows), torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
-        moved, line = rows * columns * (2 + 1 + 1), []
-        both_ways_of = partial(quantize_both_ways, x, tile_map, E4M3)
-        for warps, blockwise in product((4, 8, 16), (True, False)):
-            both_ways._WARPS = both_ways._PASS_WARPS = warps
-            both_ways_of(blockwise=blockwise)
-            us = timer.time(partial(both_ways_of, blockwise=blockwise)).time_us
-            line.append(f"{warps} {'blockwise' if blockwise else 'rowwise'} {moved / us / 1e3:.0f} ({us:.0f} us)")
-        both_ways._WARPS = both_ways._PASS_WARPS = 8
-        copied = torch.empty_like(x)
-        us = timer.time(lambda: copied.copy_(x)).time_us  # noqa: B023
-        line.append(f"copy {4 * rows * columns / us / 1e3:.0f}")
-        us = timer.time(lambda: quantize_rows_128(x)).time_us  # noqa: B023
-        print(f"  {rows}x{columns}: {', '.join(line)}; eager quantize_rows_128 {us:.0f} us", flush=True)
+        weights = x.view(16, rows // 16, columns)
+        moved = rows * columns * (2 + 1 + 1)
+        ways = {
+            "blockwise": partial(quantize_both_ways, x, tile_map, E4M3, blockwise=True),
+            "rowwise": partial(quantize_both_ways, x, tile_map, E4M3, blockwise=False),
+            "columns only": partial(quantize_both_ways, x, tile_map, E4M3, blockwise=True, with_rows=False),
+            "weights": partial(both_ways.quantize_blocks_both_ways, weights),
+            "eager rows": partial(quantize_rows_128, x),
+            "eager weights": partial(quantize_blocks_128, weights),
+            "copy": partial(torch.clone, x),
+        }
+        for label, way in ways.items():
+            line = []
+            for chosen in options if " " not in label and label != "copy" else options[:1]:
+                both_ways._OPTIONS = chosen
+                way()
+                us = timer.time(way, samples=7).time_us
+                line.append(f"{list(chosen.values())} {moved / us / 1e3:.0f} ({us:.0f} us)")
+            print(f"  {rows}x{columns} {label:14} {', '.join(line)}", flush=True)
+        both_ways._OPTIONS = options[0]
+
+
+def steps(timer: Timer) -> None:
+    print("a training step (forward and backward, with quantizing) in ms, by dw_dtype")
+    for name, (groups, rows, n, k, _) in list(LAYERS.items())[1:3]:
+        sizes = torch.full((groups,), rows // groups, dtype=torch.int32, device="cuda")
+        made = {"device": "cuda", "dtype": torch.bfloat16}
+        x, w, dy = (torch.randn(*shape, **made) for shape in ((rows, k), (groups, n, k), (rows, n)))
+        x.requires_grad_()
+        w.requires_grad_()
+
+        def step(product, *extra, **options):
+            y = product(x, w, *extra, **options)  # noqa: B023
+            torch.autograd.grad(y, (x, w), dy)  # noqa: B023
+
+        ways = {"bf16 grouped_gemm": partial(step, foretune.grouped_gemm, sizes)}
+        for scales, dtype in product(("blockwise", "rowwise"), ("fp8", "bf16")):
+            ways[f"{scales} {dtype}"] = partial(
+                step, foretune.scaled_grouped_gemm, sizes, scales=scales, dw_dtype=dtype
+            )
+        for way in ways.values():
+            way()
+        times = time_side_by_side(ways, timer, rounds=3, samples=3)
+        print(f"  {name:34} {', '.join(f'{label} {us / 1e3:.2f}' for label, us in times.items())}", flush=True)
 
 
 def speeds_of_dw(grid: list[KernelConfig], device: DeviceSpec, timer: Timer, out: Path | None) -> None:
@@ -176,7 +207,8 @@ def speeds_of_dw(grid: list[KernelConfig], device: DeviceSpec, timer: Timer, out
         inputs = bf16.inputs(problem, device)
         chosen = make_shortlist(bf16, problem, device, k=1).configs[0]
         launches["bf16", None] = partial(bf16.launch, inputs, chosen)
-        launches |= torch_dw(layers["rowwise"])
+        if routing == "balanced":  # it takes multiples of 16 rows
+            launches |= torch_dw(layers["rowwise"])
         for launch in launches.values():
             launch()
         torch.cuda.synchronize()
@@ -191,7 +223,7 @@ def speeds_of_dw(grid: list[KernelConfig], device: DeviceSpec, timer: Timer, out
 
 
 def short(one: str) -> str:
-    return one.replace("KernelConfig", "").replace("BLOCK_K=128, ", "")[:150]
+    return " ".join(word for word in one.split() if word[:7] in ("BLOCK_M", "GROUP_M", "IN_FLIG", "num_sta"))
 
 
 def torch_dw(layer: Layer):
@@ -223,7 +255,9 @@ def forward_and_dx(device: DeviceSpec, timer: Timer) -> None:
 
     family = find_family("scaled_grouped_gemm_fwd")
     print("forward and dX (predicted configs) in TFLOP/s; torch with rowwise scales, exact and fast accumulation")
-    for name, (groups, rows, n, k, _) in LAYERS.items():
+    for name, (groups, rows, n, k, routing) in LAYERS.items():
+        if routing != "balanced":
+            continue
         for which, wide, deep in (("forward", n, k), ("dX", k, n)):
             dims = {"groups": groups, "rows": rows, "n": wide, "k": deep}
             tflop, launches = 2e-12 * rows * n * k, {}
@@ -241,8 +275,6 @@ def forward_and_dx(device: DeviceSpec, timer: Timer) -> None:
             times = time_side_by_side(launches, timer, rounds=ROUNDS, samples=SAMPLES)
             shown = ", ".join(f"{label} {tflop / us * 1e6:.0f}" for label, us in times.items())
             print(f"  {name:34} {which:8} {shown}", flush=True)
-        if "zipf" in name:
-            break
 
 
 def main() -> None:
@@ -260,6 +292,7 @@ def main() -> None:
         partial(errors, device),
         partial(speeds_of_dw, grid, device, timer, options.out),
         partial(bandwidth, timer),
+        partial(steps, timer),
         partial(forward_and_dx, device, timer),
     ):
         try:
