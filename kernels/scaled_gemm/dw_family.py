@@ -235,8 +235,8 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, GemmFamily):
         from ..grouped_gemm.triton_kernels import dw as bf16_dw
         from ..grouped_gemm.triton_kernels import ragged, ragged_boxes, tiles
         from ..grouped_gemm.triton_kernels import specialized_dw as bf16_specialized
-        from .triton_kernels import both_ways, dw, specialized_dw
+        from .triton_kernels import blocks, dw, specialized_dw
 
         return hash_of_modules(
-            tiles, ragged, ragged_boxes, bf16_dw, bf16_specialized, both_ways, dw, specialized_dw, warp_jobs
+            tiles, ragged, ragged_boxes, bf16_dw, bf16_specialized, blocks, dw, specialized_dw, warp_jobs
         )

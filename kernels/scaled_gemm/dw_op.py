@@ -1,6 +1,6 @@
 """The operators that training needs besides the product.
 
-`BOTH_WAYS` quantizes x or dy along rows and columns, `BLOCKS_BOTH_WAYS` quantizes weights and transposes them, and
+`BOTH_WAYS` quantizes x or dy along rows and columns, `WEIGHTS_BOTH_WAYS` quantizes weights and transposes them, and
 `SCALED_DW` computes dW.
 """
 
@@ -18,8 +18,9 @@ from ..op_calls import Call, ConfiguredLaunch, device_at, on_device_of, ready
 from .dw_family import ScaledGroupedGemmDW
 from .product_op import GROUP_SIZES, check_dims
 from .quantize import FP8, GRADIENTS
-from .scales import BLOCKWISE, DTYPE, SCALED
-from .triton_kernels.both_ways import PADDED, quantize_blocks_both_ways, quantize_both_ways
+from .scales import BLOCKWISE, DTYPE, ROWWISE, SCALED, scale_shapes
+from .triton_kernels.blocks import PADDED
+from .triton_kernels.both_ways import quantize_both_ways, quantize_weights_both_ways
 from .triton_kernels.dw_launches import prepare_scaled_dw
 
 if TYPE_CHECKING:
@@ -64,33 +65,31 @@ def _fake_quantize(x: torch.Tensor, group_sizes: torch.Tensor, fp8: str, blockwi
     return x8, row_scale, xt8, column_scale
 
 
-def _find_blocks(place: int, w: torch.Tensor) -> Call[None]:
+def _find_weights(place: int, w: torch.Tensor, _: bool) -> Call[None]:
     """Return a call after checking it; `place` is the index of the GPU."""
     check_dims("w", w, 3)
     device_at(place)  # raises for the CPU
     return Call(None)
 
 
-def _quantize_blocks(_: Call[None], w: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return w, (groups, N, K) bf16, in fp8 with its scales, and both transposed; see `quantize_blocks_both_ways`."""
+def _quantize_weights(_: Call[None], w: torch.Tensor, blockwise: bool) -> tuple[torch.Tensor, ...]:
+    """Return w, (groups, N, K) bf16, and its transpose in fp8 with scales; see `quantize_weights_both_ways`."""
     if not w.numel():
-        return _fake_quantize_blocks(w)
+        return _fake_quantize_weights(w, blockwise)
     with on_device_of(w):
-        return quantize_blocks_both_ways(ready(w))
+        return quantize_weights_both_ways(ready(w), blockwise=blockwise)
 
 
-def _fake_quantize_blocks(w: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return uninitialized tensors like the results of `_quantize_blocks`."""
+def _fake_quantize_weights(w: torch.Tensor, blockwise: bool) -> tuple[torch.Tensor, ...]:
+    """Return uninitialized tensors like the results of `_quantize_weights`."""
     groups, n, k = w.shape
-    shapes = (n, k), (-(-n // SCALED), -(-k // SCALED))
-    w8, scale = (
-        w.new_empty((groups, *shape), dtype=dtype) for shape, dtype in zip(shapes, (FP8, torch.float32), strict=True)
-    )
-    return (
-        w8,
-        scale,
-        *(torch.empty_like(one.transpose(1, 2), memory_format=torch.contiguous_format) for one in (w8, scale)),
-    )
+    granularity = BLOCKWISE if blockwise else ROWWISE
+    made = []
+    for rows, columns in ((n, k), (k, n)):
+        made.append(w.new_empty((groups, rows, columns), dtype=FP8))
+        shape = scale_shapes(granularity, 0, rows, columns, groups)[1]
+        made.append(w.new_empty(shape, dtype=torch.float32))
+    return tuple(made)
 
 
 class _Shape(NamedTuple):
@@ -162,11 +161,11 @@ BOTH_WAYS = Op(
     run=_quantize,
     fake=_fake_quantize,
 )
-BLOCKS_BOTH_WAYS = Op(
-    "quantize_blocks_both_ways(Tensor w) -> (Tensor, Tensor, Tensor, Tensor)",
-    find=_find_blocks,
-    run=_quantize_blocks,
-    fake=_fake_quantize_blocks,
+WEIGHTS_BOTH_WAYS = Op(
+    "quantize_weights_both_ways(Tensor w, bool blockwise) -> (Tensor, Tensor, Tensor, Tensor)",
+    find=_find_weights,
+    run=_quantize_weights,
+    fake=_fake_quantize_weights,
 )
 SCALED_DW = Op(
     "scaled_grouped_dw(Tensor dy, Tensor x, Tensor dy_scale, Tensor x_scale, Tensor group_sizes, int rows, "

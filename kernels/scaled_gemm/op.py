@@ -23,7 +23,7 @@ from ..grouped_gemm.op import GRADIENT
 from ..op import has_tangent, outside_autocast
 from ..op_calls import check_tensor, is_transformed, needs_gradient
 from ..op_choice import how_chosen
-from .dw_op import BLOCKS_BOTH_WAYS, BOTH_WAYS, SCALED_DW
+from .dw_op import BOTH_WAYS, SCALED_DW, WEIGHTS_BOTH_WAYS
 from .product_op import PRODUCT, check_dims
 from .quantize import FP8, GRADIENTS, check_granularity, dequantized_x, quantize_w, quantize_x, transposed
 from .scales import BLOCKWISE, TENSORWISE
@@ -225,9 +225,9 @@ class _ScaledGemm(torch.autograd.Function):
         else:
             x8, own_scale = _quantized("x", x, x_scale, granularity, 2)
         dims = 2 if group_sizes is None else 3
-        w_turned = needs_x and granularity == BLOCKWISE and w.dtype == torch.bfloat16 and w.dim() == dims == 3
+        w_turned = needs_x and granularity != TENSORWISE and w.dtype == torch.bfloat16 and w.dim() == dims == 3
         if w_turned and w_scale is None:
-            w8, w_scale, *of_dx = BLOCKS_BOTH_WAYS.call(w)
+            w8, w_scale, *of_dx = WEIGHTS_BOTH_WAYS.call(w, granularity == BLOCKWISE)
         else:
             w_turned = False
             w8, w_scale = _quantized("w", w, w_scale, granularity, dims)

@@ -30,7 +30,7 @@ def quantize_tensor(x: torch.Tensor, fp8: torch.dtype = FP8) -> Quantized:
     >>> fp8.float().tolist(), scale.tolist()
     ([[0.5, -448.0]], [2.0])
     """
-    scale = _scale_of(x.abs().amax(), fp8) if x.numel() else x.new_ones((), dtype=torch.float32)
+    scale = scale_of_largest(x.abs().amax(), fp8) if x.numel() else x.new_ones((), dtype=torch.float32)
     return _divided(x, scale, fp8), scale.reshape(1)
 
 
@@ -40,7 +40,7 @@ def quantize_groups(w: torch.Tensor) -> Quantized:
     >>> quantize_groups(torch.full((2, 8, 16), 448.0))[1].tolist()
     [1.0, 1.0]
     """
-    scale = _scale_of(w.abs().amax((1, 2)))
+    scale = scale_of_largest(w.abs().amax((1, 2)))
     return _divided(w, scale[:, None, None]), scale
 
 
@@ -50,7 +50,7 @@ def quantize_rows(x: torch.Tensor, fp8: torch.dtype = FP8) -> Quantized:
     >>> quantize_rows(torch.tensor([[448.0, 1.0], [0.0, 0.0]]))[1].tolist()
     [[1.0], [1.0]]
     """
-    scale = _scale_of(x.abs().amax(-1, keepdim=True), fp8)
+    scale = scale_of_largest(x.abs().amax(-1, keepdim=True), fp8)
     return _divided(x, scale, fp8), scale
 
 
@@ -66,7 +66,7 @@ def quantize_rows_128(x: torch.Tensor, fp8: torch.dtype = FP8) -> Quantized:
     rows, k = x.shape
     padded = _padded(x, 1, SCALED)
     blocks = padded.view(rows, padded.shape[1] // SCALED, SCALED)
-    scale = _scale_of(blocks.abs().amax(-1), fp8)
+    scale = scale_of_largest(blocks.abs().amax(-1), fp8)
     quantized = _divided(blocks, scale[:, :, None], fp8).view(padded.shape)[:, :k]
     return quantized.contiguous(), scale.t().contiguous().t()
 
@@ -85,7 +85,7 @@ def quantize_blocks_128(w: torch.Tensor) -> Quantized:
     padded = _padded(w, SCALED, SCALED)
     shape = (padded.shape[-2] // SCALED, SCALED, padded.shape[-1] // SCALED, SCALED)
     blocks = padded.view(*groups, *shape)
-    scale = _scale_of(blocks.abs().amax((-3, -1)))
+    scale = scale_of_largest(blocks.abs().amax((-3, -1)))
     fp8 = _divided(blocks, scale[..., :, None, :, None]).view(padded.shape)[..., :n, :k]
     return fp8.contiguous(), scale
 
@@ -132,7 +132,7 @@ def check_granularity(granularity: object) -> str:
     return granularity
 
 
-def _scale_of(largest: torch.Tensor, fp8: torch.dtype = FP8) -> torch.Tensor:
+def scale_of_largest(largest: torch.Tensor, fp8: torch.dtype = FP8) -> torch.Tensor:
     """Return the scale of a block, row or tensor from its largest magnitude."""
     scale = largest.float() / LARGEST[fp8]
     # A subnormal magnitude would give a scale of 0, or one so small that the division overflows.
@@ -189,7 +189,7 @@ def dequantized_columns(
         of_blocks = scale[first : first - (-size // SCALED), :columns]
         factors = of_blocks.t().repeat_interleave(SCALED, 1)[:, :size]
     else:
-        factors = _scale_of(scale[group, :columns, None], xt.dtype)
+        factors = scale_of_largest(scale[group, :columns, None], xt.dtype)
     return xt[:, first * SCALED : first * SCALED + size].to(dtype) * factors.to(dtype)
 
 

@@ -2,14 +2,8 @@
 
 A training step multiplies the same activations (or gradients) twice: the forward pass (or dX) contracts over columns
 and needs scales along rows; dW contracts over the rows of each group and needs scales along columns. Hopper's fp8
-instructions read both operands along the contraction, so dW's copy is also transposed: (columns, rows).
-
-The transposed copy is padded so that 128 of its columns, a block, never hold rows of two groups. Rows [row, row + 128)
-of a group, where row is a multiple of 128 rows from the group's first one, are block row // 128 + group. Blocks of two
-groups never coincide, because a group of s rows from row r on takes ceil(s / 128) blocks, at most the number from
-r // 128 up to (r + s) // 128 + 1, and the next group's first block comes one further. So the position depends on the
-row and the group alone, and rows // 128 + groups blocks are enough for any group sizes. Blocks in between are never
-written nor read.
+instructions read both operands along the contraction, so dW's copy is also transposed: (columns, rows), in the blocks
+of `blocks.py`. Weights (groups, N, K) are needed twice as well, by the forward pass and transposed by dX.
 """
 
 from __future__ import annotations
@@ -21,23 +15,14 @@ import triton.language as tl
 
 from ....runtime.launching.launcher import Launcher
 from ...grouped_gemm.triton_kernels.tiles import chunk_capacity, load_tile, load_tile_count
+from .blocks import PADDED, SCALED, block_of, padded_columns, scale_of
 
 if TYPE_CHECKING:
     import torch
 
     from ...grouped_gemm.triton_kernels.tiles import TileMap
 
-SCALED = tl.constexpr(128)  # rows, or columns, that share a scale
-PADDED = tl.constexpr(256)  # the scales of columns are stored in rows of a multiple of this many
-_TINY = tl.constexpr(1.1754943508222875e-38)  # the smallest normal float32
-_OPTIONS = {"num_warps": 8}
-
-
-@triton.jit
-def scale_of(largest, LARGEST: tl.constexpr):
-    """Return the scale of values of at most this magnitude, so that the scaled ones reach LARGEST; see quantize.py."""
-    scale = largest / LARGEST
-    return tl.where(scale < _TINY, 1.0, scale)
+_OPTIONS = {"num_warps": 8, "maxnreg": 128}  # two programs per SM; with 16 warps, or one program, it is slower
 
 
 @triton.jit
@@ -50,30 +35,19 @@ def quantized(x, scale, fp8: tl.constexpr):
     return (x * (1.0 / scale)).to(fp8)
 
 
-@triton.jit
-def block_of(row, group):
-    """Return the block of the transposed copy that has these rows of a group; see the module's docstring."""
-    return row // SCALED + group
-
-
-@triton.jit
-def padded_columns(N):
-    """Return the length of one row of the columns' scales."""
-    return tl.cdiv(N, PADDED) * PADDED
-
-
 @triton.jit(do_not_specialize=["rows", "groups", "N16"])
 def quantize_both_ways_kernel(
     x_ptr,  # (rows, N) bf16, sorted by group
     x8_ptr,  # (rows, N) fp8; None if it is not needed
     row_scale_ptr,  # float32; BLOCKWISE: (cdiv(N, 128), rows), to be written; otherwise (rows,), given
-    xt8_ptr,  # (N, 128 * blocks) fp8, where blocks = rows // 128 + groups
+    xt8_ptr,  # (N, 128 * blocks) fp8, where blocks = rows // 128 + groups; WEIGHTS: (groups, N, rows of a group)
     column_scale_ptr,  # float32; BLOCKWISE: (blocks, N padded), to be written; otherwise (groups, N padded): given
     map_ptr,  # a TileMap's entries
     rows,
     groups,
     N16,  # N // 16
     BLOCKWISE: tl.constexpr,  # one scale per 128 elements; otherwise one per row, and one per column of a group
+    WEIGHTS: tl.constexpr,  # all groups have the same number of rows
     LARGEST: tl.constexpr,  # the largest fp8 number
 ):
     """Quantize 128 columns of one tile of 128 rows.
@@ -100,10 +74,18 @@ def quantize_both_ways_kernel(
         else:
             column_scale = scale_of(tl.load(column_scale_ptrs + group.to(tl.int64) * padded_columns(N)), LARGEST)
         offs_t = tl.arange(0, SCALED)
-        blocks = chunk_capacity(rows, groups, SCALED).to(tl.int64)
-        turned = offs_n.to(tl.int64)[:, None] * (blocks * SCALED) + (block.to(tl.int64) * SCALED + offs_t)[None, :]
+        columns = offs_n.to(tl.int64)
+        if WEIGHTS:
+            depth = (rows // groups).to(tl.int64)
+            columns += group.to(tl.int64) * N
+            start = row - group.to(tl.int64) * depth
+        else:
+            depth = chunk_capacity(rows, groups, SCALED).to(tl.int64) * SCALED
+            start = block.to(tl.int64) * SCALED
+        turned = columns[:, None] * depth + (start + offs_t)[None, :]
         xt8 = quantized(x, column_scale[None, :], xt8_ptr.dtype.element_ty)
-        tl.store(xt8_ptr + turned, xt8.T, (offs_n < N)[:, None])
+        turned_inside = (offs_n < N)[:, None] & (offs_m < (row_end if WEIGHTS else row + SCALED))[None, :]
+        tl.store(xt8_ptr + turned, xt8.T, turned_inside)
         if x8_ptr is not None:
             if BLOCKWISE:
                 row_scale = scale_of(tl.max(tl.abs(x), 1), LARGEST)
@@ -217,29 +199,45 @@ def quantize_both_ways(
         _largest((blocks, 1, 1), (x, of_rows, of_columns, tile_map.entries), sizes, LARGEST=largest, **_OPTIONS)
     tensors = x, x8, of_rows, xt8, of_columns, tile_map.entries
     grid = (column_blocks * blocks, 1, 1)
-    _quantize(grid, tensors, sizes, BLOCKWISE=blockwise, LARGEST=largest, **_OPTIONS)
+    _quantize(grid, tensors, sizes, BLOCKWISE=blockwise, WEIGHTS=False, LARGEST=largest, **_OPTIONS)
     row_scale = of_rows.t() if blockwise else of_rows
     return x8, row_scale if with_rows else None, xt8, of_columns
 
 
-def quantize_blocks_both_ways(w: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Launch the kernel that quantizes weights, without waiting for it.
+def quantize_weights_both_ways(w: torch.Tensor, *, blockwise: bool) -> tuple[torch.Tensor, ...]:
+    """Launch the kernels that quantize weights and their transpose, without waiting for them.
 
     Args:
         w: (groups, N, K) bf16, contiguous, with N and K multiples of 16; none may be 0.
+        blockwise: One scale per 128x128 block, which the transpose shares; otherwise one per row of each.
 
     Returns:
-        w in e4m3 and its scales, as `quantize.quantize_blocks_128` returns them, and their transposes, contiguous.
+        w in e4m3 and its scales, as `quantize.quantize_w` returns them, and those of its transpose, (groups, K, N).
     """
     import torch
 
+    from ...grouped_gemm.triton_kernels.tiles import TileMap
+    from ..quantize import scale_of_largest
+
     groups, n, k = w.shape
-    blocks = -(-n // SCALED.value), -(-k // SCALED.value)
     w8, wt8 = (torch.empty((groups, *shape), dtype=torch.float8_e4m3fn, device=w.device) for shape in ((n, k), (k, n)))
-    scale, wt_scale = (
-        torch.empty((groups, *shape), dtype=torch.float32, device=w.device) for shape in (blocks, blocks[::-1])
-    )
-    grid = (groups * blocks[0] * blocks[1], 1, 1)
     largest = float(torch.finfo(torch.float8_e4m3fn).max)
-    _blocks(grid, (w, w8, scale, wt8, wt_scale), (n // 16, k // 16), LARGEST=largest, **_OPTIONS)
-    return w8, scale, wt8, wt_scale
+    column_blocks = -(-k // SCALED.value)
+    if blockwise:
+        blocks = -(-n // SCALED.value), column_blocks
+        scale, wt_scale = (
+            torch.empty((groups, *shape), dtype=torch.float32, device=w.device) for shape in (blocks, blocks[::-1])
+        )
+        grid = (groups * blocks[0] * blocks[1], 1, 1)
+        _blocks(grid, (w, w8, scale, wt8, wt_scale), (n // 16, k // 16), LARGEST=largest, **_OPTIONS)
+        return w8, scale, wt8, wt_scale
+    rows = groups * n
+    tile_map = TileMap.build(torch.full((groups,), n, dtype=torch.int32, device=w.device), rows)
+    scale = torch.empty((groups, n), dtype=torch.float32, device=w.device)
+    of_columns = torch.zeros((groups, -(-k // PADDED.value) * PADDED.value), dtype=torch.float32, device=w.device)
+    tiles, sizes = rows // SCALED.value + groups, (rows, groups, k // 16)
+    _largest((tiles, 1, 1), (w, scale, of_columns, tile_map.entries), sizes, LARGEST=largest, **_OPTIONS)
+    tensors = w, w8, scale, wt8, of_columns, tile_map.entries
+    grid = (column_blocks * tiles, 1, 1)
+    _quantize(grid, tensors, sizes, BLOCKWISE=False, WEIGHTS=True, LARGEST=largest, **_OPTIONS)
+    return w8, scale, wt8, scale_of_largest(of_columns[:, :k].contiguous())

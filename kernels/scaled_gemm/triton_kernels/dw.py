@@ -12,7 +12,7 @@ import triton.language as tl
 
 from ...grouped_gemm.triton_kernels.dw import matrix_descriptor, store_partial, store_tile
 from ...grouped_gemm.triton_kernels.tiles import chunk_capacity, load_chunk, load_chunk_count, tile_position
-from .both_ways import SCALED, block_of, padded_columns, scale_of
+from .blocks import SCALED, block_of, padded_columns, scale_of
 
 UNSPECIALIZED = ["rows", "groups", "slots", "N16", "K16", "GROUP_M", "PROGRAMS_PER_SM"]
 

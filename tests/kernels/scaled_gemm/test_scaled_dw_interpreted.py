@@ -9,20 +9,21 @@ from __future__ import annotations
 import foretune
 import pytest
 import torch
-from foretune.datasets import KernelConfig
+from foretune.datasets import KernelConfig, Problem
 from foretune.kernels import find_family
+from foretune.kernels.comparisons import comparison_of
 from foretune.kernels.grouped_gemm.triton_kernels.tiles import TileMap
 from foretune.kernels.scaled_gemm.quantize import (
     GRADIENTS,
     dequantized_columns,
     dequantized_x,
     error_bound,
-    quantize_blocks_128,
+    quantize_w,
     quantize_x,
 )
-from foretune.kernels.scaled_gemm.triton_kernels.both_ways import quantize_blocks_both_ways, quantize_both_ways
+from foretune.kernels.scaled_gemm.triton_kernels.both_ways import quantize_both_ways, quantize_weights_both_ways
 from foretune.kernels.scaled_gemm.triton_kernels.dw_launches import prepare_scaled_dw
-from scaled import CPU
+from scaled import CPU, H200
 
 pytestmark = pytest.mark.interpret
 
@@ -176,15 +177,41 @@ def test_a_wrong_scale_is_seen():
     assert float((launched - changed).norm() / changed.norm()) > FAMILY.tolerance(inputs.problem)
 
 
+@every_kind
 @pytest.mark.parametrize(("n", "k"), [(80, 272), (128, 128), (16, 400)])
-def test_weights_and_their_transpose_are_those_of_quantize(n, k):
+def test_weights_and_their_transpose_are_those_of_quantize(kind, n, k):
     w = exact_numbers(3 * n, k).view(3, n, k)
     w[1, :16, :16] = 0
-    w8, scale, wt8, wt_scale = quantize_blocks_both_ways(w)
-    expected, expected_scale = quantize_blocks_128(w)
-    assert torch.equal(w8.float(), expected.float())
-    assert torch.equal(scale, expected_scale)
-    assert torch.equal(wt8.float(), w8.float().transpose(1, 2))
-    assert torch.equal(wt_scale, scale.transpose(1, 2))
-    assert wt8.is_contiguous()
-    assert wt_scale.is_contiguous()
+    w8, scale, wt8, wt_scale = quantize_weights_both_ways(w, blockwise=KINDS[kind])
+    for matrix, fp8, found in ((w, w8, scale), (w.transpose(1, 2), wt8, wt_scale)):
+        expected, expected_scale = quantize_w(matrix, kind)
+        assert torch.equal(fp8.float(), expected.float())
+        assert torch.equal(found, expected_scale)
+        assert fp8.is_contiguous()
+        assert found.is_contiguous()
+
+
+@every_kind
+def test_contenders_get_the_same_numbers_in_groups_that_torch_can_take(kind):
+    flags = (kind,) if KINDS[kind] else ()
+
+    def contenders(sizes):
+        dims = {"groups": len(sizes), "rows": sum(sizes), "n": 80, "k": 144}
+        problem = Problem.of(FAMILY.name, dtype="fp8e4m3", flags=flags, ragged={"rows": sizes}, **dims)
+        inputs = FAMILY.inputs(problem, CPU)
+        return inputs, comparison_of(FAMILY).contenders(FAMILY, problem, inputs, CPU, {})
+
+    inputs, ways = contenders((32, 0, 160, 16))
+    reference = FAMILY.reference(inputs)
+    for way in ways.values():
+        assert float((way().float() - reference).norm() / reference.norm()) < 6e-3
+    assert "bf16" in ways
+    assert contenders((32, 8))[1] == {}
+
+
+def test_the_suite_of_dw_has_problems_that_it_runs():
+    cases = comparison_of(FAMILY).suite(FAMILY)
+    assert {case.problem.flags for case in cases.values()} == {("blockwise",), ()}
+    for case in cases.values():
+        assert FAMILY.supports(FAMILY.default(case.problem, H200), case.problem, H200) is None
+        assert not any(size % 16 for size in case.problem.ragged.sizes)

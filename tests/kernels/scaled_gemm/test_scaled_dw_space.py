@@ -51,9 +51,19 @@ def test_it_compiles_where_there_is_no_wgmma(own_cache, device):
                 tensors, blockwise = (bf16, fp8, f32, fp8, f32, i32), bool(flags)
                 largest = torch.finfo(fp8).max
                 both_ways.quantize_both_ways_kernel.warmup(
-                    *tensors, 1024, 8, 128, grid=(1,), BLOCKWISE=blockwise, LARGEST=largest, num_warps=8
+                    *tensors,
+                    1024,
+                    8,
+                    128,
+                    grid=(1,),
+                    BLOCKWISE=blockwise,
+                    WEIGHTS=False,
+                    LARGEST=largest,
+                    **both_ways._OPTIONS,
                 )
-        both_ways.largest_kernel.warmup(bf16, f32, f32, i32, 1024, 8, 128, grid=(1,), LARGEST=448.0, num_warps=8)
+        both_ways.largest_kernel.warmup(
+            bf16, f32, f32, i32, 1024, 8, 128, grid=(1,), LARGEST=448.0, **both_ways._OPTIONS
+        )
 
 
 def test_the_default_is_specialized_on_hopper_alone():
