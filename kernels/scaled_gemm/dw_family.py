@@ -113,7 +113,11 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, GemmFamily):
 
     def wrong_pair(self, config: KernelConfig, problem: Problem) -> str | None:
         """Return why a config cannot run a problem on any device, or None."""
-        return wrong_dw_tile(config)
+        if (wrong := wrong_dw_tile(config)) is not None:
+            return wrong
+        if config["BLOCK_M"] == 256 and BLOCKWISE in problem.flags:
+            return f"BLOCK_M must be at most 128 with {BLOCKWISE} scales, or registers spill, but is 256"
+        return None
 
     def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
         """Return the numerics class: the instruction. The steps, whose sums are added in float32, are always 128."""

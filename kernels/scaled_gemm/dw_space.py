@@ -87,9 +87,8 @@ def _specialized() -> Iterator[tuple[int, ...]]:
 
 def _plain() -> Iterator[tuple[int, ...]]:
     """Yield the knob values of the configs without CONSUMERS."""
-    for (m, n, warps), stages, tma, band in product(_PLAIN, (3, 4), (0, 1), (1, 8)):
-        for programs in (1, 2) if m * n < 128 * 128 else (1,):
-            yield m, n, SCALED, band, programs, tma, 0, 1, warps, stages
+    for (m, n, warps), stages, tma in product(_PLAIN, (3, 4), (0, 1)):
+        yield m, n, SCALED, 8, 1, tma, 0, 1, warps, stages
 
 
 def dw_smem_bytes(config: Knobs, blockwise: bool) -> int:
