@@ -149,15 +149,16 @@ def _gradient_contenders(i: DWInputs) -> dict[str, Callable[[], torch.Tensor]]:
     ways: dict[str, Callable[[], torch.Tensor]] = {"bf16": lambda: torch._grouped_mm(dy, x, offs=offsets)}
     if not blockwise:
         n, k = i.out.shape[1:]
-        scales = [
-            scale[:, :columns].reshape(-1) / LARGEST[i.x.dtype] for scale, columns in ((i.dy_scale, n), (i.x_scale, k))
-        ]
-        operands = [
-            torch.cat([xt[:, (start // SCALED + group) * SCALED :][:, :size] for group, (start, size) in groups], 1)
+        places = [(start // SCALED + group) * SCALED for group, (start, _) in groups]
+        dy8, x8 = (
+            torch.cat([xt[:, place:][:, :size] for place, size in zip(places, sizes, strict=True)], 1)
             for xt in (i.dy, i.x)
-        ]
+        )
+        scales = tuple(
+            scale[:, :columns].reshape(-1) / LARGEST[i.x.dtype] for scale, columns in ((i.dy_scale, n), (i.x_scale, k))
+        )
         scaled = partial(
-            torch._scaled_grouped_mm, operands[0], operands[1].t(), *scales, offs=offsets, out_dtype=torch.bfloat16
+            torch._scaled_grouped_mm, dy8, x8.t(), scales[0], scales[1], offs=offsets, out_dtype=torch.bfloat16
         )
         ways |= {"torch": partial(scaled, use_fast_accum=False), "fast": partial(scaled, use_fast_accum=True)}
     return ways

@@ -14,7 +14,7 @@ from ...datasets import Case, DeviceSpec, KernelConfig, Problem
 from ...runtime.launching.source_hash import hash_of_modules
 from ..config_limits import TMA_ARCHS, Knobs, why_no_gluon
 from ..gemm_family import BANDS_AND_PROGRAMS, Binaries, Configs, GemmFamily, Groups, seeded
-from ..grouped_gemm.family import MeasuredOverGroups
+from ..grouped_gemm.family import _UNIFORM, MeasuredOverGroups
 from ..grouped_gemm.features import group_sizes_of
 from ..grouped_gemm.variants import chunk_rows
 from ..numerics import instruction_of
@@ -66,7 +66,7 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, GemmFamily):
     knobs = DW_KNOBS
     feature_names = DW_FEATURES
     independent: ClassVar[tuple[str, ...]] = ()  # it sums over the rows
-    routings: ClassVar[Mapping[str, float]] = {"uniform": 1.0}  # the number of tiles hardly depends on the routing
+    routings = _UNIFORM  # the number of tiles hardly depends on the routing
     dtype_argument = "x_ptr"
     dims_from: ClassVar[Mapping[str, tuple[str, int]]] = {
         "rows": ("rows", 1),

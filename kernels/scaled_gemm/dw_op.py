@@ -124,8 +124,8 @@ def _find(
     def prepare(config: KernelConfig, device: DeviceSpec, _: Sequence[Any]) -> Launch:
         return prepare_scaled_dw(*shape, config, device.sm_count, blockwise=blockwise, gradient=gradient)
 
-    flags, dims = (BLOCKWISE,) if blockwise else (), {"groups": groups, "rows": rows, "n": n, "k": k}
-    problem = Problem.of(ScaledGroupedGemmDW.name, dtype=DTYPE, flags=flags, **dims)
+    flags = (BLOCKWISE,) if blockwise else ()
+    problem = Problem.of(ScaledGroupedGemmDW.name, dtype=DTYPE, flags=flags, groups=groups, rows=rows, n=n, k=k)
     return Call(shape, ConfiguredLaunch(problem, place, config, mode, prepare))
 
 

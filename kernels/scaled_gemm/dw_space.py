@@ -96,7 +96,7 @@ def dw_smem_bytes(config: Knobs, blockwise: bool) -> int:
 
     It consists of the stages with their barriers, the output, and what Triton reserves to dispatch warps.
     """
-    m, n, stages = config["BLOCK_M"], config["BLOCK_N"], config["num_stages"]
+    m, n, stages = (int(config[knob]) for knob in ("BLOCK_M", "BLOCK_N", "num_stages"))
     operands = (m + n) * SCALED
     if config["CONSUMERS"]:
         scales = 4 * (m + n) if blockwise else 0

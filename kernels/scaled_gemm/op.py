@@ -13,6 +13,7 @@ The precision of each product of a training step, and the reason:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -218,7 +219,7 @@ class _ScaledGemm(torch.autograd.Function):
         needs_x, needs_w = ctx.needs_input_grad[:2]
         # Copies that are transposed in the pass over memory that quantizes the operands are kept for the gradients,
         # otherwise the operands.
-        of_dw: tuple[Any, ...] = (x, x_scale) if needs_w else (None, None)
+        of_dw: Sequence[Any] = (x, x_scale) if needs_w else (None, None)
         x_turned = needs_w and dtypes[1] == "fp8" and x.dtype == torch.bfloat16 and x_scale is None
         if x_turned:
             x8, own_scale, *of_dw = _quantized_both_ways(x, group_sizes, granularity, "e4m3", True)

@@ -8,7 +8,7 @@ of `blocks.py`. Weights (groups, N, K) are needed twice as well, by the forward 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import triton
 import triton.language as tl
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
     from ...grouped_gemm.triton_kernels.tiles import TileMap
 
-_OPTIONS = {"num_warps": 8, "maxnreg": 128}  # two programs per SM; with 16 warps, or one program, it is slower
+_OPTIONS: dict[str, Any] = {
+    "num_warps": 8,
+    "maxnreg": 128,
+}  # two programs per SM; with 16 warps, or one program, it is slower
 
 
 @triton.jit

@@ -30,7 +30,7 @@ def prepare_scaled_dw(
     *,
     blockwise: bool,
     gradient: torch.dtype,
-) -> Callable[[Sequence[torch.Tensor]], None]:
+) -> Callable[[Sequence[torch.Tensor | None]], None]:
     """Return a function that launches dW's kernels, without waiting for them, on any tensors of these sizes.
 
     Its argument is (dy, x, scales of dy, scales of x, dw, entries of a tile map), where the operands and their scales
@@ -57,7 +57,7 @@ def prepare_scaled_dw(
     if config["TMA"]:
         prepared = with_scratch(prepared)
 
-    def launch(tensors: Sequence[torch.Tensor]) -> None:
+    def launch(tensors: Sequence[Any]) -> None:
         *operands, dw, entries = tensors
         tile_map = TileMap(entries, *sizes[1:])
         partial = partial_sums(dw, tile_map)

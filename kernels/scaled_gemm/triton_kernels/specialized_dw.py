@@ -117,7 +117,8 @@ def _load(
     for tile in range(gl.program_id(0), load_chunk_count(map_ptr) * chunk_tiles, gl.num_programs(0)):
         group, row, row_end, m, n, _slot = _place(tile, map_ptr, sizes, PARTS, BLOCK_N)
         first = block_of(row, group)
-        for block in range(first, first + gl.cdiv(row_end - row, SCALED)):
+        for index in range(gl.cdiv(row_end - row, SCALED)):
+            block = first + index
             stage = step % STAGES
             is_full = full.index(stage)
             mbarrier.wait(empty.index(stage), (step // STAGES + 1) & 1)

@@ -86,7 +86,10 @@ def test_a_triton_without_gluon_runs_the_plain_kernel(monkeypatch):
         ({"BLOCK_K": 64}, "BLOCK_K cannot be 64: 128"),
         ({"BLOCK_M": 64}, "BLOCK_M and IN_FLIGHT must be 128 and 1, 128 and 2, 256 and 1 with CONSUMERS = 2"),
         ({"BLOCK_M": 256, "IN_FLIGHT": 2}, "BLOCK_M and IN_FLIGHT must be 128 and 1"),
-        ({"BLOCK_M": 256, "IN_FLIGHT": 1, "num_stages": 4}, "BLOCK_M must be at most 128 with blockwise scales, or reg"),
+        (
+            {"BLOCK_M": 256, "IN_FLIGHT": 1, "num_stages": 4},
+            "BLOCK_M must be at most 128 with blockwise scales, or reg",
+        ),
         ({"num_stages": 1}, "num_stages must be at least 2 with CONSUMERS = 2 but is 1"),
         ({"num_stages": 7}, "bytes of shared memory but NVIDIA H200 has 232448"),
         ({"CONSUMERS": 0}, "IN_FLIGHT must be 1 with CONSUMERS = 0 but is 2"),
