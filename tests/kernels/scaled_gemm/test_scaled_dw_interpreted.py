@@ -215,3 +215,23 @@ def test_the_suite_of_dw_has_problems_that_it_runs():
     for case in cases.values():
         assert FAMILY.supports(FAMILY.default(case.problem, H200), case.problem, H200) is None
         assert not any(size % 16 for size in case.problem.ragged.sizes)
+
+
+@pytest.mark.slow
+@every_kind
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_step_has_the_same_gradients(kind, backend):
+    x, dy = exact_numbers(sum(SIZES), 144), exact_numbers(sum(SIZES), 80, 2)
+    w, sizes, found = exact_numbers(len(SIZES) * 80, 144, 1).view(len(SIZES), 80, 144), torch.tensor(SIZES), []
+
+    def step(x, w):
+        return foretune.scaled_grouped_gemm(x, w, sizes, scales=kind, mode="off")
+
+    torch._dynamo.reset()
+    for run in (step, torch.compile(step, backend=backend, fullgraph=True)):
+        leaves = [one.clone().requires_grad_() for one in (x, w)]
+        y = run(*leaves)
+        y.backward(dy)
+        found.append((y.detach(), *(leaf.grad for leaf in leaves)))
+    for one, same in zip(*found, strict=True):
+        assert torch.equal(one, same)
