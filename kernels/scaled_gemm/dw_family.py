@@ -160,8 +160,22 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, GemmFamily):
 
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
         """Return the config to run when nothing was measured."""
-        specialized = device.arch == "sm_90" and device.backend != "cpu" and why_no_gluon() is None
-        # 4 stages of (128 + 128) x 128, scales and an output tile; smaller SMs have 2.
+        if device.arch == "sm_90" and device.backend != "cpu" and why_no_gluon() is None:
+            # Wide tiles load less, but blockwise scales leave no registers for them.
+            wide = BLOCKWISE not in problem.flags and problem["n"] >= 512
+            return KernelConfig.of(
+                BLOCK_M=256 if wide else 128,
+                BLOCK_N=128,
+                BLOCK_K=SCALED,
+                GROUP_M=1 if wide else 8,
+                PROGRAMS_PER_SM=1,
+                TMA=1,
+                CONSUMERS=2,
+                IN_FLIGHT=1 if wide else 2,
+                num_warps=4,
+                num_stages=4 if wide else 6,
+            )
+        # 4 stages of (128 + 128) x 128, scales and an output tile; smaller SMs have 2 of a smaller tile.
         roomy = device.smem_per_block_bytes >= 192 * 1024
         return KernelConfig.of(
             BLOCK_M=128 if roomy else 64,
@@ -170,10 +184,10 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, GemmFamily):
             GROUP_M=8,
             PROGRAMS_PER_SM=1,
             TMA=int(device.arch in TMA_ARCHS),
-            CONSUMERS=2 if specialized else 0,
-            IN_FLIGHT=2 if specialized else 1,
-            num_warps=4 if specialized or not roomy else 8,
-            num_stages=6 if specialized else 4 if roomy else 2,
+            CONSUMERS=0,
+            IN_FLIGHT=1,
+            num_warps=8 if roomy else 4,
+            num_stages=4 if roomy else 2,
         )
 
     def inputs(self, problem: Problem, device: DeviceSpec, *, seed: int = 0) -> DWInputs:

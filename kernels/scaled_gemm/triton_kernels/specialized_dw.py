@@ -169,24 +169,7 @@ def _multiply(
         acc = zeros
         other = zeros
         single = gl.cdiv(row_end - row, SCALED)
-        if IN_FLIGHT == 3:
-            for _pair in range(single // 2):
-                part = _begun(shared, zeros, step, HALVES, STAGES, CONSUMER)
-                scale = _scale(shared, of_sum, step, BLOCKWISE, HALVES, STAGES, CONSUMER)
-                more = _begun(shared, zeros, step + 1, HALVES, STAGES, CONSUMER)
-                part, more = warpgroup_mma_wait(1, [part, more])
-                acc = _added(acc, part, scale, shared, step, BLOCKWISE, HALVES, STAGES, CONSUMER)
-                scale = _scale(shared, of_sum, step + 1, BLOCKWISE, HALVES, STAGES, CONSUMER)
-                more = warpgroup_mma_wait(0, [more])
-                acc = _added(acc, more, scale, shared, step + 1, BLOCKWISE, HALVES, STAGES, CONSUMER)
-                step += 2
-            if single % 2 == 1:
-                part = _begun(shared, zeros, step, HALVES, STAGES, CONSUMER)
-                scale = _scale(shared, of_sum, step, BLOCKWISE, HALVES, STAGES, CONSUMER)
-                part = warpgroup_mma_wait(0, [part])
-                acc = _added(acc, part, scale, shared, step, BLOCKWISE, HALVES, STAGES, CONSUMER)
-                step += 1
-        elif IN_FLIGHT == 2:
+        if IN_FLIGHT == 2:
             if single > 0:
                 # While a product is added, the next one is in flight. (This waits for nothing: it makes a tensor, which
                 # a loop can carry, of the product in flight.)
