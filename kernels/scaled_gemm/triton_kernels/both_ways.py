@@ -79,15 +79,17 @@ def quantize_both_ways_kernel(
         offs_t = tl.arange(0, SCALED)
         columns = offs_n.to(tl.int64)
         if WEIGHTS:
-            depth = (rows // groups).to(tl.int64)
+            depth = (rows // groups // 16 * 16).to(tl.int64)  # a multiple of 16, as the compiler must see
             columns += group.to(tl.int64) * N
-            start = row - group.to(tl.int64) * depth
+            start = tl.multiple_of(row - group.to(tl.int64) * depth, 16)
         else:
             depth = chunk_capacity(rows, groups, SCALED).to(tl.int64) * SCALED
             start = block.to(tl.int64) * SCALED
         turned = columns[:, None] * depth + (start + offs_t)[None, :]
         xt8 = quantized(x, column_scale[None, :], xt8_ptr.dtype.element_ty)
-        turned_inside = (offs_n < N)[:, None] & (offs_m < (row_end if WEIGHTS else row + SCALED))[None, :]
+        turned_inside = (offs_n < N)[:, None]
+        if WEIGHTS:  # groups have a multiple of 16 rows; a mask that is alike for 16 keeps stores of 16 bytes
+            turned_inside &= (offs_t // 16 < (row_end - row) // 16)[None, :]
         tl.store(xt8_ptr + turned, xt8.T, turned_inside)
         if x8_ptr is not None:
             if BLOCKWISE:

@@ -170,45 +170,22 @@ def _multiply(
         other = zeros
         single = gl.cdiv(row_end - row, SCALED)
         if IN_FLIGHT == 2:
-            if single > 0:
-                # While a product is added, the next one is in flight. (This waits for nothing: it makes a tensor, which
-                # a loop can carry, of the product in flight.)
-                part = warpgroup_mma_wait(1, [_begun(shared, zeros, step, HALVES, STAGES, CONSUMER)])
-                for _pair in range((single - 1) // 2):
-                    more = _begun(shared, zeros, step + 1, HALVES, STAGES, CONSUMER)
-                    scale = _scale(shared, of_sum, step, BLOCKWISE, HALVES, STAGES, CONSUMER)
-                    part, more = warpgroup_mma_wait(1, [part, more])
-                    acc = _added(acc, part, scale, shared, step, BLOCKWISE, HALVES, STAGES, CONSUMER)
-                    part = _begun(shared, zeros, step + 2, HALVES, STAGES, CONSUMER)
-                    scale = _scale(shared, of_sum, step + 1, BLOCKWISE, HALVES, STAGES, CONSUMER)
-                    more, part = warpgroup_mma_wait(1, [more, part])
-                    acc = _added(acc, more, scale, shared, step + 1, BLOCKWISE, HALVES, STAGES, CONSUMER)
-                    step += 2
-                if single % 2 == 0:
-                    more = _begun(shared, zeros, step + 1, HALVES, STAGES, CONSUMER)
-                    scale = _scale(shared, of_sum, step, BLOCKWISE, HALVES, STAGES, CONSUMER)
-                    part, more = warpgroup_mma_wait(1, [part, more])
-                    acc = _added(acc, part, scale, shared, step, BLOCKWISE, HALVES, STAGES, CONSUMER)
-                    scale = _scale(shared, of_sum, step + 1, BLOCKWISE, HALVES, STAGES, CONSUMER)
-                    more = warpgroup_mma_wait(0, [more])
-                    acc = _added(acc, more, scale, shared, step + 1, BLOCKWISE, HALVES, STAGES, CONSUMER)
-                    step += 2
-                else:
-                    scale = _scale(shared, of_sum, step, BLOCKWISE, HALVES, STAGES, CONSUMER)
-                    part = warpgroup_mma_wait(0, [part])
-                    acc = _added(acc, part, scale, shared, step, BLOCKWISE, HALVES, STAGES, CONSUMER)
-                    step += 1
-        else:
-            for _step in range(single):
-                part = _begun(shared, zeros, step, HALVES, STAGES, CONSUMER * HALVES)
-                scale = _scale(shared, of_sum, step, BLOCKWISE, HALVES, STAGES, CONSUMER * HALVES)
-                part = warpgroup_mma_wait(0, [part])
-                acc = _added(acc, part, scale, shared, step, BLOCKWISE, HALVES, STAGES, CONSUMER * HALVES)
-                if HALVES == 2:
-                    part = _begun(shared, zeros, step, HALVES, STAGES, CONSUMER * HALVES + 1)
-                    part = warpgroup_mma_wait(0, [part])
-                    other = _added(other, part, scale, shared, step, BLOCKWISE, HALVES, STAGES, CONSUMER * HALVES + 1)
-                step += 1
+            for _pair in range(single // 2):
+                part = _begun(shared, zeros, step, HALVES, STAGES, CONSUMER)
+                more = _begun(shared, zeros, step + 1, HALVES, STAGES, CONSUMER)
+                part, more = warpgroup_mma_wait(1, [part, more])
+                acc = _added(acc, part, shared, step, BLOCKWISE, HALVES, STAGES, CONSUMER)
+                more = warpgroup_mma_wait(0, [more])
+                acc = _added(acc, more, shared, step + 1, BLOCKWISE, HALVES, STAGES, CONSUMER)
+                step += 2
+            single = single % 2
+        for _step in range(single):
+            part = warpgroup_mma_wait(0, [_begun(shared, zeros, step, HALVES, STAGES, CONSUMER * HALVES)])
+            acc = _added(acc, part, shared, step, BLOCKWISE, HALVES, STAGES, CONSUMER * HALVES)
+            if HALVES == 2:
+                part = warpgroup_mma_wait(0, [_begun(shared, zeros, step, HALVES, STAGES, CONSUMER * HALVES + 1)])
+                other = _added(other, part, shared, step, BLOCKWISE, HALVES, STAGES, CONSUMER * HALVES + 1)
+            step += 1
         m += CONSUMER * HALVES * _ROWS
         out = dw_desc, partial_desc, held, dy_scale_ptr, x_scale_ptr
         _store_sum(acc, out, sizes, group, m, n, slot, BLOCKWISE, DY_LARGEST, X_LARGEST)
@@ -228,31 +205,9 @@ def _begun(shared, zeros, step, HALVES: gl.constexpr, STAGES: gl.constexpr, PART
 
 
 @gluon.jit
-def _scale(
-    shared,
-    of_sum: gl.constexpr,
-    step,
-    BLOCKWISE: gl.constexpr,
-    HALVES: gl.constexpr,
-    STAGES: gl.constexpr,
-    PART: gl.constexpr,
-):
-    """Return the blockwise scales of one part's rows and of the columns in a step that has been loaded, or (1, 1)."""
-    _, _, _, dy_scales, x_scales, _, _ = shared
-    dy_scale = 1.0
-    x_scale = 1.0
-    if BLOCKWISE:
-        stage = step % STAGES
-        dy_scale = dy_scales.index(stage * (2 * HALVES) + PART).load(gl.SliceLayout(1, of_sum))
-        x_scale = x_scales.index(stage).load(gl.SliceLayout(0, of_sum))
-    return dy_scale, x_scale
-
-
-@gluon.jit
 def _added(
     acc,
     part,
-    scale,
     shared,
     step,
     BLOCKWISE: gl.constexpr,
@@ -264,12 +219,14 @@ def _added(
 
     After its last part, a group has read the stage.
     """
-    _, _, _, _, _, _, empty = shared
-    if PART % HALVES == HALVES - 1:
-        mbarrier.arrive(empty.index(step % STAGES), count=1)
+    _, _, _, dy_scales, x_scales, _, empty = shared
+    stage = step % STAGES
     if BLOCKWISE:
-        dy_scale, x_scale = scale
+        dy_scale = dy_scales.index(stage * (2 * HALVES) + PART).load(gl.SliceLayout(1, acc.type.layout))
+        x_scale = x_scales.index(stage).load(gl.SliceLayout(0, acc.type.layout))
         part *= dy_scale[:, None] * x_scale[None, :]
+    if PART % HALVES == HALVES - 1:
+        mbarrier.arrive(empty.index(stage), count=1)
     return acc + part
 
 
