@@ -1,11 +1,11 @@
 """The blocks of 128 rows in which dW's operands are stored, and the scales of their columns.
 
-The transposed copy is padded so that 128 of its columns, a block, never hold rows of two groups. Rows [row, row + 128)
-of a group, where row is a multiple of 128 rows from the group's first one, are block row // 128 + group. Blocks of two
-groups never coincide, because a group of s rows from row r on takes ceil(s / 128) blocks, at most the number from
-r // 128 up to (r + s) // 128 + 1, and the next group's first block comes one further. So the position depends on the
-row and the group alone, and rows // 128 + groups blocks are enough for any group sizes. Blocks in between are never
-written nor read.
+Both operands are transposed, (columns, rows), and padded so that 128 of their columns, a block, never hold rows of two
+groups. Rows [row, row + 128) of a group, where row is a multiple of 128 rows from the group's first one, are block
+row // 128 + group. A group of s rows from row r on takes ceil(s / 128) blocks from r // 128 + group on, and the next
+group begins at (r + s) // 128 + group + 1, which is never less than r // 128 + ceil(s / 128) + group. So the position
+depends on the row and the group alone, and rows // 128 + groups blocks are enough for any group sizes. Blocks in
+between are never written nor read.
 """
 
 from __future__ import annotations
