@@ -173,7 +173,7 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, GemmFamily):
                 CONSUMERS=2,
                 IN_FLIGHT=1 if wide else 2,
                 num_warps=4,
-                num_stages=4 if wide else 6,
+                num_stages=4 if wide else 5,
             )
         # 4 stages of (128 + 128) x 128, scales and an output tile; smaller SMs have 2 of a smaller tile.
         roomy = device.smem_per_block_bytes >= 192 * 1024
