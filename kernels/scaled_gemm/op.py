@@ -115,7 +115,7 @@ def scaled_grouped_gemm(
             range but twice the rounding error, and for which dX is slower.
         dw_dtype: The precision of the gradient of w. "fp8", as in DeepSeek-V3: x and y's gradient are quantized along
             columns, one scale per column of every 128 rows of a group if scales are blockwise, else one per column of a
-            group. "bf16" is slower, and has a tenth of the error.
+            group. "bf16" is slower, and has a tenth of the error or less.
         mode: As for `scaled_gemm`.
         same_bits: As for `scaled_gemm`.
         invariant: "rows" (or "m"), as for `scaled_gemm`.
