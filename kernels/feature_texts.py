@@ -44,6 +44,7 @@ FEATURE_TEXTS: Mapping[str, str] = {
     "group_m": "rows of tiles in a band, whose programs share tiles of the right operand in L2",
     "split_k": "parts of the contraction that programs share",
     "consumers": "warp groups that multiply while others load; 0 if no warps are specialized",
+    "in_flight": "products that each multiplying warp group has in flight",
     "pingpong": "1 if warp groups multiply different tiles in turn",
     "tma": "1 if tiles are moved by the tensor memory accelerator",
     "tma_left": "1 if the left operand is loaded by the tensor memory accelerator",

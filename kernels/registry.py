@@ -42,6 +42,7 @@ _OURS = {
     "rms_norm_rope_bwd": ".rms_norm_rope:RmsNormRopeBackward",
     "rms_norm_rope_fwd": ".rms_norm_rope:RmsNormRopeForward",
     "scaled_gemm": ".scaled_gemm:ScaledGemm",
+    "scaled_grouped_gemm_dw": ".scaled_gemm:ScaledGroupedGemmDW",
     "scaled_grouped_gemm_fwd": ".scaled_gemm:ScaledGroupedGemmForward",
 }
 #: Inductor's names of its ops, as in `foretune collect inductor:mm`. All its matrix products are one family.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..op_imports import attach_ops
+from .dw_family import ScaledGroupedGemmDW
 from .family import ScaledGemm, ScaledGroupedGemmForward
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ScaledGemm",
+    "ScaledGroupedGemmDW",
     "ScaledGroupedGemmForward",
     "quantize_blocks_128",
     "quantize_groups",

@@ -16,8 +16,9 @@ from ...datasets import Case, DeviceSpec, Measurable, Problem
 from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row
 from ..comparisons import judge_predicted
 from ..grouped_gemm.group_sizes import drawn_sizes
+from .dw_family import DWInputs, ScaledGroupedGemmDW
 from .family import Inputs
-from .scales import BLOCKWISE, DTYPE, GRANULARITIES, ROWWISE, flags_of, granularity_of
+from .scales import BLOCKWISE, DTYPE, GRANULARITIES, ROWWISE, SCALED, flags_of, granularity_of
 from .workload import DEEPSEEK_V3
 
 if TYPE_CHECKING:
@@ -46,10 +47,12 @@ class ScaledGemmComparison:
 
     def suite(self, family: Measurable) -> Mapping[str, Case]:
         """Return the problems of the comparison, by name."""
+        if family.name == ScaledGroupedGemmDW.name:
+            return dict(_gradients())
         return dict(_experts(family.name) if "groups" in family.dims else _layers(family.name))
 
     def contenders(
-        self, family: Measurable, problem: Problem, inputs: Inputs, device: DeviceSpec, best: BestConfigs
+        self, family: Measurable, problem: Problem, inputs: Inputs | DWInputs, device: DeviceSpec, best: BestConfigs
     ) -> dict[str, Callable[[], Any]]:
         """Return functions by contender that each compute the problem once.
 
@@ -57,6 +60,9 @@ class ScaledGemmComparison:
         in the tensor cores only, which is less exact. "bf16" is the product of the operands in bf16, which has twice
         the bytes.
         """
+        if isinstance(inputs, DWInputs):
+            ways = _gradient_contenders(inputs)
+            return {name: way for name, way in ways.items() if _runs(way)}
         ways = _grouped_contenders(inputs) if inputs.group_sizes is not None else _dense_contenders(inputs)
         return {name: way for name, way in ways.items() if _runs(way)}
 
@@ -69,7 +75,7 @@ class ScaledGemmComparison:
         judged: list[Goal] = []
         for family in dict.fromkeys(row.family for row in rows):
             for granularity in GRANULARITIES:
-                chosen = [row for row in rows if row.family == family and granularity_of(row.problem) == granularity]
+                chosen = [row for row in rows if row.family == family and _kind_of(row.problem) == granularity]
                 over = dict.fromkeys(("torch", "fast", "bf16"), (0.9, 1.0))
                 judged += judge_predicted(chosen, over, f"{family} {granularity}, predicted config, over {{}}")
         return judged
@@ -97,6 +103,65 @@ def _experts(family: str) -> Iterator[tuple[str, Case]]:
             for granularity in GRANULARITIES:
                 problem = Problem.of(family, dtype=DTYPE, flags=flags_of(granularity), ragged={"rows": sizes}, **dims)
                 yield f"{layer} {phase} {granularity}", Case(problem, (layer,), routing)
+
+
+def _gradients() -> Iterator[tuple[str, Case]]:
+    """Yield (name, case) of the suite of dW: training, with equal groups, whose sizes torch can take."""
+    rows, _ = _PHASES["training"]
+    for layer, (groups, n, k) in _EXPERTS.items():
+        dims = {"groups": groups, "rows": rows, "n": n, "k": k}
+        sizes = {"rows": (rows // groups,) * groups}
+        for granularity in (ROWWISE, BLOCKWISE):
+            flags = tuple(flag for flag in flags_of(granularity) if flag in ScaledGroupedGemmDW.flags)
+            problem = Problem.of(ScaledGroupedGemmDW.name, dtype=DTYPE, flags=flags, ragged=sizes, **dims)
+            yield f"{layer} training {granularity}", Case(problem, (layer,), "balanced")
+
+
+def _kind_of(problem: Problem) -> str:
+    """Return the granularity of a problem's scales; dW without a flag has one per column of a group."""
+    is_dw = problem.family == ScaledGroupedGemmDW.name
+    return ROWWISE if is_dw and not problem.flags else granularity_of(problem)
+
+
+def _gradient_contenders(i: DWInputs) -> dict[str, Callable[[], torch.Tensor]]:
+    """Return functions by contender that each compute dW of these inputs once.
+
+    torch has no blockwise scales, and takes multiples of 16 rows only: others would stop the device.
+    """
+    import torch
+
+    from .quantize import LARGEST, dequantized_columns
+
+    sizes, blockwise = i.group_sizes.tolist(), BLOCKWISE in i.problem.flags
+    if any(size % 16 for size in sizes):
+        return {}
+    groups = list(enumerate(zip([sum(sizes[:group]) for group in range(len(sizes))], sizes, strict=True)))
+    offsets = i.group_sizes.cumsum(0).to(torch.int32)
+
+    def joined(xt: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        parts = [
+            dequantized_columns(xt, scale, start, size, group, blockwise, torch.bfloat16)
+            for group, (start, size) in groups
+        ]
+        return torch.cat(parts, 1)
+
+    dy, x = joined(i.dy, i.dy_scale), joined(i.x, i.x_scale).t().contiguous()
+    ways: dict[str, Callable[[], torch.Tensor]] = {"bf16": lambda: torch._grouped_mm(dy, x, offs=offsets)}
+    if not blockwise:
+        n, k = i.out.shape[1:]
+        places = [(start // SCALED + group) * SCALED for group, (start, _) in groups]
+        dy8, x8 = (
+            torch.cat([xt[:, place:][:, :size] for place, size in zip(places, sizes, strict=True)], 1)
+            for xt in (i.dy, i.x)
+        )
+        scales = tuple(
+            scale[:, :columns].reshape(-1) / LARGEST[i.x.dtype] for scale, columns in ((i.dy_scale, n), (i.x_scale, k))
+        )
+        scaled = partial(
+            torch._scaled_grouped_mm, dy8, x8.t(), scales[0], scales[1], offs=offsets, out_dtype=torch.bfloat16
+        )
+        ways |= {"torch": partial(scaled, use_fast_accum=False), "fast": partial(scaled, use_fast_accum=True)}
+    return ways
 
 
 def _dense_contenders(i: Inputs) -> dict[str, Callable[[], torch.Tensor]]:

@@ -3,47 +3,31 @@
 The precision of each product of a training step, and the reason:
 
 - forward, y = x @ w.T: fp8. x is quantized per 1x128 block and w per 128x128 block, or as `scales` says.
-- dX = dy @ w: fp8, by the same kernel on w's transpose. Blocks of 128x128 transpose with their scales, and so does one
-  scale per tensor, so w's quantized values are those of the forward pass. Rowwise scales of w lie along N, over which
-  dX sums, and cannot be factored out of the sum, so w is quantized again.
-- dW = dy.T @ x: bf16, by `foretune.grouped_gemm`'s kernel, or without groups by PyTorch. It sums over rows, whose
-  scales cannot be factored out either; and since groups end anywhere, blocks of 128 rows would span two groups.
+- dX = dy @ w: fp8, by the same kernel on w's transpose. dy is quantized like x, as e4m3 or e5m2. Blocks of 128x128
+  transpose with their scales, and so does one scale per tensor, so w's quantized values are those of the forward pass.
+  Rowwise scales of w lie along N, over which dX sums, and cannot be factored out of the sum, so w is quantized again.
+- dW = dy.T @ x: it sums over rows, so both operands are quantized again, along columns (`both_ways`). Grouped: fp8,
+  with one scale per column of every 128 rows of a group if scales are blockwise, else one per column of a group; or
+  bf16, by `foretune.grouped_gemm`'s kernel. Dense: bf16, by PyTorch.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from ...datasets import ForetuneError, KernelConfig, Problem
-from ..grouped_gemm.family import MOST_ROWS
+from ...datasets import ForetuneError, KernelConfig
 from ..grouped_gemm.op import GRADIENT
-from ..grouped_gemm.passes import check_aligned, check_contents
-from ..grouped_gemm.triton_kernels.tiles import TileMap
-from ..op import Op, has_tangent, outside_autocast
-from ..op_calls import (
-    INTEGERS,
-    Call,
-    ConfiguredLaunch,
-    Operand,
-    check_tensor,
-    device_at,
-    is_transformed,
-    needs_gradient,
-    on_device_of,
-    require,
-)
+from ..op import has_tangent, outside_autocast
+from ..op_calls import check_tensor, is_transformed, needs_gradient
 from ..op_choice import how_chosen
-from .family import ScaledGemm, ScaledGroupedGemmForward
-from .quantize import FP8, check_granularity, dequantized_x, quantize_w, quantize_x, transposed
-from .scales import BLOCKWISE, DTYPE, ROWWISE, STEP, TENSORWISE, flags_of, scale_shapes
-from .triton_kernels.launches import prepare_scaled_gemm
-
-if TYPE_CHECKING:
-    from ...datasets import DeviceSpec
-    from ..op_calls import Launch
+from .dw_op import BOTH_WAYS, SCALED_DW, WEIGHTS_BOTH_WAYS
+from .product_op import PRODUCT, check_dims
+from .quantize import FP8, GRADIENTS, check_granularity, dequantized_x, quantize_w, quantize_x, transposed
+from .scales import BLOCKWISE, TENSORWISE
 
 
 def scaled_gemm(
@@ -91,7 +75,7 @@ def scaled_gemm(
     ...     assert scaled_gemm(x, w).shape == (64, 64)
     """
     how = _how_chosen(mode, same_bits, invariant, x_scale, check_granularity(scales))
-    return _scaled(x, w, None, x_scale, w_scale, scales, config, config_dx, None, how)
+    return _scaled(x, w, None, x_scale, w_scale, scales, (config, config_dx, None), ("e4m3", "bf16"), how)
 
 
 def scaled_grouped_gemm(
@@ -105,6 +89,8 @@ def scaled_grouped_gemm(
     config: KernelConfig | None = None,
     config_dx: KernelConfig | None = None,
     config_dw: KernelConfig | None = None,
+    grad_dtype: str = "e4m3",
+    dw_dtype: str = "fp8",
     mode: str | None = None,
     same_bits: bool | None = None,
     invariant: str | None = None,
@@ -123,7 +109,13 @@ def scaled_grouped_gemm(
         scales: As for `scaled_gemm`.
         config: The kernel config of the forward pass; see `foretune.grouped_gemm`.
         config_dx: The same for the gradient of x.
-        config_dw: The same for the gradient of w, a config of grouped_gemm_dw.
+        config_dw: The same for the gradient of w, a config of scaled_grouped_gemm_dw, or of grouped_gemm_dw if
+            `dw_dtype` is "bf16".
+        grad_dtype: The fp8 dtype of y's gradient in dX and dW: "e4m3", as in DeepSeek-V3, or "e5m2", which has a larger
+            range but twice the rounding error, and for which dX is slower.
+        dw_dtype: The precision of the gradient of w. "fp8", as in DeepSeek-V3: x and y's gradient are quantized along
+            columns, one scale per column of every 128 rows of a group if scales are blockwise, else one per column of a
+            group. "bf16" is slower, and has a tenth of the error or less.
         mode: As for `scaled_gemm`.
         same_bits: As for `scaled_gemm`.
         invariant: "rows" (or "m"), as for `scaled_gemm`.
@@ -146,7 +138,11 @@ def scaled_grouped_gemm(
     if group_sizes is None:
         raise ForetuneError("group_sizes must be a tensor but is None: call foretune.scaled_gemm for a dense product")
     how = _how_chosen(mode, same_bits, invariant, x_scale, check_granularity(scales))
-    return _scaled(x, w, group_sizes, x_scale, w_scale, scales, config, config_dx, config_dw, how)
+    for name, dtype, able in (("grad_dtype", grad_dtype, GRADIENTS), ("dw_dtype", dw_dtype, ("fp8", "bf16"))):
+        if dtype not in able:
+            raise ForetuneError(f"{name} must be one of {', '.join(able)} but is {dtype!r}")
+    configs, dtypes = (config, config_dx, config_dw), (grad_dtype, dw_dtype)
+    return _scaled(x, w, group_sizes, x_scale, w_scale, scales, configs, dtypes, how)
 
 
 def _how_chosen(
@@ -172,12 +168,14 @@ def _scaled(
     x_scale: torch.Tensor | None,
     w_scale: torch.Tensor | None,
     granularity: str,
-    config: KernelConfig | None,
-    config_dx: KernelConfig | None,
-    config_dw: KernelConfig | None,
+    configs: tuple[KernelConfig | None, ...],
+    dtypes: tuple[str, str],
     mode: str | None,
 ) -> torch.Tensor:
-    """Return the result of `scaled_gemm`, or with group sizes that of `scaled_grouped_gemm`."""
+    """Return the result of `scaled_gemm`, or with group sizes that of `scaled_grouped_gemm`.
+
+    `configs` are those of the forward pass, dX and dW, and `dtypes` are `grad_dtype` and `dw_dtype`.
+    """
     y: torch.Tensor
     if is_transformed():
         _refuse_derivatives(x, w)
@@ -186,11 +184,11 @@ def _scaled(
             if needs_gradient((scale,)) and not needs_gradient((operand,)):  # else the operand's error is reported
                 raise ForetuneError(f"{name} requires a gradient, but scales get none: pass {name}.detach()")
     if needs_gradient((x, w)):
-        y = _ScaledGemm.apply(x, w, group_sizes, x_scale, w_scale, granularity, config, config_dx, config_dw, mode)  # type: ignore[no-untyped-call]
+        y = _ScaledGemm.apply(x, w, group_sizes, x_scale, w_scale, granularity, configs, dtypes, mode)  # type: ignore[no-untyped-call]
         return y
     x8, x_scale = _quantized("x", x, x_scale, granularity, 2)
     w8, w_scale = _quantized("w", w, w_scale, granularity, 2 if group_sizes is None else 3)
-    y = PRODUCT.call(x8, w8, x_scale, w_scale, group_sizes, granularity, config, mode, False)
+    y = PRODUCT.call(x8, w8, x_scale, w_scale, group_sizes, granularity, configs[0], mode, False)
     return y
 
 
@@ -215,15 +213,29 @@ class _ScaledGemm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> torch.Tensor:
         """Return y, and save what the gradients need in the autograd context."""
-        x, w, group_sizes, x_scale, w_scale, granularity, config, config_dx, config_dw, mode = arguments
-        x8, own_scale = _quantized("x", x, x_scale, granularity, 2)
-        w8, w_scale = _quantized("w", w, w_scale, granularity, 2 if group_sizes is None else 3)
-        y: torch.Tensor = PRODUCT.call(x8, w8, own_scale, w_scale, group_sizes, granularity, config, mode, False)
+        x, w, group_sizes, x_scale, w_scale, granularity, configs, dtypes, mode = arguments
+        check_tensor("x", x)
+        check_tensor("w", w)
         needs_x, needs_w = ctx.needs_input_grad[:2]
-        of_x = (x, x_scale) if needs_w else (None, None)
-        of_w = (w8, w_scale) if needs_x else (None, None)
-        ctx.save_for_backward(*of_x, *of_w, group_sizes)
-        ctx.options = granularity, config_dx, config_dw, mode
+        # Copies that are transposed in the pass over memory that quantizes the operands are kept for the gradients,
+        # otherwise the operands.
+        of_dw: Sequence[Any] = (x, x_scale) if needs_w else (None, None)
+        x_turned = needs_w and dtypes[1] == "fp8" and x.dtype == torch.bfloat16 and x_scale is None
+        if x_turned:
+            x8, own_scale, *of_dw = _quantized_both_ways(x, group_sizes, granularity, "e4m3", True)
+        else:
+            x8, own_scale = _quantized("x", x, x_scale, granularity, 2)
+        dims = 2 if group_sizes is None else 3
+        w_turned = needs_x and granularity != TENSORWISE and w.dtype == torch.bfloat16 and w.dim() == dims == 3
+        if w_turned and w_scale is None:
+            w8, w_scale, *of_dx = WEIGHTS_BOTH_WAYS.call(w, granularity == BLOCKWISE)
+        else:
+            w_turned = False
+            w8, w_scale = _quantized("w", w, w_scale, granularity, dims)
+            of_dx = [w8, w_scale] if needs_x else [None, None]
+        y: torch.Tensor = PRODUCT.call(x8, w8, own_scale, w_scale, group_sizes, granularity, configs[0], mode, False)
+        ctx.save_for_backward(*of_dw, *of_dx, group_sizes)
+        ctx.options = granularity, configs, dtypes, mode, x_turned, w_turned
         return y
 
     @staticmethod
@@ -232,22 +244,41 @@ class _ScaledGemm(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of x and w for `dy`, and None for the other arguments."""
         x, x_scale, w8, w_scale, group_sizes = ctx.saved_tensors
-        granularity, config_dx, config_dw, mode = ctx.options
+        granularity, (_, config_dx, config_dw), (grad_dtype, dw_dtype), mode, x_turned, w_turned = ctx.options
         dy = dy.contiguous()
-        dx = dw = None
+        dx = dw = dy8 = None
+        if x is not None and x.dtype == FP8 and not x_turned:  # x was given in fp8
+            x = dequantized_x(x, x_scale, granularity).to(torch.bfloat16)
+        if x is not None and dw_dtype == "fp8":
+            if not x_turned:
+                _, _, x, x_scale = _quantized_both_ways(x, group_sizes, granularity, "e4m3", False)
+            needs_x = w8 is not None
+            dy8, dy_scale, dyt8, dyt_scale = _quantized_both_ways(dy, group_sizes, granularity, grad_dtype, needs_x)
+            blockwise = granularity == BLOCKWISE
+            dw = SCALED_DW.call(dyt8, x, dyt_scale, x_scale, group_sizes, len(dy), blockwise, config_dw, mode)
+        elif x is not None and group_sizes is not None:
+            options = (None, None, None, 1, False, False, None, None, config_dw, mode)
+            dw = GRADIENT.call(dy, x, None, group_sizes, *options, (False, True, False, False))[1]
+        elif x is not None:
+            dw = dy.t() @ x
         if w8 is not None:
-            dy8, dy_scale = quantize_x(dy, granularity)
-            wt8, wt_scale = transposed(w8, w_scale, granularity)
-            dx = PRODUCT.call(dy8, wt8, dy_scale, wt_scale, group_sizes, granularity, config_dx, mode, True)
-        if x is not None:
-            if x_scale is not None:  # x was given in fp8
-                x = dequantized_x(x, x_scale, granularity).to(torch.bfloat16)
-            if group_sizes is None:
-                dw = dy.t() @ x
-            else:
-                options = (None, None, None, 1, False, False, None, None, config_dw, mode)
-                dw = GRADIENT.call(dy, x, None, group_sizes, *options, (False, True, False, False))[1]
-        return dx, dw, *[None] * 8
+            if dy8 is None:
+                dy8, dy_scale = quantize_x(dy, granularity, GRADIENTS[grad_dtype])
+            if not w_turned:
+                w8, w_scale = transposed(w8, w_scale, granularity)
+            dx = PRODUCT.call(dy8, w8, dy_scale, w_scale, group_sizes, granularity, config_dx, mode, True)
+        return dx, dw, *[None] * 7
+
+
+def _quantized_both_ways(
+    x: torch.Tensor, group_sizes: torch.Tensor, granularity: str, fp8: str, with_rows: bool
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor, torch.Tensor]:
+    """Return x, bf16, in fp8 with scales of this granularity, None without `with_rows`, and transposed for dW."""
+    both = with_rows and granularity != TENSORWISE
+    x8, scale, xt8, xt_scale = BOTH_WAYS.call(x, group_sizes, fp8, granularity == BLOCKWISE, both)
+    if with_rows and not both:
+        x8, scale = quantize_x(x, granularity, GRADIENTS[fp8])
+    return x8, scale, xt8, xt_scale
 
 
 def _quantized(
@@ -269,150 +300,3 @@ def _quantized(
         raise ForetuneError(f"{name} must be torch.bfloat16 or {FP8} but is {operand.dtype}")
     check_dims(name, operand, dims)
     return (quantize_x if name == "x" else quantize_w)(operand, granularity)
-
-
-class Shape(NamedTuple):
-    """The sizes of one product; `groups` is None if it is dense."""
-
-    rows: int
-    n: int
-    k: int
-    groups: int | None
-
-
-def check_product(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    x_scale: torch.Tensor,
-    w_scale: torch.Tensor,
-    group_sizes: torch.Tensor | None,
-    granularity: str,
-) -> Shape:
-    """Check the fp8 operands, scales and group sizes of a product, and return its shape.
-
-    Raises:
-        ForetuneError: An argument is invalid; the message names it.
-    """
-    check_granularity(granularity)
-    for name, operand, dims in (("x", x, 2), ("w", w, 2 if group_sizes is None else 3)):
-        Operand(name, dtypes=(FP8,), contiguous=True).check(operand, x, "x")
-        check_dims(name, operand, dims)
-    (rows, k), n = x.shape, w.shape[-2]
-    require(w.shape[-1] == k, f"x must have K = {w.shape[-1]} columns, as w {tuple(w.shape)} does, but has {k}")
-    require(min(n, k) > 0, f"N and K of w must be at least {STEP} but are {n} and {k}")
-    require(n % STEP == 0 and k % STEP == 0, f"N and K of w must be multiples of {STEP} but are {n} and {k}")
-    require(rows <= MOST_ROWS, f"the product must have at most {MOST_ROWS} rows but has {rows}")
-    groups = None
-    if group_sizes is not None:
-        groups = w.shape[0]
-        Operand("group_sizes", 1, INTEGERS, contiguous=True).check(group_sizes, x, "x")
-        given = len(group_sizes)
-        require(given == groups, f"group_sizes must have {groups} entries, one per group of w, but has {given}")
-    shapes = scale_shapes(granularity, rows, n, k, groups)
-    for name, scale, shape in (("x_scale", x_scale, shapes[0]), ("w_scale", w_scale, shapes[1])):
-        Operand(name, dtypes=(torch.float32,)).check(scale, x, "x")
-        require(
-            tuple(scale.shape) == shape,
-            f"{name} must have shape {shape} for {granularity} scales but has {tuple(scale.shape)}",
-        )
-        in_order = scale.is_contiguous() or (name == "x_scale" and granularity == BLOCKWISE)
-        require(in_order, f"{name} must be contiguous: call {name}.contiguous() first")
-    return Shape(rows, n, k, groups)
-
-
-def check_dims(name: str, operand: torch.Tensor, dims: int) -> None:
-    """Check that an operand has `dims` dimensions and at least one column to sum over.
-
-    Raises:
-        ForetuneError: It does not.
-    """
-    require(operand.dim() == dims, f"{name} must have {dims} dimensions but has shape {tuple(operand.shape)}")
-    require(operand.shape[-1] > 0, f"{name} must have at least {STEP} columns but has shape {tuple(operand.shape)}")
-
-
-def _find(place: int, *arguments: Any) -> Call[Shape]:
-    """Check the arguments of a call, and return it with a launch; without one if there is nothing to compute.
-
-    `place` is the index of the GPU.
-    """
-    shape = check_product(*arguments[:6])
-    granularity, config, mode, _ = arguments[5:]
-    device_at(place)  # raises for the CPU
-    rows, n, k, groups = shape
-    if rows == 0 or groups == 0:
-        return Call(shape)
-
-    def prepare(config: KernelConfig, device: DeviceSpec, _: Any) -> Launch:
-        are = {"rowwise": granularity == ROWWISE, "blockwise": granularity == BLOCKWISE}
-        return prepare_scaled_gemm(*shape, config, device.sm_count, **are)
-
-    if groups is None:
-        problem = Problem.of(ScaledGemm.name, dtype=DTYPE, flags=flags_of(granularity), m=rows, n=n, k=k)
-    else:
-        name, flags = ScaledGroupedGemmForward.name, flags_of(granularity)
-        problem = Problem.of(name, dtype=DTYPE, flags=flags, groups=groups, rows=rows, n=n, k=k)
-    return Call(shape, ConfiguredLaunch(problem, place, config, mode, prepare))
-
-
-def _run(
-    call: Call[Shape],
-    x: torch.Tensor,
-    w: torch.Tensor,
-    x_scale: torch.Tensor,
-    w_scale: torch.Tensor,
-    group_sizes: torch.Tensor | None,
-    granularity: str,
-    config: KernelConfig | None,
-    mode: str | None,
-    zeroes: bool,
-) -> torch.Tensor:
-    """Return y = x @ w.T with the scales applied, (rows, N) in bf16.
-
-    x (rows, K) and w are fp8. w is (N, K), or (groups, N, K) with group sizes. The shapes of the scales are those of
-    `scales.scale_shapes`. Rows that belong to no group are zero if `zeroes` or under FORETUNE_CHECK, otherwise they are
-    uninitialized.
-    """
-    check_aligned(x, w)
-    rows, n, _, _ = call.seen
-    y = x.new_empty(rows, n, dtype=torch.bfloat16)
-    if group_sizes is not None and call.contents_checked:
-        check_contents(group_sizes, None, rows)
-    if call.launch is None:
-        return y.zero_()
-    if granularity == BLOCKWISE:
-        x_scale = x_scale.t().contiguous()  # no copy if stored block by block
-    if group_sizes is None:
-        call.launch((x, w, x_scale, w_scale, y, None))
-        return y
-    with on_device_of(x):
-        tile_map = TileMap.build(group_sizes, rows)
-        call.launch.here((x, w, x_scale, w_scale, y, tile_map.entries))
-        if zeroes or call.contents_checked:
-            from ..grouped_gemm.triton_kernels.ungrouped import zero_ungrouped
-
-            zero_ungrouped(y, tile_map)
-    return y
-
-
-def _fake(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    x_scale: torch.Tensor,
-    w_scale: torch.Tensor,
-    group_sizes: torch.Tensor | None,
-    granularity: str,
-    *_: Any,
-) -> torch.Tensor:
-    """Check the arguments, and return an uninitialized tensor like the result y."""
-    shape = check_product(x, w, x_scale, w_scale, group_sizes, granularity)
-    return x.new_empty((shape.rows, shape.n), dtype=torch.bfloat16)
-
-
-PRODUCT = Op(
-    "scaled_product(Tensor x, Tensor w, Tensor x_scale, Tensor w_scale, Tensor? group_sizes, str kind, str? config, "
-    "str? mode, bool zeroes=False) -> Tensor",
-    find=_find,
-    run=_run,
-    fake=_fake,
-    flops=lambda x, w, *_, **__: 2 * x[0] * w[-2] * w[-1],
-)

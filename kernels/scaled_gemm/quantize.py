@@ -1,7 +1,7 @@
 """Conversion between bf16 and fp8 with scales, in plain PyTorch: no synchronization, and `torch.compile` fuses it.
 
-A scale is the largest magnitude of its block, row or tensor divided by the largest e4m3 number, so that nothing
-overflows, or 1 if that is 0. `error_bound` says how far from the exact product fp8 tensor cores may be.
+A scale is the largest magnitude of its block, row or tensor divided by the largest number of the fp8 dtype, so that
+nothing overflows, or 1 if that is 0. `error_bound` says how far from the exact product fp8 tensor cores may be.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ from ...datasets import ForetuneError
 from .scales import BLOCKWISE, GRANULARITIES, ROWWISE, SCALED
 
 FP8 = torch.float8_e4m3fn
-#: The largest finite e4m3 number.
-LARGEST = 448.0
+#: The dtypes of gradients: e5m2 has a larger range and one bit less.
+GRADIENTS = {"e4m3": FP8, "e5m2": torch.float8_e5m2}
+#: The largest finite number of each dtype.
+LARGEST = {dtype: float(torch.finfo(dtype).max) for dtype in GRADIENTS.values()}
 #: An fp8 tensor and its float32 scales.
 Quantized: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 
-def quantize_tensor(x: torch.Tensor) -> Quantized:
+def quantize_tensor(x: torch.Tensor, fp8: torch.dtype = FP8) -> Quantized:
     """Return x in fp8, and its scale, (1,): one for the whole tensor.
 
     >>> fp8, scale = quantize_tensor(torch.tensor([[1.0, -896.0]]))
     >>> fp8.float().tolist(), scale.tolist()
     ([[0.5, -448.0]], [2.0])
     """
-    scale = _scale_of(x.abs().amax()) if x.numel() else x.new_ones((), dtype=torch.float32)
-    return _divided(x, scale), scale.reshape(1)
+    scale = scale_of_largest(x.abs().amax(), fp8) if x.numel() else x.new_ones((), dtype=torch.float32)
+    return _divided(x, scale, fp8), scale.reshape(1)
 
 
 def quantize_groups(w: torch.Tensor) -> Quantized:
@@ -38,21 +40,21 @@ def quantize_groups(w: torch.Tensor) -> Quantized:
     >>> quantize_groups(torch.full((2, 8, 16), 448.0))[1].tolist()
     [1.0, 1.0]
     """
-    scale = _scale_of(w.abs().amax((1, 2)))
+    scale = scale_of_largest(w.abs().amax((1, 2)))
     return _divided(w, scale[:, None, None]), scale
 
 
-def quantize_rows(x: torch.Tensor) -> Quantized:
+def quantize_rows(x: torch.Tensor, fp8: torch.dtype = FP8) -> Quantized:
     """Return x, (..., rows, K), in fp8, and its scales, (..., rows, 1): one per row.
 
     >>> quantize_rows(torch.tensor([[448.0, 1.0], [0.0, 0.0]]))[1].tolist()
     [[1.0], [1.0]]
     """
-    scale = _scale_of(x.abs().amax(-1, keepdim=True))
-    return _divided(x, scale), scale
+    scale = scale_of_largest(x.abs().amax(-1, keepdim=True), fp8)
+    return _divided(x, scale, fp8), scale
 
 
-def quantize_rows_128(x: torch.Tensor) -> Quantized:
+def quantize_rows_128(x: torch.Tensor, fp8: torch.dtype = FP8) -> Quantized:
     """Return x, (rows, K), in fp8, and its scales, (rows, blocks of K): one per 1x128, as DeepSeek's activations have.
 
     The scales are stored block by block (`stride()` is (1, rows)), as the kernel, cuBLAS and DeepGEMM read them.
@@ -64,9 +66,9 @@ def quantize_rows_128(x: torch.Tensor) -> Quantized:
     rows, k = x.shape
     padded = _padded(x, 1, SCALED)
     blocks = padded.view(rows, padded.shape[1] // SCALED, SCALED)
-    scale = _scale_of(blocks.abs().amax(-1))
-    fp8 = _divided(blocks, scale[:, :, None]).view(padded.shape)[:, :k]
-    return fp8.contiguous(), scale.t().contiguous().t()
+    scale = scale_of_largest(blocks.abs().amax(-1), fp8)
+    quantized = _divided(blocks, scale[:, :, None], fp8).view(padded.shape)[:, :k]
+    return quantized.contiguous(), scale.t().contiguous().t()
 
 
 def quantize_blocks_128(w: torch.Tensor) -> Quantized:
@@ -83,15 +85,16 @@ def quantize_blocks_128(w: torch.Tensor) -> Quantized:
     padded = _padded(w, SCALED, SCALED)
     shape = (padded.shape[-2] // SCALED, SCALED, padded.shape[-1] // SCALED, SCALED)
     blocks = padded.view(*groups, *shape)
-    scale = _scale_of(blocks.abs().amax((-3, -1)))
+    scale = scale_of_largest(blocks.abs().amax((-3, -1)))
     fp8 = _divided(blocks, scale[..., :, None, :, None]).view(padded.shape)[..., :n, :k]
     return fp8.contiguous(), scale
 
 
-def quantize_x(x: torch.Tensor, granularity: str) -> Quantized:
-    """Return activations (rows, K) in fp8, and their scales of this granularity."""
-    ways: dict[str, Callable[[torch.Tensor], Quantized]] = {BLOCKWISE: quantize_rows_128, ROWWISE: quantize_rows}
-    return ways.get(granularity, quantize_tensor)(x)
+def quantize_x(x: torch.Tensor, granularity: str, fp8: torch.dtype = FP8) -> Quantized:
+    """Return activations or gradients (rows, K) in fp8, and their scales of this granularity."""
+    ways: dict[str, Callable[[torch.Tensor, torch.dtype], Quantized]]
+    ways = {BLOCKWISE: quantize_rows_128, ROWWISE: quantize_rows}
+    return ways.get(granularity, quantize_tensor)(x, fp8)
 
 
 def quantize_w(w: torch.Tensor, granularity: str) -> Quantized:
@@ -129,16 +132,16 @@ def check_granularity(granularity: object) -> str:
     return granularity
 
 
-def _scale_of(largest: torch.Tensor) -> torch.Tensor:
+def scale_of_largest(largest: torch.Tensor, fp8: torch.dtype = FP8) -> torch.Tensor:
     """Return the scale of a block, row or tensor from its largest magnitude."""
-    scale = largest.float() / LARGEST
+    scale = largest.float() / LARGEST[fp8]
     # A subnormal magnitude would give a scale of 0, or one so small that the division overflows.
     return torch.where(scale < torch.finfo(torch.float32).tiny, 1.0, scale)
 
 
-def _divided(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def _divided(x: torch.Tensor, scale: torch.Tensor, fp8: torch.dtype = FP8) -> torch.Tensor:
     """Return x / scale in fp8, contiguous."""
-    return (x.float() / scale).clamp(-LARGEST, LARGEST).to(FP8).contiguous()
+    return (x.float() / scale).clamp(-LARGEST[fp8], LARGEST[fp8]).to(fp8).contiguous()
 
 
 def _padded(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
@@ -159,6 +162,35 @@ def dequantized_x(
     if granularity == BLOCKWISE:
         scale = scale.repeat_interleave(SCALED, 1)[:, : x.shape[1]]
     return x.to(dtype) * scale.to(dtype)
+
+
+def dequantized_columns(
+    xt: torch.Tensor,
+    scale: torch.Tensor,
+    row: int,
+    size: int,
+    group: int,
+    blockwise: bool,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """Return the columns of one group, (columns, size), from a transposed copy of `both_ways.quantize_both_ways`.
+
+    Args:
+        xt: The copy in fp8.
+        scale: Its scales, or without `blockwise` the largest magnitudes.
+        row: The group's first row.
+        size: The number of its rows.
+        group: Its index.
+        blockwise: The kind of scales.
+        dtype: The dtype of the result.
+    """
+    columns, first = len(xt), row // SCALED + group
+    if blockwise:
+        of_blocks = scale[first : first - (-size // SCALED), :columns]
+        factors = of_blocks.t().repeat_interleave(SCALED, 1)[:, :size]
+    else:
+        factors = scale_of_largest(scale[group, :columns, None], xt.dtype)
+    return xt[:, first * SCALED : first * SCALED + size].to(dtype) * factors.to(dtype)
 
 
 def dequantized_weight(

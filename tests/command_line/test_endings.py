@@ -205,7 +205,7 @@ def test_the_version_is_printed() -> None:
         ("foretune export sglang --model Qwen3-30B", ["Qwen3-30B-A3B"]),
         ("foretune export sglang --dtype fp8", ["fp8e4m3"]),
         ("foretune cache export --format f", ["foretune", "fla"]),
-        ("foretune cache freeze scaled_gr", ["scaled_grouped_gemm_fwd"]),
+        ("foretune cache freeze scaled_gr", ["scaled_grouped_gemm_dw", "scaled_grouped_gemm_fwd"]),
     ],
 )
 def test_the_shell_completes_commands_families_datasets_and_devices(typed: str, offered: list[str]) -> None:

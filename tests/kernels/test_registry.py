@@ -18,7 +18,7 @@ OURS = [
     "fused_moe", "fused_moe_down", "gated_mlp", "grouped_gemm_dw", "grouped_gemm_dx", "grouped_gemm_fwd",
     "inductor_convolution", "inductor_flex_attention", "inductor_flex_backward", "inductor_flex_decoding",
     "inductor_grouped_mm", "inductor_mm", "matmul", "rms_norm_rope_bwd", "rms_norm_rope_fwd", "scaled_gemm",
-    "scaled_grouped_gemm_fwd",
+    "scaled_grouped_gemm_dw", "scaled_grouped_gemm_fwd",
 ]  # fmt: skip
 MODULE = """
 from fakes import FakeFamily

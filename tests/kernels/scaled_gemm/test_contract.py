@@ -32,3 +32,12 @@ class TestScaledGemm(ScaledGemmContract):
 
 class TestScaledGroupedGemmForward(ScaledGemmContract):
     family = "scaled_grouped_gemm_fwd"
+
+
+class TestScaledGroupedGemmDW(ScaledGemmContract):
+    family = "scaled_grouped_gemm_dw"
+
+    def call(self, asked):
+        flags = {flag.upper(): flag in asked.flags for flag in self.family.flags}
+        sizes = {"rows": asked["rows"], "groups": asked["groups"], "N16": asked["n"] // 16, "K16": asked["k"] // 16}
+        return {"x_ptr": SimpleNamespace(dtype=asked.dtype)} | sizes | flags

@@ -39,11 +39,12 @@ def test_numbers_are_near_and_scales_have_their_shapes(kind, dtype):
 
 
 @every_kind
-def test_the_largest_number_is_the_largest_and_zeros_stay_zeros(kind):
+@pytest.mark.parametrize("dtype", LARGEST)
+def test_the_largest_number_is_the_largest_and_zeros_stay_zeros(kind, dtype):
     x = torch.zeros(4, 256)
     x[1, 3], x[2, 200] = -5.0, 1e-38
-    fp8, scale = quantize_x(x, kind)
-    assert float(fp8.float().min()) == -LARGEST
+    fp8, scale = quantize_x(x, kind, dtype)
+    assert float(fp8.float().min()) == -LARGEST[dtype]
     assert bool(torch.isfinite(scale).all())
     assert bool((scale > 0).all())
     assert float(dequantized_x(fp8, scale, kind)[1, 3]) == pytest.approx(-5.0, rel=1e-6)

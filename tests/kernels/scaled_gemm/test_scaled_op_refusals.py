@@ -43,6 +43,8 @@ WRONG = {
     ),
     "w_scale must be torch.float32 but is torch.float64": ((X8, W8, SIZES), TOLD | {"w_scale": W_SCALE.double()}),
     "mode must be": ((X, W, SIZES), {"mode": "slow"}),
+    "grad_dtype must be one of e4m3, e5m2 but is 'e3m4'": ((X, W, SIZES), {"grad_dtype": "e3m4"}),
+    "dw_dtype must be one of fp8, bf16 but is 'fp16'": ((X, W, SIZES), {"dw_dtype": "fp16"}),
     "BLOCK_M cannot be 24": ((X, W, SIZES), {"config": foretune.KernelConfig.of(BLOCK_M=24)}),
 }
 
@@ -52,6 +54,22 @@ def test_what_is_wrong_is_named(why):
     tensors, options = WRONG[why]
     with use_stub_driver(H200), pytest.raises(ForetuneError, match=why):
         foretune.scaled_grouped_gemm(*tensors, **options)
+
+
+#: Errors that come before anything is launched, also where gradients are needed.
+WITH_GRADIENTS = (
+    "group_sizes must be int32 or int64 but is torch.float32", "group_sizes must be a tensor but is a list",
+    r"x must have 2 dimensions but has shape \(1, 8, 32\)", r"w must have 3 dimensions but has shape \(32,\)",
+    "x must be a tensor but is a str", "group_sizes must have 2 entries, one per group of w, but has 3",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("why", WITH_GRADIENTS)
+def test_what_is_wrong_is_named_where_gradients_are_needed(why):
+    (x, w, sizes), options = WRONG[why]
+    x, w = (one.clone().requires_grad_() if isinstance(one, torch.Tensor) else one for one in (x, w))
+    with use_stub_driver(H200), pytest.raises(ForetuneError, match=why):
+        foretune.scaled_grouped_gemm(x, w, sizes, **options)
 
 
 def test_a_gpu_without_fp8_is_refused():

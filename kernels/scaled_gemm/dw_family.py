@@ -1,0 +1,260 @@
+"""dW in fp8 as a family: prediction, pruning and measurement.
+
+torch and triton are imported when they are needed; prediction needs neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ...datasets import Case, DeviceSpec, KernelConfig, Problem
+from ...runtime.launching.source_hash import hash_of_modules
+from ..config_limits import TMA_ARCHS, Knobs, why_no_gluon
+from ..gemm_family import BANDS_AND_PROGRAMS, Binaries, Configs, GemmFamily, Groups, seeded
+from ..grouped_gemm.family import _UNIFORM, MeasuredOverGroups
+from ..grouped_gemm.features import group_sizes_of
+from ..grouped_gemm.variants import chunk_rows
+from ..numerics import instruction_of
+from ..workloads import load_models
+from . import workload
+from .dw_features import DW_FEATURES, dw_feature_groups
+from .dw_space import DW_KNOBS, DW_VALUES, dw_smem_bytes, full_dw_space, wrong_dw_tile
+from .family import FP8_ARCHS
+from .scales import BLOCKWISE, DTYPE, SCALED, STEP
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..grouped_gemm.triton_kernels.tiles import TileMap
+
+
+@dataclass(frozen=True)
+class DWInputs:
+    """The tensors of one call, on the device."""
+
+    dy: torch.Tensor  # (N, 128 * blocks) fp8, transposed; see `both_ways`
+    x: torch.Tensor  # (K, 128 * blocks) fp8
+    dy_scale: torch.Tensor
+    x_scale: torch.Tensor
+    out: torch.Tensor  # (groups, N, K) bf16, filled with NaN
+    group_sizes: torch.Tensor  # (groups,) int32
+    tile_map: TileMap
+    problem: Problem
+    device: DeviceSpec
+
+
+class ScaledGroupedGemmDW(MeasuredOverGroups, GemmFamily):
+    """The family of w's gradient in fp8, dw[e] = dy[rows of e].T @ x[rows of e], in bf16.
+
+    dy (rows, N) and x (rows, K) are sorted by group, and dw is (groups, N, K), zero for empty groups. Both operands are
+    transposed copies, quantized along the rows: with the flag "blockwise" there is one scale per column of every 128
+    rows of a group, otherwise one per column of a group. The dtype is that of x; dy may be e5m2, which takes as long.
+
+    >>> from foretune.datasets import DeviceSpec
+    >>> family, h200 = ScaledGroupedGemmDW(), DeviceSpec.named("h200")
+    >>> problem = Problem.of(family.name, dtype="fp8e4m3", flags=("blockwise",), groups=32, rows=65536, n=4096, k=7168)
+    >>> family.supports(family.default(problem, h200), problem, h200) is None
+    True
+    """
+
+    name = "scaled_grouped_gemm_dw"
+    dtypes = (DTYPE,)
+    flags = (BLOCKWISE,)
+    knobs = DW_KNOBS
+    feature_names = DW_FEATURES
+    independent: ClassVar[tuple[str, ...]] = ()  # it sums over the rows
+    routings = _UNIFORM  # the number of tiles hardly depends on the routing
+    dtype_argument = "x_ptr"
+    dims_from: ClassVar[Mapping[str, tuple[str, int]]] = {
+        "rows": ("rows", 1),
+        "groups": ("groups", 1),
+        "n": ("N16", 16),
+        "k": ("K16", 16),
+    }
+    least_elements = False
+    # Rounding the sum to bf16; see `ScaledGemmFamily.tolerances`.
+    tolerances: ClassVar[Mapping[str, float]] = {DTYPE: 4e-3}
+    launch_knobs = BANDS_AND_PROGRAMS
+    off_blocks = (400, 656)  # multiples of no block size
+
+    def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
+        """Return why these knob values are invalid for every problem, or None if they are valid for some."""
+        return DW_VALUES.wrong(knobs)
+
+    def full_space(self) -> tuple[KernelConfig, ...]:
+        """Return every config worth measuring, for all devices."""
+        return full_dw_space()
+
+    def elements_of(self, problem: Problem) -> bool:
+        """Return the property of a problem that decides its shared memory: whether its scales are blockwise."""
+        return BLOCKWISE in problem.flags
+
+    def smem_bytes(self, config: Knobs, elements: Any, device: DeviceSpec) -> int:
+        """Return the shared memory of one program, in bytes; `elements` is whether scales are blockwise."""
+        return dw_smem_bytes(config, elements)
+
+    def limit_of(self, config: Knobs, elements: Any, device: DeviceSpec) -> str | None:
+        """Return why a device cannot run a config for such scales, or None if it can."""
+        if device.arch not in FP8_ARCHS and device.backend != "cpu":
+            return f"{device.arch} does not support {DTYPE}; {', '.join(FP8_ARCHS)} do"
+        return super().limit_of(config, elements, device)
+
+    def wrong_problem(self, problem: Problem) -> str | None:
+        """Return why no config can run a problem, or None."""
+        n, k, groups = problem["n"], problem["k"], problem["groups"]
+        if min(n, k, groups) < 1:
+            return f"groups, N and K must be >= 1 but are {groups}, {n} and {k}"
+        if n % STEP or k % STEP:
+            return f"N and K must be multiples of {STEP} but are {n} and {k}"
+        return None
+
+    def wrong_pair(self, config: KernelConfig, problem: Problem) -> str | None:
+        """Return why a config cannot run a problem on any device, or None."""
+        if (wrong := wrong_dw_tile(config)) is not None:
+            return wrong
+        if config["BLOCK_M"] == 256 and BLOCKWISE in problem.flags:
+            return f"BLOCK_M must be at most 128 with {BLOCKWISE} scales, or registers spill, but is 256"
+        return None
+
+    def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
+        """Return the numerics class: the instruction. The steps, whose sums are added in float32, are always 128."""
+        return instruction_of(config["BLOCK_M"], config.num_warps)
+
+    def supports_by(self, problem: Problem) -> Hashable:
+        """Return the properties of a problem on which `supports` depends; equal ones give equal answers."""
+        n, k = problem["n"], problem["k"]
+        return problem.dtype, problem.flags, min(n, k, problem["groups"]) < 1, n % STEP, k % STEP
+
+    def grouped_features(
+        self, problems: Sequence[Problem], device: DeviceSpec, configs: Configs, binaries: Binaries | None
+    ) -> Groups:
+        """Return the features of problems with the same dtype and flags, grouped by what the columns depend on."""
+        return dw_feature_groups(problems, device, configs)
+
+    def flags_of_call(self, arguments: Mapping[str, Any]) -> Sequence[str]:
+        """Return the flags of the problem that a launch's arguments describe."""
+        return [flag for flag in self.flags if arguments.get(flag.upper())]
+
+    def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
+        """Return the cases that `cases` draws from a file of models or the shipped one; see `MeasuredFamily.draw`."""
+        drawn["most_tflop"] = workload.MOST_TFLOP if max_tflop is None else max_tflop
+        cases = workload.draw_grouped(self.name, load_models(models), **drawn)
+        # Layers with one scale per tensor have one scale per column of a group here.
+        kept = [tuple(flag for flag in case.problem.flags if flag in self.flags) for case in cases]
+        return tuple(
+            replace(case, problem=replace(case.problem, flags=flags)) for case, flags in zip(cases, kept, strict=True)
+        )
+
+    def flops(self, problem: Problem) -> float:
+        """Return the number of floating-point operations of a problem."""
+        return 2.0 * problem["rows"] * problem["n"] * problem["k"]
+
+    def bytes(self, problem: Problem) -> float:
+        """Return the minimum number of bytes that a problem must read and write."""
+        rows, n, k, groups = (problem[dim] for dim in ("rows", "n", "k", "groups"))
+        scales = 4 * (-(-rows // SCALED) if BLOCKWISE in problem.flags else groups)
+        return float(2 * groups * n * k + (rows + scales) * (n + k))
+
+    def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
+        """Return the config to run when nothing was measured."""
+        if device.arch == "sm_90" and device.backend != "cpu" and why_no_gluon() is None:
+            # Wide tiles load less, but blockwise scales leave no registers for them.
+            wide = BLOCKWISE not in problem.flags and problem["n"] >= 512
+            return KernelConfig.of(
+                BLOCK_M=256 if wide else 128,
+                BLOCK_N=128,
+                BLOCK_K=SCALED,
+                GROUP_M=1 if wide else 8,
+                PROGRAMS_PER_SM=1,
+                TMA=1,
+                CONSUMERS=2,
+                IN_FLIGHT=1 if wide else 2,
+                num_warps=4,
+                num_stages=4 if wide else 5,
+            )
+        # 4 stages of (128 + 128) x 128, scales and an output tile; smaller SMs have 2 of a smaller tile.
+        roomy = device.smem_per_block_bytes >= 192 * 1024
+        return KernelConfig.of(
+            BLOCK_M=128 if roomy else 64,
+            BLOCK_N=128,
+            BLOCK_K=SCALED,
+            GROUP_M=8,
+            PROGRAMS_PER_SM=1,
+            TMA=int(device.arch in TMA_ARCHS),
+            CONSUMERS=0,
+            IN_FLIGHT=1,
+            num_warps=8 if roomy else 4,
+            num_stages=4 if roomy else 2,
+        )
+
+    def inputs(self, problem: Problem, device: DeviceSpec, *, seed: int = 0) -> DWInputs:
+        """Return random tensors of a problem on a device, quantized, with the output filled with NaN."""
+        import torch
+
+        from ..grouped_gemm.triton_kernels.tiles import TileMap
+        from .triton_kernels.both_ways import quantize_both_ways
+
+        where, generator = seeded(device, seed)
+        rows, n, k, groups = (problem[dim] for dim in ("rows", "n", "k", "groups"))
+        sizes = torch.tensor(group_sizes_of(problem), dtype=torch.int32, device=where)
+        tile_map = TileMap.build(sizes, rows, chunk_rows(rows, n, k, device.sm_count))
+
+        def operand(columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+            made = torch.randn((rows, columns), generator=generator, device=where, dtype=torch.bfloat16)
+            fp8, blockwise = torch.float8_e4m3fn, BLOCKWISE in problem.flags
+            return quantize_both_ways(made, tile_map, fp8, blockwise=blockwise, with_rows=False)[2:]
+
+        dy, dy_scale = operand(n)
+        x, x_scale = operand(k)
+        out = torch.full((groups, n, k), float("nan"), dtype=torch.bfloat16, device=where)
+        return DWInputs(dy, x, dy_scale, x_scale, out, sizes, tile_map, problem, device)
+
+    def launch(self, inputs: DWInputs, config: KernelConfig) -> torch.Tensor:
+        """Launch the kernels with a config, and return the output without waiting for it."""
+        from .triton_kernels.dw_launches import prepare_scaled_dw
+
+        i = inputs
+        entries, rows, groups, most = i.tile_map
+        _, n, k = i.out.shape
+        blockwise = BLOCKWISE in i.problem.flags
+        run = prepare_scaled_dw(
+            rows, groups, most, n, k, config, i.device.sm_count, blockwise=blockwise, gradient=i.dy.dtype
+        )
+        run((i.dy, i.x, i.dy_scale, i.x_scale, i.out, entries))
+        return i.out
+
+    def reference(self, inputs: DWInputs) -> torch.Tensor:
+        """Return the correct output in float32, computed by PyTorch."""
+        import torch
+
+        from .quantize import dequantized_columns
+
+        i, blockwise = inputs, BLOCKWISE in inputs.problem.flags
+        out = torch.zeros(i.out.shape, device=i.out.device)
+        start = 0
+        for group, size in enumerate(i.group_sizes.tolist()):
+            place = start, size, group, blockwise
+            out[group] = dequantized_columns(i.dy, i.dy_scale, *place) @ dequantized_columns(i.x, i.x_scale, *place).T
+            start += size
+        return out
+
+    def compile(self, config: KernelConfig, problem: Problem) -> Any:
+        """Compile the kernel of a config, and return its binary."""
+        from .triton_kernels.dw_launches import compile_scaled_dw
+
+        return compile_scaled_dw(config, blockwise=BLOCKWISE in problem.flags)
+
+    def source_hash(self) -> str:
+        """Return a hash of the source of all kernels that a launch runs."""
+        from .. import warp_jobs
+        from ..grouped_gemm.triton_kernels import dw as bf16_dw
+        from ..grouped_gemm.triton_kernels import ragged, ragged_boxes, tiles
+        from ..grouped_gemm.triton_kernels import specialized_dw as bf16_specialized
+        from .triton_kernels import blocks, dw, specialized_dw
+
+        return hash_of_modules(
+            tiles, ragged, ragged_boxes, bf16_dw, bf16_specialized, blocks, dw, specialized_dw, warp_jobs
+        )
