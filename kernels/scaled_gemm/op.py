@@ -6,9 +6,9 @@ The precision of each product of a training step, and the reason:
 - dX = dy @ w: fp8, by the same kernel on w's transpose. dy is quantized like x, as e4m3 or e5m2. Blocks of 128x128
   transpose with their scales, and so does one scale per tensor, so w's quantized values are those of the forward pass.
   Rowwise scales of w lie along N, over which dX sums, and cannot be factored out of the sum, so w is quantized again.
-- dW = dy.T @ x: it sums over rows, so both operands are quantized again, along columns (`both_ways`). Grouped: fp8,
-  with one scale per column of every 128 rows of a group if scales are blockwise, else one per column of a group; or
-  bf16, by `foretune.grouped_gemm`'s kernel. Dense: bf16, by PyTorch.
+- dW = dy.T @ x: it sums over rows. Grouped: bf16, by `foretune.grouped_gemm`'s kernel; or fp8, for which both operands
+  are quantized again, along columns (`both_ways`), with one scale per column of every 128 rows of a group if scales are
+  blockwise, else one per column of a group. Dense: bf16, by PyTorch.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def scaled_grouped_gemm(
     config_dx: KernelConfig | None = None,
     config_dw: KernelConfig | None = None,
     grad_dtype: str = "e4m3",
-    dw_dtype: str = "fp8",
+    dw_dtype: str = "bf16",
     mode: str | None = None,
     same_bits: bool | None = None,
     invariant: str | None = None,
@@ -109,13 +109,13 @@ def scaled_grouped_gemm(
         scales: As for `scaled_gemm`.
         config: The kernel config of the forward pass; see `foretune.grouped_gemm`.
         config_dx: The same for the gradient of x.
-        config_dw: The same for the gradient of w, a config of scaled_grouped_gemm_dw, or of grouped_gemm_dw if
-            `dw_dtype` is "bf16".
+        config_dw: The same for the gradient of w, a config of grouped_gemm_dw, or of scaled_grouped_gemm_dw if
+            `dw_dtype` is "fp8".
         grad_dtype: The fp8 dtype of y's gradient in dX and dW: "e4m3", as in DeepSeek-V3, or "e5m2", which has a larger
             range but twice the rounding error, and for which dX is slower.
-        dw_dtype: The precision of the gradient of w. "fp8", as in DeepSeek-V3: x and y's gradient are quantized along
-            columns, one scale per column of every 128 rows of a group if scales are blockwise, else one per column of a
-            group. "bf16" is slower, and has a tenth of the error or less.
+        dw_dtype: The precision of the gradient of w. "fp8" is faster, and as in DeepSeek-V3: x and y's gradient are
+            quantized along columns, one scale per column of every 128 rows of a group if scales are blockwise, else one
+            per column of a group. "bf16" has a tenth of the error or less.
         mode: As for `scaled_gemm`.
         same_bits: As for `scaled_gemm`.
         invariant: "rows" (or "m"), as for `scaled_gemm`.
@@ -138,7 +138,7 @@ def scaled_grouped_gemm(
     if group_sizes is None:
         raise ForetuneError("group_sizes must be a tensor but is None: call foretune.scaled_gemm for a dense product")
     how = _how_chosen(mode, same_bits, invariant, x_scale, check_granularity(scales))
-    for name, dtype, able in (("grad_dtype", grad_dtype, GRADIENTS), ("dw_dtype", dw_dtype, ("fp8", "bf16"))):
+    for name, dtype, able in (("grad_dtype", grad_dtype, GRADIENTS), ("dw_dtype", dw_dtype, ("bf16", "fp8"))):
         if dtype not in able:
             raise ForetuneError(f"{name} must be one of {', '.join(able)} but is {dtype!r}")
     configs, dtypes = (config, config_dx, config_dw), (grad_dtype, dw_dtype)
@@ -220,13 +220,14 @@ class _ScaledGemm(torch.autograd.Function):
         # Copies that are transposed in the pass over memory that quantizes the operands are kept for the gradients,
         # otherwise the operands.
         of_dw: Sequence[Any] = (x, x_scale) if needs_w else (None, None)
-        x_turned = needs_w and dtypes[1] == "fp8" and x.dtype == torch.bfloat16 and x_scale is None
+        fp8 = dtypes[1] == "fp8"
+        x_turned = fp8 and needs_w and x.dtype == torch.bfloat16 and x_scale is None
         if x_turned:
             x8, own_scale, *of_dw = _quantized_both_ways(x, group_sizes, granularity, "e4m3", True)
         else:
             x8, own_scale = _quantized("x", x, x_scale, granularity, 2)
         dims = 2 if group_sizes is None else 3
-        w_turned = needs_x and granularity != TENSORWISE and w.dtype == torch.bfloat16 and w.dim() == dims == 3
+        w_turned = fp8 and needs_x and granularity != TENSORWISE and w.dtype == torch.bfloat16 and w.dim() == dims == 3
         if w_turned and w_scale is None:
             w8, w_scale, *of_dx = WEIGHTS_BOTH_WAYS.call(w, granularity == BLOCKWISE)
         else:

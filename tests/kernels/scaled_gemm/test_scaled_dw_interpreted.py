@@ -122,7 +122,7 @@ def test_any_tile_and_groups_in_chunks(kind, tma, m, n, chunk):
 def test_an_op_has_the_gradients_of_both(kind, gradient, given):
     x, w, dy = exact_numbers(sum(SIZES) + MORE, 144), exact_numbers(len(SIZES) * 80, 144, 1), None
     w, dy = w.view(len(SIZES), 80, 144).requires_grad_(), exact_numbers(len(x), 80, 2)
-    options = {}
+    options = {"dw_dtype": "fp8"}
     if given:
         x, options["x_scale"] = quantize_x(x, kind)
     else:
@@ -149,7 +149,7 @@ def test_gradients_of_nothing_are_zero(rows, groups):
         exact_numbers(rows, 48).requires_grad_(),
         exact_numbers(groups * 32, 48).view(groups, 32, 48).requires_grad_(),
     )
-    y = foretune.scaled_grouped_gemm(x, w, torch.zeros(groups, dtype=torch.int32), mode="off")
+    y = foretune.scaled_grouped_gemm(x, w, torch.zeros(groups, dtype=torch.int32), dw_dtype="fp8", mode="off")
     y.sum().backward()
     assert x.grad.shape == x.shape
     assert w.grad.shape == w.shape
@@ -160,7 +160,7 @@ def test_gradients_of_nothing_are_zero(rows, groups):
 def test_invalid_sizes_stay_inside_of_the_tensors():
     x, dy = exact_numbers(300, 48), exact_numbers(300, 32, 1)
     w = exact_numbers(3 * 32, 48, 2).view(3, 32, 48).requires_grad_()
-    y = foretune.scaled_grouped_gemm(x, w, torch.tensor([200, -5, 400]), mode="off")
+    y = foretune.scaled_grouped_gemm(x, w, torch.tensor([200, -5, 400]), dw_dtype="fp8", mode="off")
     y.backward(dy)
     exact = exact_dw(dy, x, (200, 0, 100))
     for group in (0, 2):
@@ -225,7 +225,7 @@ def test_a_compiled_step_has_the_same_gradients(kind, backend):
     w, sizes, found = exact_numbers(len(SIZES) * 80, 144, 1).view(len(SIZES), 80, 144), torch.tensor(SIZES), []
 
     def step(x, w):
-        return foretune.scaled_grouped_gemm(x, w, sizes, scales=kind, mode="off")
+        return foretune.scaled_grouped_gemm(x, w, sizes, scales=kind, dw_dtype="fp8", mode="off")
 
     torch._dynamo.reset()
     for run in (step, torch.compile(step, backend=backend, fullgraph=True)):

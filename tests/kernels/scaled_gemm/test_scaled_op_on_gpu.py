@@ -73,11 +73,12 @@ def test_a_dense_step_is_right(layer):
 
 
 @every_kind
-def test_a_step_waits_for_nothing_and_gives_the_same_bits(kind, layer):
-    first = step(*layer, kind)
+@pytest.mark.parametrize("dw_dtype", ["bf16", "fp8"])
+def test_a_step_waits_for_nothing_and_gives_the_same_bits(kind, dw_dtype, layer):
+    first = step(*layer, kind, dw_dtype=dw_dtype)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        again = [step(*layer, kind) for _ in range(5)]
+        again = [step(*layer, kind, dw_dtype=dw_dtype) for _ in range(5)]
     finally:
         torch.cuda.set_sync_debug_mode("default")
     for other in again:

@@ -44,7 +44,7 @@ WRONG = {
     "w_scale must be torch.float32 but is torch.float64": ((X8, W8, SIZES), TOLD | {"w_scale": W_SCALE.double()}),
     "mode must be": ((X, W, SIZES), {"mode": "slow"}),
     "grad_dtype must be one of e4m3, e5m2 but is 'e3m4'": ((X, W, SIZES), {"grad_dtype": "e3m4"}),
-    "dw_dtype must be one of fp8, bf16 but is 'fp16'": ((X, W, SIZES), {"dw_dtype": "fp16"}),
+    "dw_dtype must be one of bf16, fp8 but is 'fp16'": ((X, W, SIZES), {"dw_dtype": "fp16"}),
     "BLOCK_M cannot be 24": ((X, W, SIZES), {"config": foretune.KernelConfig.of(BLOCK_M=24)}),
 }
 
