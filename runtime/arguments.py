@@ -82,8 +82,8 @@ class OwnKnobs:
         for knob, value in self._fixed.items():
             values = list(dict.fromkeys(one[knob] for one in family.space()))
             if values and isinstance(value, str) != isinstance(values[0], str):
-                given = ", ".join(map(str, values))
-                raise ForetuneError(f"fixed: {knob} must be a value of the type of {given} but is {shown(value)}")
+                others = ", ".join(map(str, values))
+                raise ForetuneError(f"fixed: {knob} must be a value of the type of {others} but is {shown(value)}")
 
     def config(self, config: triton.Config) -> KernelConfig:
         """Return a config with the family's knobs. Raises `ForetuneError` if it does not have exactly those."""
