@@ -53,7 +53,7 @@ class HowChosen(NamedTuple):
 
     @property
     def is_free(self) -> bool:
-        """Whether a call may run a kernel that has no config, so that nothing is predicted, timed or pinned.
+        """True if a call may run a kernel that has no config, so that nothing is predicted, timed or pinned.
 
         Not in mode "off", which runs the default config, nor where the bits must be those of a config.
         """

@@ -1,4 +1,4 @@
-"""The operators that training needs besides the product.
+"""The operators that training needs in addition to the product.
 
 `BOTH_WAYS` quantizes x or dy along rows and columns, `WEIGHTS_BOTH_WAYS` quantizes weights and transposes them, and
 `SCALED_DW` computes dW.
