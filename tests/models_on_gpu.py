@@ -311,7 +311,8 @@ def main() -> None:
     ]
     gpus = options.gpus.split(",")
     with tempfile.TemporaryDirectory(prefix="models-", ignore_cleanup_errors=True) as caches:
-        running = [start(left[place :: len(gpus)], gpu, len(gpus), options, caches) for place, gpu in enumerate(gpus)]
+        shares = [(left[place :: len(gpus)], gpu) for place, gpu in enumerate(gpus)]
+        running = [start(share, gpu, len(gpus), options, caches) for share, gpu in shares if share]
         while any(process.poll() is None for process in running) and time.monotonic() < deadline:
             time.sleep(0.2)
         for process in running:

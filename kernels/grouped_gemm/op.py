@@ -55,8 +55,8 @@ def grouped_gemm(
             reference results) float32.
         w: (groups, N, K), of the same dtype as x. N and K must be multiples of 8.
         group_sizes: (groups,) int32, the number of rows of each group. It stays on the device. int64 is accepted too;
-            one more small kernel then converts it. Or the routing that `route` returns;
-            then with `permute_y` rows of y that belong to no group are zero.
+            one more small kernel then converts it. It may also be the routing that `route` returned for as many rows,
+            which is not checked; rows of y that belong to no group are then zero with `permute_y`.
         gather_indices: (rows,) int32 or int64. Entry i is the position of sorted row i in the permuted order, token *
             topk + j for the j-th expert of a token. This is the stable argsort of the flattened top-k expert ids.
         topk: The number of rows (selected experts) per token.
@@ -74,7 +74,8 @@ def grouped_gemm(
         mode: "predict" (the default, unless the environment variable FORETUNE_MODE says otherwise) runs the config that
             is predicted to be fastest; "shortlist" times the 8 most promising configs on the first call with about this
             many rows and keeps the fastest; "refine" runs the predicted config at first and then others in turn, until
-            the calls themselves show which is the fastest; "off" runs the family's default config.
+            the calls themselves show which is the fastest; "off" runs the family's default config. A few rows of many
+            groups run a kernel that has no config in any mode but "off" (see README.md).
         same_bits: Run only configs whose results have the same bits as those of the family's default config, so that no
             tuning changes a result. If None, FORETUNE_SAME_BITS=1 requests it. A given config is not restricted.
         invariant: "rows" (or "m"): the same, with one class of bits for all numbers of rows, so that a row of the
@@ -162,7 +163,7 @@ def check_call(
     require(n % 8 == 0 and k % 8 == 0, f"N and K of w must be multiples of 8 but are {n} and {k}")
     require(n > 0 and k > 0, f"N and K of w must be at least 8 but are {n} and {k}")
     dims = tuple(group_sizes.shape)
-    require(len(dims) in (1, 2), f"group_sizes must have 1 dimensions but is {dims}")
+    require(len(dims) in (1, 2), f"group_sizes must have shape ({groups},), or be route's routing, but has {dims}")
     require(dims[-1] == groups, f"group_sizes must have {groups} entries, one per group of w, but has {dims[-1]}")
     rows = x.shape[0] * topk if permute_x else x.shape[0]
     require(rows <= MOST_ROWS, f"the product must have at most {MOST_ROWS} rows but has {rows}")

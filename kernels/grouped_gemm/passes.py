@@ -93,7 +93,7 @@ class Step(Call[Shape]):
         self._launches: dict[str, ConfiguredLaunch] = {}
         is_free = options.config is None and self._how.is_free and not self.contents_checked
         #: Whether the kernel for a few rows computes the forward pass, and its launch after the first one.
-        self.is_few, self.few = is_free and is_few(shape.rows, shape.groups), cast("Launch | None", None)
+        self.is_few, self.few = is_free and is_few(*shape[:3]), cast("Launch | None", None)
         for family, config in self._given.items():
             if config is not None and shape.groups and shape.k:  # else no kernel is launched
                 self.launch_of(family)

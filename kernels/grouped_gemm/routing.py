@@ -9,10 +9,21 @@ from typing import Any
 import torch
 
 from ..op import Op
-from ..op_calls import DTYPES, INTEGERS, Call, Operand, check_operands, device_at, on_device_of, require
+from ..op_calls import (
+    DTYPES,
+    INTEGERS,
+    Call,
+    Operand,
+    check_operands,
+    device_at,
+    needs_gradient,
+    on_device_of,
+    require,
+)
 from .triton_kernels.few_rows import prepare_few_rows
 from .triton_kernels.route import prepare_route
 from .triton_kernels.tiles import routing_shape
+from .variants import MOST_COLUMNS
 
 _FLOATS = tuple(DTYPES)
 _CHOSEN = Operand("chosen", 1, INTEGERS, contiguous=True)
@@ -78,6 +89,10 @@ def few_rows_gemm(
     Raises:
         ForetuneError: An argument is invalid; the message names it.
     """
+    require(
+        not needs_gradient((x, w, weights, bias)),
+        "few_rows_gemm has no gradient: call it under torch.no_grad(), or call grouped_gemm",
+    )
     y: torch.Tensor = FEW_ROWS.call(x, w, chosen, weights, bias, topk, sums)
     return y
 
@@ -129,6 +144,8 @@ def _check_few_rows(
     check_operands(_OPERANDS, (x, w, chosen, weights, bias))
     (groups, n, k), rows = w.shape, chosen.shape[0]
     require(n % 8 == 0 and k % 8 == 0, f"N and K of w must be multiples of 8 but are {n} and {k}")
+    require(groups >= 1, f"w must have at least one group but has shape {tuple(w.shape)}")
+    require(n <= MOST_COLUMNS, f"N of w must be at most {MOST_COLUMNS} but is {n}")
     require(topk >= 1 and rows % topk == 0, f"the {rows} rows must be topk = {topk} for each token")
     for name, shape, needed in (
         ("x", x.shape, (rows if sums else rows // topk, k)),

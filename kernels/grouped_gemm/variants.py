@@ -107,15 +107,17 @@ def chunk_rows(rows: int, n: int, k: int, sm_count: int) -> int:
 #: The number of rows up to which a kernel without tiles is faster, if there are twice as many groups (H100;
 #: tests/kernels/decode_on_gpu.py). More rows would cost too much where most of them are in one group.
 _FEW_ROWS = 32
+#: The largest N of that kernel, whose programs along N are the second dimension of its grid.
+MOST_COLUMNS = 2**16 - 1
 
 
-def is_few(rows: int, groups: int) -> bool:
+def is_few(rows: int, groups: int, n: int) -> bool:
     """Return whether `triton_kernels/few_rows.py` is faster than tiles: few rows, mostly in different groups.
 
-    >>> is_few(8, 128), is_few(64, 128), is_few(8, 8)
+    >>> is_few(8, 128, 512), is_few(64, 128, 512), is_few(8, 8, 512)
     (True, False, False)
     """
-    return rows <= min(groups // 2, _FEW_ROWS)
+    return rows <= min(groups // 2, _FEW_ROWS) and n <= MOST_COLUMNS
 
 
 def cdiv(a: int, b: int) -> int:

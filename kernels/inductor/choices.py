@@ -240,19 +240,20 @@ WORTH, MOST = 0.002, 8
 def one_choice(choices: Sequence[Any]) -> list[Any]:
     """Return the one choice of an op with k=1, out of generated ones.
 
-    A product's template is only among them if it is to run. Ops that are not learned are left to ATen if it has them.
-    All choices are returned on a CPU, and if there are several templates: those for several hints of a size, or those
-    to try on an unknown arch.
+    A product's template is only among them if it is to run. Convolution and grouped_mm are left to ATen if it is among
+    the choices, because their templates were not compared with it. All choices are returned on a CPU, of other ops, and
+    if there are several templates: those for several hints of a size, or those to try on an unknown arch.
     """
     from torch._inductor.select_algorithm import ExternKernelCaller, TritonTemplateCaller
 
     aten, templates = (
         [one for one in choices if isinstance(one, kind)] for kind in (ExternKernelCaller, TritonTemplateCaller)
     )
-    if len(templates) > 1 or not choices or choices[0].layout.device.type == "cpu":
+    has_others = len(aten) + len(templates) < sum("decompose_k" not in one.name for one in choices)
+    if has_others or len(templates) > 1 or not choices or choices[0].layout.device.type == "cpu":
         return list(choices)
     is_product = bool(templates) and caller_config(templates[0]) is None
-    return templates if templates and (is_product or not aten) else aten[:1]
+    return templates if templates and (is_product or not aten) else aten[:1] or list(choices)
 
 
 def best_first(
@@ -285,8 +286,9 @@ def best_first(
     family = find_family(problem.family)
     distinct = tuple(dict.fromkeys(configs))
     most = MOST if k == "auto" else k
-    if len(configs) <= most and k != "auto":
-        return tuple(range(len(configs)))
+    if k != "auto" and len(configs) <= k:  # nothing to choose, except that some may be unable
+        usable = {distinct[position] for position in supported(family, problem, device, distinct)}
+        return tuple(position for position, config in enumerate(configs) if config in usable)
     if family.name in bundle_in_force(bundle).families:
         # One call of a second, for which trying a config costs `WORTH` seconds.
         worth = {"expected_calls": 1, "call_us": 1e6, "trial_s": WORTH} if k == "auto" else {}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class InductorsOrder(EstimateRanker):
-    """Rank Inductor's default config first, then the list of max-autotune in its order, then others by the estimate."""
+    """Rank Inductor's default config first, then max-autotune's list if `usual` has it, then others by the estimate."""
 
     def predict(
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]

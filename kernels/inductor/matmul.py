@@ -235,7 +235,7 @@ def is_exact(problem: Problem) -> bool:
 
 
 def is_unaligned(problem: Problem) -> bool:
-    """Return whether n or k is no multiple of 16 bytes, so that some rows start at odd addresses."""
+    """Return whether n or k is no multiple of 16 bytes, whatever the layout."""
     return any(problem[dim] * problem.itemsize % _TMA_BYTES for dim in ("n", "k"))
 
 

@@ -17,8 +17,8 @@ from .matmul import is_exact
 RATIOS = ((1, 1.06), (64, 0.98), (128, 1.02), (256, 1.07), (math.inf, 1.11))
 #: How much faster the fastest of a few choices is expected to be than the one ranked first.
 SEARCHED = 0.03
-#: Dtypes for which `RATIOS` holds.
-_MEASURED = ("bf16", "fp16")
+#: Dtypes and the arch for which `RATIOS` holds.
+_MEASURED, _ARCH = ("bf16", "fp16"), "sm_90"
 #: The slowdown of exact float32 products relative to bf16 (H100 whitepaper: 67 and 990 TFLOP/s).
 _EXACT_SLOWER = 15
 #: The least rows of products in exact float32 that are left to ATen. On an H100, the best known config takes 1.1 to 3.7
@@ -48,19 +48,20 @@ def is_first_choice_faster(problem: Problem) -> bool:
     >>> [is_first_choice_faster(Problem.of("inductor_mm", m=m, **sizes)) for m in (8, 512)]
     [True, False]
     """
-    return not is_exact(problem) and problem["batch"] == 1 and _ratio(problem) < 1
+    return problem.dtype_name in _MEASURED and problem["batch"] == 1 and _ratio(problem) < 1
 
 
 def is_worth_timing(problem: Problem, device: DeviceSpec) -> bool:
     """Return whether the fastest of a few templates may be faster than ATen's kernel.
 
-    Batches and other dtypes than bf16 and fp16 were not compared with ATen, so all but the shortest are timed.
+    Batches, other dtypes than bf16 and fp16, and other archs were not compared with ATen, so all but the shortest are
+    timed.
 
     >>> h200, sizes = DeviceSpec.named("h200"), {"batch": 1, "n": 4096, "k": 4096}
     >>> [is_worth_timing(Problem.of("inductor_mm", m=m, **sizes), h200) for m in (8, 128, 512)]
     [True, True, False]
     """
-    if problem.dtype_name in _MEASURED and problem["batch"] == 1:
+    if problem.dtype_name in _MEASURED and problem["batch"] == 1 and device.arch == _ARCH:
         return _ratio(problem) - SEARCHED < 1
     batch, m, n, k = (problem[dim] for dim in ("batch", "m", "n", "k"))
     slower = _EXACT_SLOWER if is_exact(problem) else 1

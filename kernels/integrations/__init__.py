@@ -36,9 +36,9 @@ def use(project: str, **options: Any) -> Use:
       attention, out of the search space that is configured, and ATen's. An op that the bundle has not learned gets 2k
       choices, ranked by an analytic model. With k="auto" there are as many as are expected to pay, at most 8, and none
       of a product for which ATen is expected to be faster. With k=1 one choice is left of each op, ATen's or the first,
-      and nothing is timed. Meanwhile Inductor's GPU benchmarks use `foretune.runtime.Timer`. Inductor's caches keep
-      these graphs apart from others. If this torch has other internals, or nothing can be predicted, Inductor chooses
-      alone, with one warning.
+      and nothing is timed, except on an arch that the bundle does not know. Meanwhile Inductor's GPU benchmarks use
+      `foretune.runtime.Timer`. Inductor's caches keep these graphs apart from others. If this torch has other
+      internals, or nothing can be predicted, Inductor chooses alone, with one warning.
     - "transformers" (5.7 or later): registers the experts implementation "foretune", for
       `model.set_experts_implementation("foretune")` and `from_pretrained(..., experts_implementation="foretune")`;
       also for experts in block-scaled fp8, if this version has a registry for them.

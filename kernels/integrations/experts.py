@@ -89,11 +89,11 @@ def experts_forward(
         h = experts._apply_gate(h) if experts.has_gate else experts.act_fn(h)
         return h.to(w_down.dtype).contiguous()
 
-    if not has_norm and _are_few(tokens * topk, groups, (x, w_up, w_down, weights, bias_up, bias_down)):
+    if not has_norm and _are_few(tokens * topk, w_up, w_down, (x, weights, bias_up, bias_down)):
         h = gated(few_rows_gemm(x, w_up, chosen, topk=topk, bias=bias_up))
         y = few_rows_gemm(h, w_down, chosen, topk=topk, weights=weights, bias=bias_down, sums=True)
         return y.to(hidden_states.dtype)
-    # Rows of other ranks, if there are any, are last in the order, and zero in both products.
+    # Rows of other ranks, if there are any, are last in the order, outside all groups: undefined in h, zero in y.
     order, routing = route(chosen, groups)
     h = gated(grouped_gemm(x, w_up, routing, gather_indices=order, topk=topk, permute_x=True, bias=bias_up))
     factors = None if has_norm else weights
@@ -142,9 +142,10 @@ def fp8_experts_forward(
     return y.view(tokens, topk, y.shape[1]).sum(1).to(hidden_states.dtype)
 
 
-def _are_few(rows: int, groups: int, tensors: Sequence[torch.Tensor | None]) -> bool:
+def _are_few(rows: int, w_up: torch.Tensor, w_down: torch.Tensor, others: Sequence[torch.Tensor | None]) -> bool:
     """Return whether to multiply each row by itself, without sorting: a few rows, and no gradient."""
-    if not is_few(rows, groups) or needs_gradient(tensors) or is_transformed():
+    n = max(w_up.shape[1], w_down.shape[1])
+    if not is_few(rows, w_up.shape[0], n) or needs_gradient((w_up, w_down, *others)) or is_transformed():
         return False
     return _is_free()
 

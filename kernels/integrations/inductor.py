@@ -80,10 +80,13 @@ class Limits:
     @cached_property
     def uuid(self) -> str:
         """A text for the keys of Inductor's caches, which changes with everything that affects which choice wins."""
+        from ...model.calibration import conformal
+        from ...runtime import how_many, shortlist
         from ..inductor import choices, family, matmul, templates, worth
 
-        # The code that ranks unlearned ops, and the code that takes times.
-        deciding = choices, family, matmul, templates, worth, Limits, _default_addmm, timed_by_us, _timer
+        # The code that ranks and limits, and the code that takes times.
+        ranking = choices, family, matmul, templates, worth, how_many, shortlist, conformal
+        deciding = *ranking, Limits, _Seams, _default_addmm, _or_all, timed_by_us, _timer
         sources = (inspect.getsource(one) for one in deciding)
         try:
             digest = bundle_in_force(self.bundle).digest
@@ -304,7 +307,7 @@ def _default_addmm(handler: Any, kernel_inputs: Any) -> dict[str, Any]:
 def _or_all(choices: list[Any], limited: Callable[[], list[Any]]) -> list[Any]:
     """Return the limited choices, or all of them, with a warning, if limiting fails, so that no compilation fails."""
     try:
-        return limited() or choices
+        return limited()
     except Exception as error:  # noqa: BLE001
         warn_once(f"foretune.use('inductor'): no prediction ({reason_of(error)})", ": Inductor tries all choices")
         return choices

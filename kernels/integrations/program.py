@@ -10,7 +10,7 @@ from typing import Any
 
 from ...datasets import ForetuneError
 from ...datasets.errors import reason_of, shown
-from ...runtime.arguments import warn_once
+from ...runtime.arguments import Mode, resolve_mode, warn_once
 from ...runtime.how_many import Length, check_length
 from ...runtime.tuning.packages import follow_children, when_imported
 
@@ -43,6 +43,8 @@ def use_named() -> None:
     either, with one warning.
     """
     try:
+        if resolve_mode() is Mode.OFF:
+            return
         k = length_of(os.environ[VARIABLE])
         follow_children()
         when_imported(_COMPILER, lambda _: _use_in_inductor(k))

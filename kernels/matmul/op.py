@@ -51,8 +51,8 @@ def matmul(
     """Return activation(a @ b + bias). Differentiable: the gradients are two more such products.
 
     Args:
-        a: (M, K), or a batch of matrices (B, M, K); bfloat16, float16, float32 (multiplied as tf32; one or
-            two rows exactly) or int8.
+        a: (M, K), or a batch of matrices (B, M, K); bfloat16, float16, float32 (multiplied as tf32; in
+            float32 for one or two rows of x @ w.T, see README.md) or int8.
         b: (K, N), or (B, K, N), of the same dtype. The strides of a and b decide how they are read, so `x @ w.T`, `dy @
             w` and `dy.T @ x` copy nothing. An operand is copied if neither its rows nor its columns are contiguous, or
             if it does not begin at a multiple of 16 bytes although its rows are long enough for 16-byte loads. On
@@ -64,7 +64,8 @@ def matmul(
         mode: "predict" (the default, unless the environment variable FORETUNE_MODE says otherwise) runs the config that
             is predicted to be fastest; "shortlist" times the 8 most promising configs on the first call with about this
             many rows and keeps the fastest; "refine" runs the predicted config at first and then others in turn, until
-            the calls themselves show which is the fastest; "off" runs the family's default config.
+            the calls themselves show which is the fastest; "off" runs the family's default config. One or two rows
+            run a kernel that has no config in any mode but "off" (see README.md).
         same_bits: Run only configs whose results have the same bits as those of the family's default config, so that no
             tuning changes a result. If None, FORETUNE_SAME_BITS=1 requests it. A given config is not restricted.
         invariant: "m": the same, with one class of bits for all numbers of rows, so that a row of the result does

@@ -14,11 +14,11 @@ from ...datasets import KernelConfig, Problem
 from ..grouped_gemm.triton_kernels.tiles import TileMap
 from ..grouped_gemm.variants import chunk_rows
 from ..op import Op
-from ..op_calls import Call, ConfiguredLaunch, device_at, on_device_of, ready
+from ..op_calls import Call, ConfiguredLaunch, device_at, on_device_of, ready, require
 from .dw_family import ScaledGroupedGemmDW
 from .product_op import GROUP_SIZES, check_dims
 from .quantize import FP8, GRADIENTS
-from .scales import BLOCKWISE, DTYPE, ROWWISE, SCALED, scale_shapes
+from .scales import BLOCKWISE, DTYPE, ROWWISE, SCALED, STEP, scale_shapes
 from .triton_kernels.blocks import PADDED
 from .triton_kernels.both_ways import quantize_both_ways, quantize_weights_both_ways
 from .triton_kernels.dw_launches import prepare_scaled_dw
@@ -35,6 +35,7 @@ BothWays = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor, torch.T
 def _find_quantize(place: int, x: torch.Tensor, group_sizes: torch.Tensor, *_: Any) -> Call[None]:
     """Return a call after checking it; `place` is the index of the GPU."""
     check_dims("x", x, 2)
+    require(x.shape[1] % STEP == 0, f"x must have a multiple of {STEP} columns but has {x.shape[1]}")
     GROUP_SIZES.check(group_sizes, x, "x")
     device_at(place)  # raises for the CPU
     return Call(None)
@@ -68,6 +69,8 @@ def _fake_quantize(x: torch.Tensor, group_sizes: torch.Tensor, fp8: str, blockwi
 def _find_weights(place: int, w: torch.Tensor, _: bool) -> Call[None]:
     """Return a call after checking it; `place` is the index of the GPU."""
     check_dims("w", w, 3)
+    n, k = w.shape[1:]
+    require(n % STEP == 0 and k % STEP == 0, f"N and K of w must be multiples of {STEP} but are {n} and {k}")
     device_at(place)  # raises for the CPU
     return Call(None)
 

@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 from ...datasets import ForetuneError, KernelConfig
 from ..grouped_gemm.op import GRADIENT
 from ..op import has_tangent, outside_autocast
-from ..op_calls import check_tensor, is_transformed, needs_gradient
+from ..op_calls import check_tensor, is_transformed, needs_gradient, ready
 from ..op_choice import how_chosen
 from .dw_op import BOTH_WAYS, SCALED_DW, WEIGHTS_BOTH_WAYS
 from .product_op import PRODUCT, check_dims
@@ -115,7 +115,8 @@ def scaled_grouped_gemm(
             range but twice the rounding error, and for which dX is slower.
         dw_dtype: The precision of the gradient of w. "fp8" is faster, and as in DeepSeek-V3: x and y's gradient are
             quantized along columns, one scale per column of every 128 rows of a group if scales are blockwise, else one
-            per column of a group. "bf16" has a tenth of the error or less.
+            per column of a group. "bf16" has a tenth of the error or less. With "fp8", calls that need a gradient may
+            round a quantized number of x or w to the other neighbor than calls that need none.
         mode: As for `scaled_gemm`.
         same_bits: As for `scaled_gemm`.
         invariant: "rows" (or "m"), as for `scaled_gemm`.
@@ -259,7 +260,7 @@ class _ScaledGemm(torch.autograd.Function):
             dw = SCALED_DW.call(dyt8, x, dyt_scale, x_scale, group_sizes, len(dy), blockwise, config_dw, mode)
         elif x is not None and group_sizes is not None:
             options = (None, None, None, 1, False, False, None, None, config_dw, mode)
-            dw = GRADIENT.call(dy, x, None, group_sizes, *options, (False, True, False, False))[1]
+            dw = GRADIENT.call(dy, ready(x), None, group_sizes, *options, (False, True, False, False))[1]
         elif x is not None:
             dw = dy.t() @ x
         if w8 is not None:

@@ -130,7 +130,8 @@ class OwnTimings:
             k: The largest number of configs to time on this problem. "auto" ends the search when the expected gain of
                 the next config, over 60 seconds of launches, is less than `cost_s`.
             cost_s: The seconds that compiling and timing a config takes.
-            at_once: The largest number of configs that are timed before this is asked again.
+            at_once: The largest number of configs that are timed before this is asked again, except for those that
+                start the search on a kernel without timings.
             prior: The log times that are expected without timings, up to a constant, (n_configs,). It is remembered
                 with the problem.
 

@@ -246,13 +246,23 @@ def test_the_routing_stands_for_the_sizes_also_in_the_gradients():
     ("sizes", "message"),
     [
         (torch.zeros(3, 4, dtype=torch.int32), "group_sizes must be the routing of 6 rows"),
-        (torch.zeros(1, 1, 4, dtype=torch.int32), "group_sizes must have 1 dimensions but is"),
+        (torch.zeros(1, 1, 4, dtype=torch.int32), "group_sizes must have shape .*, or be route.s routing, but has"),
         (torch.zeros(29, 3, dtype=torch.int32), "group_sizes must have 4 entries, one per group of w, but has 3"),
     ],
 )
 def test_a_routing_of_another_shape_is_refused(sizes, message):
     with pytest.raises(ForetuneError, match=message):
         grouped_gemm(random(6, 16), random(4, 8, 16), sizes)
+
+
+def test_a_few_rows_have_no_gradient():
+    x, w, chosen = random(2, 16).requires_grad_(), random(3, 8, 16), torch.zeros(4, dtype=torch.long)
+    with pytest.raises(ForetuneError, match="few_rows_gemm has no gradient"):
+        few_rows_gemm(x, w, chosen, topk=2)
+    with torch.no_grad():
+        assert few_rows_gemm(x, w, chosen, topk=2).shape == (4, 8)
+    with pytest.raises(ForetuneError, match="w must have at least one group"):
+        few_rows_gemm(x.detach(), w[:0], chosen, topk=2)
 
 
 def test_routing_refuses_what_it_cannot_sort():

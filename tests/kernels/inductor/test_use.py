@@ -72,7 +72,7 @@ def test_with_k_1_one_choice_is_left_and_nothing_is_timed(op):
     assert not with_tile(choices)  # 256 rows, and convolutions, are ATen's
 
 
-@pytest.mark.parametrize("op", ["mm", "addmm", "scaled_mm"])
+@pytest.mark.parametrize("op", ["mm", "addmm"])
 def test_with_k_1_few_rows_run_the_template_ranked_first(op):
     function, *given = OPS[op]
     rows = [tensor(8, *one.shape[1:], dtype=one.dtype) if one.shape[0] == 256 else one for one in given]
@@ -84,7 +84,7 @@ def test_with_k_1_few_rows_run_the_template_ranked_first(op):
 
 
 def test_with_k_1_products_that_no_template_predicts_are_atens():
-    for dtype in (torch.float64, torch.float32):  # unknown, and exact
+    for dtype in (torch.float64, torch.float32):  # unknown, and never compared
         with foretune.use("inductor", k=1):
             ((choice,),), _ = lowered(torch.mm, tensor(8, 512, dtype=dtype), tensor(512, 1024, dtype=dtype))
         assert not with_tile([choice])
@@ -188,6 +188,21 @@ def test_float32_is_ranked_as_it_is_multiplied_and_left_to_aten_if_exact(precisi
     assert asked == [Problem.of("inductor_mm", dtype="fp32", flags=ranked, batch=1, m=256, n=1024, k=512)]
     assert len(with_tile(choices)) == 2
     assert {multiplies_as_tf32(choice.annotations["ktc"]) for choice in with_tile(choices)} == {bool(ranked)}
+
+
+def test_an_exact_product_with_a_bias_is_left_to_aten_too():
+    operands = tensor(1024, dtype=torch.float32), tensor(256, 512, dtype=torch.float32)
+    with foretune.use("inductor", k=2):
+        (choices,), _ = lowered(torch.addmm, *operands, tensor(512, 1024, dtype=torch.float32))
+    assert choices
+    assert not with_tile(choices)
+
+
+def test_a_list_of_at_most_k_choices_has_only_what_can_run():
+    bad, good = ({"PERSISTENT_TMA": one, "GROUP_M": 8, "BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 64} for one in (1, 0))
+    configs = [KernelConfig.of(**knobs, num_warps=4, num_stages=3) for knobs in (bad, good)]
+    problem = Problem.of("inductor_mm", batch=1, m=1, n=1024, k=1024)
+    assert listed.best_first(problem, configs, DeviceSpec.named("h200"), k=8) == (1,)
 
 
 def test_what_is_collected_multiplies_float32_as_the_problem_says():

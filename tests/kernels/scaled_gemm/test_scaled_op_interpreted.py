@@ -82,6 +82,16 @@ def test_rows_of_no_group_have_no_gradient_and_are_zero_if_contents_are_checked(
             foretune.scaled_grouped_gemm(x, w, torch.tensor([5, 6, 2]), mode="off")
 
 
+def test_the_gradient_of_w_does_not_depend_on_how_x_is_stored(layer):
+    x, w, dy = layer
+    grads = []
+    for stored in (x, x.t().contiguous().t()):
+        leaf = w.clone().requires_grad_()
+        foretune.scaled_grouped_gemm(stored, leaf, torch.tensor(SIZES), mode="off").backward(dy)
+        grads.append(leaf.grad)
+    assert torch.equal(*grads)
+
+
 @every_kind
 def test_a_dense_layer_has_both_gradients(kind, layer):
     x, w, dy = layer[0], layer[1][0], layer[2]

@@ -61,12 +61,15 @@ WITH_GRADIENTS = (
     "group_sizes must be int32 or int64 but is torch.float32", "group_sizes must be a tensor but is a list",
     r"x must have 2 dimensions but has shape \(1, 8, 32\)", r"w must have 3 dimensions but has shape \(32,\)",
     "x must be a tensor but is a str", "group_sizes must have 2 entries, one per group of w, but has 3",
+    "N and K of w must be multiples of 16 but are 40 and 32",
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("dw_dtype", ["bf16", "fp8"])
 @pytest.mark.parametrize("why", WITH_GRADIENTS)
-def test_what_is_wrong_is_named_where_gradients_are_needed(why):
+def test_what_is_wrong_is_named_where_gradients_are_needed(why, dw_dtype):
     (x, w, sizes), options = WRONG[why]
+    options = {**options, "dw_dtype": dw_dtype}
     x, w = (one.clone().requires_grad_() if isinstance(one, torch.Tensor) else one for one in (x, w))
     with use_stub_driver(H200), pytest.raises(ForetuneError, match=why):
         foretune.scaled_grouped_gemm(x, w, sizes, **options)
