@@ -28,7 +28,7 @@ MOST_ROWS = 2**30 - 1
 #: The largest N and K, which have 32 bits on the device.
 MOST_COLUMNS = 2**31 - 1
 #: The weight of each routing when group sizes are unknown: the workload's shares, with those of "hot" added to "zipf".
-_ROUTING_SHARES, _UNIFORM = {"uniform": 0.4, "balanced": 0.2, "zipf": 0.4}, {"uniform": 1.0}
+_ROUTING_SHARES, UNIFORM = {"uniform": 0.4, "balanced": 0.2, "zipf": 0.4}, {"uniform": 1.0}
 
 
 class OverGroups(Family):
@@ -109,7 +109,7 @@ class GroupedGemmFamily(OverGroups, GemmFamily):
         n, k = variant.kernel_n_k
         self.dims_from = {"rows": ("rows", 1), "groups": ("groups", 1), n: ("N8", 8), k: ("K8", 8)}  # type: ignore[misc]
         if variant is DW:  # the number of dW's tiles hardly depends on the routing
-            self.routings = _UNIFORM
+            self.routings = UNIFORM
             self.independent = ()  # type: ignore[misc] # it sums over the rows
 
     def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:

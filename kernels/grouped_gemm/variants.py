@@ -104,7 +104,7 @@ def chunk_rows(rows: int, n: int, k: int, sm_count: int) -> int:
     return min(max(cdiv(share, _MULTIPLE) * _MULTIPLE, _LEAST_ROWS), max(rows, 1))
 
 
-#: The number of rows up to which a kernel without tiles is faster, if there are twice as many groups (H100;
+#: A kernel without tiles is faster for at most so many rows, if there are twice as many groups (H100;
 #: tests/kernels/decode_on_gpu.py). More rows would cost too much where most of them are in one group.
 _FEW_ROWS = 32
 #: The largest N of that kernel, whose programs along N are the second dimension of its grid.

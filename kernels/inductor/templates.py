@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 from ...datasets import DeviceSpec, KernelConfig, Problem
@@ -163,7 +164,7 @@ class InductorConvolutionFamily(_Product):
         blocks = [config[knob] for knob in self.tiles]
         return any(
             config.num_stages == stages
-            and config.num_warps == min(warps, max(blocks[0] * blocks[1] // _LEAST_TILE, 1))
+            and config.num_warps == _warps(warps, blocks[0], blocks[1])
             and all(block <= most for block, most in zip(blocks, listed, strict=True))
             for *listed, stages, warps in _CONVOLUTIONS
         )
@@ -182,12 +183,7 @@ class InductorConvolutionFamily(_Product):
 
     def listed(self, problem: Problem) -> tuple[KernelConfig, ...]:
         """Return the configs that Inductor lists for a problem, in its order."""
-        most, listed = _largest_blocks(problem), []
-        for *sizes, stages, warps in _CONVOLUTIONS:
-            blocks = {knob: min(block, most[knob]) for knob, block in zip(self.tiles, sizes, strict=True)}
-            threads = min(warps, blocks["BLOCK_M"] * blocks["BLOCK_N"] // _LEAST_TILE)
-            listed.append(KernelConfig.of(**blocks, num_warps=threads, num_stages=stages))
-        return tuple(dict.fromkeys(listed))
+        return _listed_convolutions(*_largest_blocks(problem).values())
 
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
         """Return the tiles and inner-loop steps of each config; `knobs` has the values of each knob, (n_configs,)."""
@@ -206,6 +202,22 @@ class InductorConvolutionFamily(_Product):
         m, n, k, window = (problem[dim] for dim in ("m", "n", "k", "window"))
         read = min(problem["stride"] ** 2, window)  # input pixels for each output pixel
         return float(problem["groups"] * problem.itemsize * (m * k * read + m * n + n * k * window))
+
+
+@lru_cache(maxsize=256)  # `supports` asks for each config
+def _listed_convolutions(*most: int) -> tuple[KernelConfig, ...]:
+    """Return the configs that Inductor lists where the blocks are at most so large, in its order."""
+    listed = []
+    for *sizes, stages, warps in _CONVOLUTIONS:
+        block_m, block_n, block_k = map(min, sizes, most)
+        blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k}
+        listed.append(KernelConfig.of(**blocks, num_warps=_warps(warps, block_m, block_n), num_stages=stages))
+    return tuple(dict.fromkeys(listed))
+
+
+def _warps(most: int, block_m: int, block_n: int) -> int:
+    """Return the warps of a config that is listed with at most so many."""
+    return min(most, max(block_m * block_n // _LEAST_TILE, 1))
 
 
 def _largest_blocks(problem: Problem) -> dict[str, int]:

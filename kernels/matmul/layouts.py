@@ -15,7 +15,7 @@ FLAGS = (*LAYOUTS, BIAS, *ACTIVATIONS)
 DTYPES = ("bf16", "fp16", "fp32", "int8")
 #: Rows must begin at multiples of this many bytes for TMA, and for 16-byte loads.
 ALIGNMENT_BYTES = 16
-#: The number of rows up to which a kernel without tiles is faster.
+#: A kernel without tiles is faster for at most so many rows.
 _FEW_ROWS = 2
 #: When a float32 operand that is stored across K is copied first: products per element, products in all, and K from
 #: which on an H200 gained at every size (tests/kernels/matmul/turning_on_gpu.py).

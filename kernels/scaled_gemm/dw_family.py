@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...datasets import Case, DeviceSpec, KernelConfig, Problem
 from ...runtime.launching.source_hash import hash_of_modules
 from ..config_limits import TMA_ARCHS, Knobs, why_no_gluon
-from ..gemm_family import BANDS_AND_PROGRAMS, Binaries, Configs, GemmFamily, Groups, seeded
-from ..grouped_gemm.family import _UNIFORM, MeasuredOverGroups
+from ..gemm_family import BANDS_AND_PROGRAMS, Binaries, Configs, Groups, seeded
+from ..grouped_gemm.family import UNIFORM, MeasuredOverGroups
 from ..grouped_gemm.features import group_sizes_of
 from ..grouped_gemm.variants import chunk_rows
 from ..numerics import instruction_of
@@ -22,8 +22,8 @@ from ..workloads import load_models
 from . import workload
 from .dw_features import DW_FEATURES, dw_feature_groups
 from .dw_space import DW_KNOBS, DW_VALUES, dw_smem_bytes, full_dw_space, wrong_dw_tile
-from .family import FP8_ARCHS
-from .scales import BLOCKWISE, DTYPE, SCALED, STEP
+from .family import FP8Family
+from .scales import BLOCKWISE, DTYPE, SCALED
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +46,7 @@ class DWInputs:
     device: DeviceSpec
 
 
-class ScaledGroupedGemmDW(MeasuredOverGroups, GemmFamily):
+class ScaledGroupedGemmDW(MeasuredOverGroups, FP8Family):
     """The family of w's gradient in fp8, dw[e] = dy[rows of e].T @ x[rows of e], in bf16.
 
     dy (rows, N) and x (rows, K) are sorted by group, and dw is (groups, N, K), zero for empty groups. Both operands are
@@ -66,7 +66,7 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, GemmFamily):
     knobs = DW_KNOBS
     feature_names = DW_FEATURES
     independent: ClassVar[tuple[str, ...]] = ()  # it sums over the rows
-    routings = _UNIFORM  # the number of tiles hardly depends on the routing
+    routings = UNIFORM  # the number of tiles hardly depends on the routing
     dtype_argument = "x_ptr"
     dims_from: ClassVar[Mapping[str, tuple[str, int]]] = {
         "rows": ("rows", 1),
@@ -96,21 +96,6 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, GemmFamily):
         """Return the shared memory of one program, in bytes; `elements` is whether scales are blockwise."""
         return dw_smem_bytes(config, elements)
 
-    def limit_of(self, config: Knobs, elements: Any, device: DeviceSpec) -> str | None:
-        """Return why a device cannot run a config for such scales, or None if it can."""
-        if device.arch not in FP8_ARCHS and device.backend != "cpu":
-            return f"{device.arch} does not support {DTYPE}; {', '.join(FP8_ARCHS)} do"
-        return super().limit_of(config, elements, device)
-
-    def wrong_problem(self, problem: Problem) -> str | None:
-        """Return why no config can run a problem, or None."""
-        n, k, groups = problem["n"], problem["k"], problem["groups"]
-        if min(n, k, groups) < 1:
-            return f"groups, N and K must be >= 1 but are {groups}, {n} and {k}"
-        if n % STEP or k % STEP:
-            return f"N and K must be multiples of {STEP} but are {n} and {k}"
-        return None
-
     def wrong_pair(self, config: KernelConfig, problem: Problem) -> str | None:
         """Return why a config cannot run a problem on any device, or None."""
         if (wrong := wrong_dw_tile(config)) is not None:
@@ -123,20 +108,11 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, GemmFamily):
         """Return the numerics class: the instruction. The steps, whose sums are added in float32, are always 128."""
         return instruction_of(config["BLOCK_M"], config.num_warps)
 
-    def supports_by(self, problem: Problem) -> Hashable:
-        """Return the properties of a problem on which `supports` depends; equal ones give equal answers."""
-        n, k = problem["n"], problem["k"]
-        return problem.dtype, problem.flags, min(n, k, problem["groups"]) < 1, n % STEP, k % STEP
-
     def grouped_features(
         self, problems: Sequence[Problem], device: DeviceSpec, configs: Configs, binaries: Binaries | None
     ) -> Groups:
         """Return the features of problems with the same dtype and flags, grouped by what the columns depend on."""
         return dw_feature_groups(problems, device, configs)
-
-    def flags_of_call(self, arguments: Mapping[str, Any]) -> Sequence[str]:
-        """Return the flags of the problem that a launch's arguments describe."""
-        return [flag for flag in self.flags if arguments.get(flag.upper())]
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
         """Return the cases that `cases` draws from a file of models or the shipped one; see `MeasuredFamily.draw`."""

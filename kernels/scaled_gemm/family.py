@@ -58,7 +58,35 @@ class Inputs:
     device: DeviceSpec
 
 
-class ScaledGemmFamily(GemmFamily, MeasuredFamily):
+class FP8Family(GemmFamily):
+    """Base class of the families of fp8 products; the flags of a problem name its scales."""
+
+    def limit_of(self, config: Knobs, elements: Any, device: DeviceSpec) -> str | None:
+        """Return why a device cannot run a config for scales like these (`elements`), or None if it can."""
+        if device.arch not in FP8_ARCHS and device.backend != "cpu":
+            return f"{device.arch} does not support {DTYPE}; {', '.join(FP8_ARCHS)} do"
+        return super().limit_of(config, elements, device)
+
+    def wrong_problem(self, problem: Problem) -> str | None:
+        """Return why no config can run a problem, or None."""
+        n, k, groups = problem["n"], problem["k"], _groups(problem)
+        if min(n, k, groups) < 1:
+            return f"groups, N and K must be >= 1 but are {groups}, {n} and {k}"
+        if n % STEP or k % STEP:
+            return f"N and K must be multiples of {STEP} but are {n} and {k}"
+        return None
+
+    def supports_by(self, problem: Problem) -> Hashable:
+        """Return the properties of a problem on which `supports` depends; equal ones give equal answers."""
+        n, k = problem["n"], problem["k"]
+        return problem.dtype, problem.flags, min(n, k, _groups(problem)) < 1, n % STEP, k % STEP
+
+    def flags_of_call(self, arguments: Mapping[str, Any]) -> Sequence[str]:
+        """Return the flags of the problem that a launch's arguments describe."""
+        return [flag for flag in self.flags if arguments.get(flag.upper())]
+
+
+class ScaledGemmFamily(FP8Family, MeasuredFamily):
     """Base class of the dense and the grouped family of scaled GEMMs.
 
     They compute y = (x @ w.T) in fp8, times the scales of x and w, in bf16. Flags of a problem: "rowwise" (one scale
@@ -120,12 +148,6 @@ class ScaledGemmFamily(GemmFamily, MeasuredFamily):
         """Return the shared memory of one program, in bytes; `elements` is the granularity of the scales."""
         return smem_bytes(config, device, elements)
 
-    def limit_of(self, config: Knobs, elements: Any, device: DeviceSpec) -> str | None:
-        """Return why a device cannot run a config for scales of this granularity (`elements`), or None if it can."""
-        if device.arch not in FP8_ARCHS and device.backend != "cpu":
-            return f"{device.arch} does not support {DTYPE}; {', '.join(FP8_ARCHS)} do"
-        return super().limit_of(config, elements, device)
-
     def refused(self, problem: Problem) -> str | None:
         """Return why no config can run a problem, or None."""
         if problem.dtype != DTYPE:
@@ -136,12 +158,7 @@ class ScaledGemmFamily(GemmFamily, MeasuredFamily):
         """Return why no config can run a problem, or None."""
         if len(problem.flags) > 1:
             return f"a problem cannot have both flags {ROWWISE} and {BLOCKWISE}"
-        n, k, groups = problem["n"], problem["k"], _groups(problem)
-        if min(n, k, groups) < 1:
-            return f"groups, N and K must be >= 1 but are {groups}, {n} and {k}"
-        if n % STEP or k % STEP:
-            return f"N and K must be multiples of {STEP} but are {n} and {k}"
-        return None
+        return super().wrong_problem(problem)
 
     def wrong_pair(self, config: KernelConfig, problem: Problem) -> str | None:
         """Return why a config cannot run a problem on any device, or None."""
@@ -168,20 +185,11 @@ class ScaledGemmFamily(GemmFamily, MeasuredFamily):
             return found
         return *found, parts, padded(-(-padded(problem["k"], step) // parts), step)  # the length of a part
 
-    def supports_by(self, problem: Problem) -> Hashable:
-        """Return the properties of a problem on which `supports` depends; equal ones give equal answers."""
-        n, k = problem["n"], problem["k"]
-        return problem.dtype, problem.flags, min(n, k, _groups(problem)) < 1, n % STEP, k % STEP
-
     def grouped_features(
         self, problems: Sequence[Problem], device: DeviceSpec, configs: Configs, binaries: Binaries | None
     ) -> Groups:
         """Return the features of problems with the same dtype and flags, grouped by what the columns depend on."""
         return feature_groups(problems, self.rows, device, configs)
-
-    def flags_of_call(self, arguments: Mapping[str, Any]) -> Sequence[str]:
-        """Return the flags of the problem that a launch's arguments describe."""
-        return [flag for flag in FLAGS if arguments.get(flag.upper())]
 
     def flops(self, problem: Problem) -> float:
         """Return the number of floating-point operations of a problem."""

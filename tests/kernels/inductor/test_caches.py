@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).parents[2] / "cached_compile.py"
 
 
 def compiled(cache, *options, where="cpu"):
-    """What a new process lists and times, with Inductor's own cache in that folder."""
+    """Return what a new process lists and times, with Inductor's own cache in that folder."""
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
     command = [sys.executable, str(SCRIPT), "--where", where, *map(str, options)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -28,14 +28,14 @@ def where(request):
 
 
 def assert_chosen(found, where):
-    """That a process has chosen, and on a GPU has timed the choices."""
+    """Check that a process has chosen, and on a GPU has timed the choices."""
     assert found["listed"]
     assert not found["hits"]
     assert found["timed"] == (["mm"] if where == "cuda" else [])
 
 
 def assert_recalled(found):
-    """That a process has done none of that."""
+    """Check that a process has neither chosen nor timed anything."""
     assert {**found, "seconds": 0} == {"listed": [], "timed": [], "hits": 1, "seconds": 0}
 
 
