@@ -90,7 +90,7 @@ def scaled_grouped_gemm(
     config_dx: KernelConfig | None = None,
     config_dw: KernelConfig | None = None,
     grad_dtype: str = "e4m3",
-    dw_dtype: str = "bf16",
+    dw_dtype: str = "fp8",
     mode: str | None = None,
     same_bits: bool | None = None,
     invariant: str | None = None,
@@ -109,14 +109,15 @@ def scaled_grouped_gemm(
         scales: As for `scaled_gemm`.
         config: The kernel config of the forward pass; see `foretune.grouped_gemm`.
         config_dx: The same for the gradient of x.
-        config_dw: The same for the gradient of w, a config of grouped_gemm_dw, or of scaled_grouped_gemm_dw if
-            `dw_dtype` is "fp8".
+        config_dw: The same for the gradient of w, a config of scaled_grouped_gemm_dw, or of grouped_gemm_dw if
+            `dw_dtype` is "bf16".
         grad_dtype: The fp8 dtype of y's gradient in dX and dW: "e4m3", as in DeepSeek-V3, or "e5m2", which has a larger
             range but twice the rounding error, and for which dX is slower.
-        dw_dtype: The precision of the gradient of w. "fp8" is faster, and as in DeepSeek-V3: x and y's gradient are
-            quantized along columns, one scale per column of every 128 rows of a group if scales are blockwise, else one
-            per column of a group. "bf16" has a tenth of the error or less. With "fp8", calls that need a gradient may
-            round a quantized number of x or w to the other neighbor than calls that need none.
+        dw_dtype: The precision of the gradient of w. "fp8" is as in DeepSeek-V3: x and y's gradient are quantized along
+            columns, one scale per column of every 128 rows of a group if scales are blockwise, else one per column of a
+            group. "bf16" has a tenth of the error or less, and a step takes 3 to 5 times as long. With "fp8",
+            calls that need a gradient may round a quantized number of x or w to the other neighbor than calls that
+            need none.
         mode: As for `scaled_gemm`.
         same_bits: As for `scaled_gemm`.
         invariant: "rows" (or "m"), as for `scaled_gemm`.

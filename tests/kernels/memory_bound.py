@@ -2,19 +2,22 @@
 seconds each, into OUT/FAMILY. (On 16 cores, compiling takes the first minute: 745 s of a core for forward.)
 
 `python memory_bound.py regret FAMILY... --data DATA... [--extra DATA...]`: how much slower than the best config the
-best of the first k is, in percent, on such problems and on others, by rankers that learned from other models' problems:
-from `--data` alone, and with `--extra`. Judged are the problems of which most configs were measured.
+best of the first k is, in percent, on such problems and on others of each device, by rankers that learned from other
+models' problems: from `--data` alone, and with `--extra`. Both are judged on the problems of `--data` of which most
+configs were measured, and the second also on those of `--extra`.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import rich
 from foretune import collect_dataset
-from foretune.datasets import Case, Problem, load
+from foretune.datasets import Case, Measurable, Problem, load
 from foretune.datasets.console import table
 from foretune.datasets.merge import merge_datasets
 from foretune.kernels import find_measurable
@@ -65,17 +68,27 @@ def regret(names: list[str], data: list[str], extra: list[str]) -> None:
     rows = []
     for name in names:
         family = find_measurable(name)
+        known = {(device, problem) for part in data for device, problem in problems_of(part, family)}
         for parts in (data, data + extra) if extra else (data,):
-            merged = merge_datasets([load(part) for part in parts], name="all")
-            found = cross_validate(merged, family, ks=KS, jobs=1)
-            for kind in (True, False):
-                places = [place for place, case in enumerate(found.cases) if is_bound_by_memory(case) == kind]
-                regrets = [f"{100 * (geomean(found.regret[k][places]) - 1):.1f}" for k in KS] if places else []
-                label = "bound by memory" if kind else "others"
-                rows.append([name, " ".join(parts), f"{label} ({len(places)})", " / ".join(regrets)])
+            found = cross_validate(merge_datasets([load(part) for part in parts], name="all"), family, ks=KS, jobs=1)
+            places = defaultdict(list)
+            for place, (case, device) in enumerate(zip(found.cases, found.devices, strict=True)):
+                kind = "bound by memory" if is_bound_by_memory(case) else "others"
+                places[device.name, kind, (device.name, case.problem) not in known].append(place)
+            for (device, kind, is_extra), here in sorted(places.items()):
+                regrets = [f"{100 * (geomean(found.regret[k][here]) - 1):.1f}" for k in KS]
+                label = f"{kind} ({len(here)}{' of --extra' if is_extra else ''})"
+                rows.append([name, "with --extra" if parts != data else "--data", device, label, " / ".join(regrets)])
                 rich.print(*rows[-1])
-    columns = ("family", "data", "problems", f"percent, best of the first {' / '.join(map(str, KS))}")
+    columns = ("family", "learned from", "device", "problems", f"percent, best of the first {' / '.join(map(str, KS))}")
     rich.print(table("Regret on models that were not learned from", columns, rows))
+
+
+def problems_of(part: str, family: Measurable) -> Iterator[tuple[str, Problem]]:
+    """Yield the device's name and the problem of each problem of a dataset."""
+    grid = load(part).grid(family)
+    for device, case in zip(grid.devices, grid.cases, strict=True):
+        yield device.name, case.problem
 
 
 def main() -> None:
