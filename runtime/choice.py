@@ -12,8 +12,7 @@ import torch
 
 from ..datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem, not_empty, wrong_knobs
 from ..datasets.errors import reason_of, shown
-from .arguments import Mode, warn_once
-from .epochs import is_pinned
+from .arguments import Mode, is_pinned, warn_once
 from .how_many import HowMany, predicted_us
 from .launching.collector import collecting_later
 from .launching.stub_driver import measures
@@ -104,8 +103,7 @@ def refinement(family: Measurable, problem: Problem, device: DeviceSpec) -> Refi
     from .pins import source_of  # imported late, because the other modes do not need these
     from .timing.flywheel import log_row
     from .tuning.refine.calls import stopwatch
-    from .tuning.refine.refinement import CANDIDATES, Refinement, refinement_of
-    from .tuning.refine.store import Store
+    from .tuning.refine.refinement import CANDIDATES, Refinement, Store, refinement_of
 
     if (watch := stopwatch()) is None:
         return None

@@ -11,9 +11,8 @@ from typing import Any
 
 from ..datasets import DeviceSpec, KernelConfig, Problem
 from ..datasets.errors import abridged, check_path
-from . import epochs
-from .arguments import Mode, requested_or_set, resolve_mode, warn_once
-from .epochs import PIN_VARIABLE, begin_pin_epoch, is_pinned
+from . import arguments
+from .arguments import PIN_VARIABLE, Mode, begin_pin_epoch, is_pinned, requested_or_set, resolve_mode, warn_once
 from .node_copies import near_copy
 from .pin_file import PinError, PinFile, PinnedDevice, PinnedFunction, PinnedKernel, Versions
 
@@ -62,8 +61,8 @@ class Pins:
 
     def __exit__(self, *error: object) -> None:
         """Stop applying the pin file. Further calls do nothing."""
-        if self in epochs.pins:
-            epochs.pins.remove(self)
+        if self in arguments.pins:
+            arguments.pins.remove(self)
             begin_pin_epoch()
 
     def covers(self, kernel: str) -> bool:
@@ -166,7 +165,7 @@ def pinned(file: Path | str, missing: str | None = None) -> Pins:
     ...     pass  # steps that run the file's choices
     """
     pins = Pins(file, missing)
-    epochs.pins.append(pins)
+    arguments.pins.append(pins)
     begin_pin_epoch()
     return pins
 
@@ -180,8 +179,8 @@ def pins_in_force() -> Pins | None:
     """
     if not is_pinned() or resolve_mode() is Mode.OFF:
         return None
-    if epochs.pins:
-        pins = epochs.pins[-1]
+    if arguments.pins:
+        pins = arguments.pins[-1]
         assert isinstance(pins, Pins)
         return pins
     return _from_environment(os.environ[PIN_VARIABLE])

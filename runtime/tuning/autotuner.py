@@ -18,20 +18,18 @@ from triton.runtime.errors import AutotunerError
 from ...datasets import DeviceSpec, Family, ForetuneError, Problem
 from ...datasets.errors import check_between, check_flag, check_integer, check_words, reason_of, shown
 from ...datasets.forking import renew_in_children
-from ..arguments import Mode, resolve_mode, warn_once
-from ..epochs import is_pinned
+from ..arguments import Mode, is_pinned, resolve_mode, warn_once
 from ..how_many import Length, check_length
+from ..launching.ahead import hash_triton
 from ..launching.kernel import Kernel
-from ..launching.triton_hash import hash_triton
 from ..prune import Pruner, in_full
 from .isolation import IsolatedTimer, NoIsolationError
 from .known_times import KnownTimes
 from .one_launch import OneLaunch, launch_undecided, own_key, restore_tensors, save_tensors, times_one
-from .progress import ProgressLine
 from .ranks.agreement import choose_together, epoch, may_tune, scope
 from .refine.calls import check_cost
 from .refine.refinement import Refinement
-from .session import Measured, TuningSession, checked_time, is_capturing, none_launched, search
+from .session import Measured, ProgressLine, TuningSession, checked_time, is_capturing, none_launched, search
 from .shortlisters import FamilyShortlister, OwnShortlister, Shortlister, TracedPrune
 
 if TYPE_CHECKING:

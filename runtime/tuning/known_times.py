@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import reason_of
 from ..arguments import warn_once
-from ..launching.kernel import Kernel
+from ..launching.kernel import Kernel, kept_arguments
 from ..launching.stub_driver import device_here, measures
 from ..pins import pinned_config
-from .launch_arguments import kept_arguments
 from .ranks.agreement import agreed, choose_together, scope
 from .ranks.rendezvous import Times
 from .refine.calls import stopwatch
-from .refine.refinement import Refinement, refinement_of
-from .refine.store import Store
+from .refine.refinement import Refinement, Store, refinement_of
 from .session import Measured
 
 if TYPE_CHECKING:

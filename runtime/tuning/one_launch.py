@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 from ...datasets import ForetuneError
 from ...datasets.errors import shown
 from ..launching.ahead import in_background, load_binary, make_launch_function_ahead
-from ..launching.kernel import Kernel
+from ..launching.kernel import OF_THE_LAUNCH, Kernel, kept_arguments, stand_ins
 from ..launching.stub_driver import stubbed
 from ..timing.timer import timer_of
 from .gaussian_process import MOST_SLOWDOWN
-from .launch_arguments import OF_THE_LAUNCH, kept_arguments, stand_ins
 from .session import is_capturing
 
 if TYPE_CHECKING:

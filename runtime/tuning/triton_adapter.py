@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 from ...datasets import DeviceSpec, ForetuneError, Problem
 from ...datasets.errors import reason_of
 from ...datasets.forking import renew_in_children
-from ..arguments import Mode, resolve_mode, warn_once
-from ..epochs import is_pinned
+from ..arguments import Mode, is_pinned, resolve_mode, warn_once
 from ..how_many import Length
+from ..launching.ahead import hash_triton
 from ..launching.kernel import Kernel
 from ..launching.stub_driver import device_here, measures
-from ..launching.triton_hash import hash_triton
 from ..prune import Pruner, in_full
 from .attached_key import CoarseKeys, KeyTuning
 from .known_times import KnownTimes

@@ -25,11 +25,10 @@ from ...datasets.errors import abridged, cause_of, check_integer, check_path, sh
 from ...datasets.files import read_regular
 from ...datasets.problem import MOST_SIZE
 from ..launching.ahead import compile_ahead
-from ..launching.kernel import Kernel
+from ..launching.kernel import Kernel, stand_ins
 from ..same_bits import keeping
 from ..shortlist import make_shortlist
 from .cache.known import KnownProblem, known_kernels
-from .launch_arguments import stand_ins
 from .launches import ELEMENTS, OTHER_ELEMENTS, LaunchFamily, autotuners_named
 from .own_timings import OwnTimings
 

@@ -29,15 +29,16 @@ from .document import (
     FAILED_AT,
     REFINED,
     Places,
+    Refined,
     check_choices,
     forget_oldest,
     is_launch,
+    is_sound,
     merge_launches,
     new_document,
     refined_of,
     times_of,
 )
-from .refined import Refined, is_sound
 from .shared_file import Document, SharedFile
 
 VARIABLE = "FORETUNE_CACHE_DIR"

@@ -14,21 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from ....datasets import ForetuneError, Problem
-from ....datasets.errors import MOST, check_integer, shown
-from ...arguments import warn_once
-from ...epochs import pin_epoch
+from ....datasets.errors import MOST, check_integer, printable, shown
+from ...arguments import pin_epoch, warn_once
 from ...launching.stub_driver import measures
 from ...pin_file import PinError
 from ...pins import pins_in_force
 from ...timing.flywheel import Software
-from ..progress import line_reporter
 from ..session import Measured, TuningSession
 from .call_timer import CallTimer, CallTrials, check_timer, timer_for
 from .calls import FunctionCall
-from .config_cache import ConfigCache
+from .config_cache import ConfigCache, KeyRecord, RecordTimes, record_key
 from .config_space import Candidate
 from .in_step import Ranks
-from .key_record import KeyRecord, RecordTimes, record_key
 from .plain_values import plain, text_of
 from .results import Trial, TuneResult
 from .search import Search
@@ -166,7 +163,7 @@ class FunctionTuner(WrappedFunction[P, R]):
         """
         ranks, runs = Ranks(group), f"{self.n_warmup} + {self.n_repeat}"
         with ranks.together(self.name, {"key": call.key, "source": self._code, **terms, "runs": runs}):
-            yield CallTuning(self, call, ranks, line_reporter(verbose, self.name, call.key, ranks, logs))
+            yield CallTuning(self, call, ranks, _line_reporter(verbose, self.name, call.key, ranks, logs))
 
 
 @dataclass
@@ -285,3 +282,26 @@ def trials_of(
     return [
         Trial(dict(one.knobs), *measured[one], metrics(measured[one].time_us)) for one in candidates if one in measured
     ]
+
+
+def _line_reporter(
+    is_verbose: bool, function: str, key: str, ranks: Ranks, logs: Path | None = None
+) -> Callable[[str], None]:
+    """Return a function that reports one line of a tuning on stderr if `is_verbose`.
+
+    With `logs`, each line is also appended to rank-N.log in that folder, whether verbose or not.
+    """
+    label = f"{function} {key}" if ranks.alone else f"rank {ranks.rank}: {function} {key}"
+
+    def report(text: str) -> None:
+        line = printable(f"{label}: {text}")
+        if is_verbose:
+            from rich.console import Console
+
+            Console(stderr=True).print(line, soft_wrap=True, markup=False, emoji=False, highlight=False)
+        if logs is not None:
+            logs.mkdir(parents=True, exist_ok=True)
+            with (logs / f"rank-{ranks.rank}.log").open("a") as file:
+                file.write(line + "\n")
+
+    return report

@@ -17,9 +17,8 @@ from ...launching.source_hash import digest_of
 from ..triton_adapter import Attachment
 from .calls import FunctionCall
 from .config_space import Candidate
-from .in_step import listed
+from .in_step import context_now, listed
 from .plain_values import plain, text_of, type_name
-from .running import context_now
 
 Run = Callable[..., Any]
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol
 
 from ....datasets import ForetuneError
 from ....datasets.errors import shown
-from ...epochs import is_pinned
+from ...arguments import is_pinned
 from ...launching.stub_driver import stubbed
 from ..ranks.agreement import may_tune
 

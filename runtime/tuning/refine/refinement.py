@@ -13,19 +13,20 @@ import math
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
-from ....datasets import Problem
+from ....datasets import DeviceSpec, KernelConfig, Problem
 from ....datasets.errors import abridged, reason_of
 from ....datasets.forking import renew_in_children
 from ...arguments import warn_once
 from ...launching.ahead import in_background
-from ..cache.refined import RefinedTime, Refining
+from ..cache.document import Refined, RefinedTime, Refining, is_sound
+from ..cache.kernel_cache import ChoiceCache
 from ..ranks.agreement import agreed, choose_together, epoch, scope
 from ..session import is_capturing
 from .calls import Stopwatch, check_cost, is_deterministic, why_paused
 from .race import CALLS, MARGIN, Race
-from .store import Store
 
 C = TypeVar("C", bound=Hashable)
 R = TypeVar("R")
@@ -370,3 +371,55 @@ def refining() -> Refining:
     <Refining of 0 problems, 0 configs>
     """
     return Refining([row for one in list(_all.values()) for row in one.rows()])
+
+
+class Store(Generic[C]):
+    """The results of one problem in the choice cache and in the log of FORETUNE_LOG.
+
+    Args:
+        kernel: The kernel's name in the choice cache.
+        source_hash: Returns the hash of the kernel's source.
+        problem: The problem that represents the calls.
+        device: The device.
+        values: The `KernelConfig` of each candidate; candidates without one are not stored.
+        log: Logs the mean time of a candidate in microseconds; called at the decision.
+        bundle: Returns the digest of the bundle that predicted, "" for none.
+    """
+
+    def __init__(
+        self,
+        kernel: str,
+        source_hash: Callable[[], str],
+        problem: Problem,
+        device: DeviceSpec,
+        values: dict[C, KernelConfig],
+        log: Callable[[C, float], object],
+        bundle: Callable[[], str],
+    ) -> None:
+        self._kernel, self._source_hash, self._problem, self._device = kernel, source_hash, problem, device
+        self._values, self._log, self._bundle = values, log, bundle
+
+    def load(self) -> Refined | None:
+        """Return what earlier processes stored."""
+        return self._cache.refined(self._problem)
+
+    def save(self, times: dict[C, RefinedTime], decided: C | None) -> None:
+        """Store the results so far: times by candidate, and the chosen one, None before the decision.
+
+        At the decision the mean times are logged, too.
+        """
+        kept = {self._values[one]: time for one, time in times.items() if one in self._values}
+        chosen = None if decided is None else self._values.get(decided)
+        self._cache.refine(self._problem, Refined(kept, chosen), self._bundle())
+        for one, time in times.items() if decided is not None else ():
+            if is_sound(time):
+                self._log(one, time.mean_us)
+
+    def value(self, candidate: C) -> KernelConfig | None:
+        """Return a candidate's `KernelConfig`; None if it cannot be stored."""
+        return self._values.get(candidate)
+
+    @cached_property
+    def _cache(self) -> ChoiceCache:
+        """The choice cache, found once: to hash a large source takes 50 ms of Python, and other threads wait for it."""
+        return ChoiceCache.of(self._kernel, self._source_hash(), self._device)

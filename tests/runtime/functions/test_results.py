@@ -14,7 +14,7 @@ import pytest
 import triton
 from foretune import DeviceSpec, ForetuneError
 from foretune.runtime.tuning.functions.call_timer import EventTimer, HostTimer, KernelTimer
-from foretune.runtime.tuning.functions.work import Work
+from foretune.runtime.tuning.functions.calls import Work
 from rich.console import Console
 
 

@@ -14,8 +14,7 @@ from foretune.runtime.tuning.cache.cache_folder import refined_contents
 from foretune.runtime.tuning.cache.kernel_cache import ChoiceCache
 from foretune.runtime.tuning.refine import calls, refinement
 from foretune.runtime.tuning.refine.race import CALLS
-from foretune.runtime.tuning.refine.refinement import Refinement
-from foretune.runtime.tuning.refine.store import Store
+from foretune.runtime.tuning.refine.refinement import Refinement, Store
 from waiting import at_once
 
 H200 = DeviceSpec.named("h200")
