@@ -9,7 +9,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from ...datasets import DeviceSpec, torch_dtype
 from ...datasets.device import MATRIX_DTYPES
@@ -21,7 +21,7 @@ _SMALLEST, _LARGEST, _PER_DOUBLING = 1 / 8, 4, 4
 _FITS = 0.9
 
 
-def measured(device: DeviceSpec, meter: RateMeter | None = None) -> DeviceSpec:
+def measured(device: DeviceSpec, meter: CudaRateMeter | None = None) -> DeviceSpec:
     """Return the current device's spec with measured rates. Takes about a second.
 
     It measures the copy and read bandwidth far outside the L2, the matrix rate of every dtype, and the L2 size that a
@@ -30,7 +30,7 @@ def measured(device: DeviceSpec, meter: RateMeter | None = None) -> DeviceSpec:
 
     Args:
         device: The spec of the current device (see `DeviceSpec.live`).
-        meter: Measures the rates; a `CudaRateMeter` if None. Tests replace it.
+        meter: Measures the rates; a new one if None. Tests replace it.
 
     >>> import torch
     >>> if torch.cuda.is_available():
@@ -93,23 +93,6 @@ _LEAST_BYTES_READ = 1 << 30
 #: The size of the square matrices, which keep an H200 busy for a millisecond or more.
 _MATRIX = 8192
 _WARM_UPS = 5
-
-
-class RateMeter(Protocol):
-    """The measurements of a device that `measured` needs. Tests replace it."""
-
-    @property
-    def most_bytes(self) -> int:
-        """The bytes of the largest set that can be read."""
-
-    def read_gbs(self, set_bytes: int) -> float:
-        """Return the rate of reading a set of this size repeatedly, in 10^9 bytes per second."""
-
-    def copy_gbs(self) -> float:
-        """Return the rate of an elementwise kernel outside of the L2, in 10^9 bytes read and written per second."""
-
-    def matrix_tflops(self, dtype: str) -> float:
-        """Return the rate of torch's product of random square matrices of a dtype, in 10^12 operations per second."""
 
 
 class CudaRateMeter:

@@ -25,7 +25,7 @@ from ..cache.document import Refined, RefinedTime, Refining, is_sound
 from ..cache.kernel_cache import ChoiceCache
 from ..ranks.agreement import agreed, choose_together, epoch, scope
 from ..session import is_capturing
-from .calls import Stopwatch, check_cost, is_deterministic, why_paused
+from .calls import CudaEvents, check_cost, is_deterministic, why_paused
 from .race import CALLS, MARGIN, Race
 
 C = TypeVar("C", bound=Hashable)
@@ -70,7 +70,7 @@ class Refinement(Generic[C]):
         candidates: Sequence[C],
         slowdowns: Sequence[float],
         *,
-        watch: Stopwatch,
+        watch: CudaEvents,
         store: Store[C] | None = None,
         limit: dict[str, float] | None = None,
         predicted_us: float = 1.0,
