@@ -29,14 +29,15 @@ from ...datasets.forking import renew_in_children
 
 #: CU_STREAM_CAPTURE_MODE_RELAXED: this thread may do what another thread's capture must not.
 _RELAXED = 2
-_active: ContextVar[bool] = ContextVar("only_compiling", default=False)
-#: Return whether this thread is in a block of `only_compiling`; called at every launch.
-is_only_compiling = _active.get
-#: Return whether this thread is in a block of `only_compiling(load=True)`.
-_loads: ContextVar[bool] = ContextVar("only_loading", default=False)
-is_loading = _loads.get
-#: The jobs of the innermost block of `only_compiling`.
-_jobs_of_block: ContextVar[list[Future[Any]] | None] = ContextVar("jobs_of_block", default=None)
+#: The jobs of the innermost block of `only_compiling`, and whether they also load binaries; None outside of a block.
+_block: ContextVar[tuple[list[Future[Any]], bool] | None] = ContextVar("only_compiling", default=None)
+#: Return a true value if this thread is in a block of `only_compiling`; called at every launch.
+is_only_compiling = _block.get
+
+
+def is_loading() -> bool:
+    """Return whether this thread is in a block of `only_compiling(load=True)`."""
+    return (block := _block.get()) is not None and block[1]
 
 
 @contextmanager
@@ -49,14 +50,11 @@ def only_compiling(*, load: bool = False) -> Iterator[list[Future[Any]]]:
         load: Whether the jobs also load the binaries into the device, as their first launches would.
     """
     jobs: list[Future[Any]] = []
-    tokens = [(variable, variable.set(value)) for variable, value in ((_active, True), (_loads, load))]
-    token_of_jobs = _jobs_of_block.set(jobs)
+    token = _block.set((jobs, load))
     try:
         yield jobs
     finally:
-        for variable, token in tokens:
-            variable.reset(token)
-        _jobs_of_block.reset(token_of_jobs)
+        _block.reset(token)
 
 
 class _Jobs:
@@ -81,8 +79,8 @@ def compile_ahead_of(key: Hashable, job: Callable[[], object]) -> None:
         if key not in _jobs.underway:
             _jobs.underway[key] = _pool().submit(job)
         future = _jobs.underway[key]
-    if (jobs := _jobs_of_block.get()) is not None:
-        jobs.append(future)
+    if (block := _block.get()) is not None:
+        block[0].append(future)
 
 
 def load_binary(binary: Any) -> None:

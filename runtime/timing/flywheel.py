@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,15 +52,10 @@ class Software:
     triton: str
 
     @classmethod
+    @cache
     def here(cls) -> Software:
-        """Return the versions on this machine."""
-        return _software()
-
-
-@lru_cache(maxsize=1)
-def _software() -> Software:
-    """Return the versions on this machine, which are looked up once."""
-    return Software(driver=_driver(), torch=_version_of("torch"), triton=_version_of("triton"))
+        """Return the versions on this machine, which are looked up once."""
+        return cls(driver=_driver(), torch=_version_of("torch"), triton=_version_of("triton"))
 
 
 def _driver() -> str:

@@ -305,8 +305,7 @@ class _Tuning:
             if best is not None:
                 if memo is not None:
                     tuner._tuned[memo] = best
-                    is_pruned = bool(tuner._own_prune or tuner.perf_model)
-                    self._known.choose(best, [self._key], self._call.arguments, is_pruned=is_pruned)
+                    self._known.choose(best, [self._key], self._call.arguments)
                 return best, True
             if times:  # no agreement: every rank runs the first config
                 return chosen[0], chosen[0] in times

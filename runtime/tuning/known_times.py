@@ -262,8 +262,6 @@ class KeyTimes:
         config: triton.Config,
         keys: Iterable[Sequence[Any]],
         arguments: Mapping[str, Any],
-        *,
-        is_pruned: bool,
         bundle: str | None = None,
     ) -> None:
         """Store a choice, for `foretune cache freeze`, a warm-up and other readers of the cache.
@@ -272,8 +270,6 @@ class KeyTimes:
             config: The chosen config.
             keys: Triton's keys of launches that it was chosen for.
             arguments: The arguments of such a launch.
-            is_pruned: Whether the kernel prunes its configs itself, so that other launches of the same problem may run
-                other configs.
             bundle: The digest of the bundle that predicted, "" for none. If left out, the shortlister's.
         """
         kernel, problem, tuner = self._kernel, self.problem, self._kernel.tuner
@@ -283,8 +279,8 @@ class KeyTimes:
         with kernel.quietly():
             kernel._on_disk.choose(problem, kernel.shortlister.bundle if bundle is None else bundle, value)
             names = [name for name in tuner.keys if name in arguments]
+            own = value if kernel._is_pruned else None  # other launches of the same problem may run other configs
             for key in keys:
-                own = value if is_pruned else None
                 kernel._on_disk.saw_launch(problem, names, key, kept_arguments(arguments), own)
 
 

@@ -380,10 +380,9 @@ class Attachment:
         if choose_together():
             self._chosen_together.setdefault(scope(), {}).update((key, tuner.cache[key]) for key in new)
         if tuner.best_config in tuning.allowed:
-            is_pruned = bool(self._own_prune or tuner.perf_model)
             for key in new:
                 self._coarse.watch(key, tuning)
-            tuning.times.choose(tuner.best_config, new, tuning.arguments, is_pruned=is_pruned, bundle="")
+            tuning.times.choose(tuner.best_config, new, tuning.arguments, bundle="")
 
     def _known_here(self, opens: bool = True) -> KnownTimes:
         """Return the known times on the current device; if `opens`, load those in the cache unless this was done."""

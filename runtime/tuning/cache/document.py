@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from ....datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from ....datasets.console import table
-from ....datasets.errors import LONGEST_WORD, MOST_NAMES, check_between, check_integer, check_word, shown
+from ....datasets.errors import LONGEST_WORD, check_between, check_integer, check_word, shown
 from ....datasets.measurement import LONGEST_US, SHORTEST_US
 from ...launching.kernel import are_kept_arguments
+from ...pin_file import is_launch
 from .shared_file import MOST_BYTES, Document, size_of
 
 #: Half the width of a 95 % interval, in standard deviations.
@@ -236,7 +237,7 @@ def _check_entry(entry: Any, places: Collection[int]) -> None:
     _check_refined(entry.get(REFINED, {"times": {}, "decided": None}), places)
     check_integer(FAILED_AT, entry.get(FAILED_AT, 0), 0, _LATEST_S)
     launches = entry["launches"]
-    if not isinstance(launches, list) or len(launches) > _MOST_LAUNCHES or not all(map(is_launch, launches)):
+    if not isinstance(launches, list) or len(launches) > _MOST_LAUNCHES or not all(map(is_stored_launch, launches)):
         raise ForetuneError(
             f"launches must be at most {_MOST_LAUNCHES}, each with names and a key, but are {shown(launches)}"
         )
@@ -268,19 +269,13 @@ def merge_launches(older: Sequence[Document], newer: Sequence[Document]) -> list
     return [*(one for one in older if without_config(one) not in known), *newer][-_MOST_LAUNCHES:]
 
 
-def is_launch(launch: Any) -> bool:
+def is_stored_launch(launch: Any) -> bool:
     """Return whether a value is a launch as `saw_launch` stores it, which JSON does not alter."""
-    return (
-        isinstance(launch, dict)
-        and {"names", "key"} <= set(launch) <= {"names", "key", "arguments", "config"}
-        and all(isinstance(launch[part], list) and len(launch[part]) <= MOST_NAMES for part in ("names", "key"))
-        and are_kept_arguments(launch.get("arguments", {}))
-        and all(isinstance(name, str) for name in launch["names"])
-        and all(type(value) in (int, float, bool, str, type(None)) for value in launch["key"])
-        and all(math.isfinite(value) for value in launch["key"] if type(value) is float)
-        and len(launch["names"]) <= len(launch["key"])
-        and ("config" not in launch or _wrong(KernelConfig.from_json, launch["config"]) is None)
-    )
+    try:
+        is_valid = is_launch(launch, "arguments")
+    except ForetuneError:  # of its config
+        return False
+    return is_valid and are_kept_arguments(launch.get("arguments", {})) and len(launch["names"]) <= len(launch["key"])
 
 
 def forget_oldest(document: Document) -> bool:

@@ -32,8 +32,8 @@ from .document import (
     Refined,
     check_choices,
     forget_oldest,
-    is_launch,
     is_sound,
+    is_stored_launch,
     merge_launches,
     new_document,
     refined_of,
@@ -220,7 +220,7 @@ class ChoiceCache:
             launch["arguments"] = dict(arguments)
         if config is not None:
             launch["config"] = config.to_json()
-        if not is_launch(launch):
+        if not is_stored_launch(launch):
             return
         entry = self._entry(self.file.read(), problem)
         if entry is not None and launch in entry["launches"]:
