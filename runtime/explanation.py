@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
-from ..datasets.console import table
+from ..datasets.console import InNotebooks, table
 from .how_many import HowMany, Length, narrowing
 from .launching.stub_driver import device_here
 from .shortlist import bundle_in_force, chooser_of, predicted_slowdowns
@@ -88,7 +88,7 @@ class ExplainedConfig:
 
 
 @dataclass(frozen=True, repr=False)
-class Explanation:
+class Explanation(InNotebooks):
     """A shortlist with the reasons for each of its configs. Made by `foretune.explain`."""
 
     problem: Problem
@@ -179,9 +179,6 @@ class Explanation:
             lead=3,
             rest="config",
         )
-
-    def _repr_html_(self) -> str:
-        return str(self.__rich__()._repr_html_())
 
 
 def make_explanation(

@@ -65,10 +65,6 @@ class Pins:
             arguments.pins.remove(self)
             begin_pin_epoch()
 
-    def covers(self, kernel: str) -> bool:
-        """Return whether the file has an entry of a kernel, for any device."""
-        return any(known == kernel for known, _ in self._kernels)
-
     def config_of(
         self,
         kernel: str,
@@ -196,7 +192,7 @@ are_in_force.__dict__["_dynamo_marked_constant"] = True
 
 def is_covered(kernel: str) -> bool:
     """Return whether the pins in force have choices of a kernel, for any device."""
-    return (pins := pins_in_force()) is not None and pins.covers(kernel)
+    return (pins := pins_in_force()) is not None and any(known == kernel for known, _ in pins._kernels)
 
 
 @lru_cache(maxsize=1)

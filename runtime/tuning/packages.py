@@ -245,7 +245,8 @@ def _package_of(module: str) -> str | None:
 
 def _attach(tuner: triton.runtime.Autotuner) -> None:
     """Attach an autotuner if it is one of a named package and not attached. An error becomes one warning."""
-    if (package := _package_of(tuner.base_fn.__module__)) is None or _is_ours(tuner):
+    is_ours = type(tuner).__module__.partition(".")[0] == __name__.partition(".")[0]  # of `foretune.autotune`
+    if (package := _package_of(tuner.base_fn.__module__)) is None or is_ours:
         return
     from .attach import attach_created
 
@@ -255,11 +256,6 @@ def _attach(tuner: triton.runtime.Autotuner) -> None:
             _log.info("foretune: attached %s.%s", tuner.base_fn.__module__, tuner.base_fn.__qualname__)
     except Exception as error:  # noqa: BLE001 - creating a kernel must not fail
         warn_once(f"{VARIABLE}: {tuner.base_fn.__qualname__}: {reason_of(error)}", ": it is not attached")
-
-
-def _is_ours(tuner: triton.runtime.Autotuner) -> bool:
-    """Return whether an autotuner is one of `foretune.autotune`, which needs no attachment."""
-    return type(tuner).__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 @dataclass(frozen=True)

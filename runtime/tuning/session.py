@@ -54,20 +54,13 @@ class Measured(NamedTuple):
 
     @classmethod
     def failed(cls, error: Exception) -> Measured:
-        """Return the result for a candidate that raised an exception."""
-        status, text = failure_of(error)
-        return cls(status, error=text)
-
-
-def failure_of(error: Exception) -> tuple[Status, str]:
-    """Return the status of a candidate that raised an exception, and the exception's text for tables and messages."""
-    kind = type(error).__name__
-    text = printable(abridged(f"{kind}: {error}" if str(error) else kind))
-    if kind in ("OutOfResources", "OutOfMemoryError", "MemoryError"):
-        return Status.OUT_OF_RESOURCES, text
-    if "Compil" in kind or kind == "PTXASError":
-        return Status.COMPILE_FAILED, text
-    return Status.LAUNCH_FAILED, text
+        """Return the result for a candidate that raised an exception, with its text for tables and messages."""
+        kind, status = type(error).__name__, Status.LAUNCH_FAILED
+        if kind in ("OutOfResources", "OutOfMemoryError", "MemoryError"):
+            status = Status.OUT_OF_RESOURCES
+        elif "Compil" in kind or kind == "PTXASError":
+            status = Status.COMPILE_FAILED
+        return cls(status, error=printable(abridged(f"{kind}: {error}" if str(error) else kind)))
 
 
 class Known(Protocol[C]):
@@ -174,7 +167,13 @@ class TuningSession(Generic[C]):
             elif over := self._over():
                 return over
             else:
-                self._try(one)
+                assert self.time_one is not None
+                self.n_timed += 1
+                found = self.time_one(one)
+                if isinstance(found, Exception):
+                    self.keep(one, Measured.failed(found), found)
+                else:
+                    self.keep(one, found)
         return ""
 
     def compile(self, candidates: Sequence[C], compile_one: Callable[[C], object]) -> dict[C, BaseException | None]:
@@ -203,15 +202,6 @@ class TuningSession(Generic[C]):
         self.failures.clear()
         if self.best_us is None or measured.time_us < self.best_us:
             self.best = candidate
-
-    def _try(self, candidate: C) -> None:
-        assert self.time_one is not None
-        self.n_timed += 1
-        found = self.time_one(candidate)
-        if isinstance(found, Exception):
-            self.keep(candidate, Measured.failed(found), found)
-        else:
-            self.keep(candidate, found)
 
     def _over(self) -> str:
         """Return the limit that has been reached, or ""."""

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ....datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
-from ....datasets.console import table
+from ....datasets.console import InNotebooks, table
 from ....datasets.errors import LONGEST_WORD, check_between, check_integer, check_word, shown
 from ....datasets.measurement import LONGEST_US, SHORTEST_US
 from ...launching.kernel import are_kept_arguments
@@ -79,7 +79,7 @@ class Refined(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False)
-class Refining:
+class Refining(InNotebooks):
     """The refinements of this process (`foretune.refining`) or of the cache (`foretune cache show --refining`).
 
     `rows` has a dict for each problem and config: kernel, problem, state ("exploring", "chosen" or "dropped"), config,
@@ -101,9 +101,6 @@ class Refining:
         below = () if self.rows else ("Nothing has been refined.",)
         rows = [[row[name] for name in _COLUMNS] for row in self.rows]
         return table("Refinement", _COLUMNS, rows, below=below, once=("kernel", "problem"), lead=3)
-
-    def _repr_html_(self) -> str:
-        return str(self.__rich__()._repr_html_())
 
 
 def is_sound(time: RefinedTime) -> bool:

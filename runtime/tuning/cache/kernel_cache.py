@@ -267,10 +267,14 @@ def choices_folder() -> Path | None:
 
 def shared_file(folder: Path | None, kernel: str, device: DeviceSpec) -> SharedFile:
     """Return the file of a kernel and a device; its name has both names and a digest of them."""
-    names = (kernel, f"{device.name} {device.arch} {device.sm_count}")
-    digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:12]
-    words = [re.sub(r"[^A-Za-z0-9.]+", "_", name)[-80:].strip("._") for name in (kernel, device.name)]
-    return _shared(folder, f"{words[0]}-{words[1]}-{digest}.json")
+    identity = f"{kernel}\n{device.name} {device.arch} {device.sm_count}"
+    return _shared(folder, file_name(identity, kernel, device.name))
+
+
+def file_name(identity: str, *names: str) -> str:
+    """Return the name of a file of the cache: these names, as far as a file's name may have them, and a digest."""
+    words = [re.sub(r"[^A-Za-z0-9.]+", "_", name)[-80:].strip("._") for name in names]
+    return f"{'-'.join(words)}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.json"
 
 
 # One object per file, so that documents held in memory persist; a process uses at most one file per kernel.

@@ -14,7 +14,7 @@ from typing import Any
 
 from ....datasets import ForetuneError, Problem, Status
 from ....datasets.errors import check_path, check_word, shown
-from ..cache.kernel_cache import FAILURES_LAST_S, choices_folder
+from ..cache.kernel_cache import FAILURES_LAST_S, choices_folder, file_name
 from ..cache.shared_file import MOST_BYTES, Document, SharedFile, size_of
 from ..session import Measured
 from .config_space import Candidate
@@ -379,9 +379,7 @@ def functions_folder() -> Path | None:
 
 @lru_cache(maxsize=4096)  # one object for each file, so that functions of one name, and copies, share it
 def _opened(folder: Path | None, function: str) -> ConfigCache:
-    digest = hashlib.sha256(function.encode()).hexdigest()[:12]
-    name = re.sub(r"[^A-Za-z0-9.]+", "_", function)[-80:].strip("._")
-    return ConfigCache(None if folder is None else folder / f"{name}-{digest}.json")
+    return ConfigCache(None if folder is None else folder / file_name(function, function))
 
 
 def check_document(document: Document) -> int:

@@ -13,7 +13,7 @@ from foretune import ForetuneError, ForetuneWarning, KernelConfig, Problem, Tuni
 from foretune.datasets import Status
 from foretune.runtime.tuning.functions import TunedFunction, config_cache
 from foretune.runtime.tuning.functions.config_space import Candidate
-from foretune.runtime.tuning.session import Measured, TuningSession, failure_of
+from foretune.runtime.tuning.session import Measured, TuningSession
 
 
 def slow_tiles(watch, calls=None, fails=()):
@@ -151,9 +151,9 @@ def test_a_failure_has_its_status():
     class CompilationError(Exception):
         pass
 
-    found = [failure_of(error)[0] for error in (OutOfResources(), CompilationError("x"), ValueError("\x1b"))]
+    found = [Measured.failed(error).status for error in (OutOfResources(), CompilationError("x"), ValueError("\x1b"))]
     assert found == [Status.OUT_OF_RESOURCES, Status.COMPILE_FAILED, Status.LAUNCH_FAILED]
-    assert failure_of(ValueError("\x1b"))[1] == "ValueError: \\x1b"
+    assert Measured.failed(ValueError("\x1b")).error == "ValueError: \\x1b"
 
 
 def test_prune_sees_the_config_and_the_call_and_may_change_neither(watch):
