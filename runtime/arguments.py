@@ -7,14 +7,15 @@ Also when choices must be made again (`epoch`), and whether a pin file replaces 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, check_attributes, wrong_knobs
 from ..datasets.config import check_config
 from ..datasets.errors import ForetuneWarning as ForetuneWarning
-from ..datasets.errors import check_word, did_you_mean, shown, warn
+from ..datasets.errors import check_word, did_you_mean, reason_of, shown, warn
 from ..datasets.family_checks import with_defaults
 
 if TYPE_CHECKING:
@@ -221,6 +222,22 @@ def resolve_mode(requested: str | None = None, default: Mode = Mode.SHORTLIST) -
     """
     mode = requested_or_set("mode", requested, VARIABLE, default)
     return Mode.PREDICT if mode is not Mode.OFF and is_pinned() else mode
+
+
+@contextmanager
+def harmless(what: str, consequence: str = "") -> Iterator[None]:
+    """Turn an exception of the block into one warning, "what (the reason)consequence", so that the program goes on.
+
+    >>> import warnings
+    >>> with warnings.catch_warnings(record=True) as caught, harmless("times cannot be stored", ": they are lost"):
+    ...     {}["disk"]
+    >>> str(caught[0].message)
+    "times cannot be stored (KeyError: 'disk'): they are lost"
+    """
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - what is only for later runs, say, must not stop a launch
+        warn_once(f"{what} ({reason_of(error)})", consequence)
 
 
 #: The reasons that this process has warned about.

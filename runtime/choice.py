@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem, not_empty, wrong_knobs
-from ..datasets.errors import reason_of, shown
-from .arguments import Mode, is_pinned, warn_once
+from ..datasets.errors import shown
+from .arguments import Mode, harmless, is_pinned, warn_once
 from .how_many import HowMany, predicted_us
 from .launching.collector import collecting_later
 from .launching.stub_driver import measures
@@ -159,13 +159,11 @@ def _record(family: Measurable, near: Problem, device: DeviceSpec, config: Kerne
     if not os.environ.get("FORETUNE_CACHE_DIR") or _recorded.get(key) == config or not measures():
         return
     _recorded[key] = config
-    try:
+    with harmless(f"{family.name}: its choices cannot be stored"):
         from .pins import source_of
         from .tuning.cache.kernel_cache import ChoiceCache
 
         ChoiceCache.of(family.name, source_of(family.source_hash), device).choose(near, "", config)
-    except Exception as error:  # noqa: BLE001 - nothing that is only for later runs stops a call
-        warn_once(f"{family.name}: its choices cannot be stored ({reason_of(error)})")
 
 
 def _refusal(family: Measurable, problem: Problem, device: DeviceSpec, config: KernelConfig) -> str | None:

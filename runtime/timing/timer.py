@@ -275,7 +275,7 @@ class L2Flush:
         device: The torch device.
         flush_bytes: How many bytes are written to evict the L2: twice its size if None.
         clean: Read the bytes instead, so that the L2 has no dirty lines that must be written back first.
-        may_shrink: Use a smaller buffer if so much memory is not free.
+        may_shrink: Use a smaller buffer, halved until it fits, if so much memory is not free.
     """
 
     def __init__(
@@ -285,8 +285,21 @@ class L2Flush:
 
         if flush_bytes is None:
             flush_bytes = _FLUSH_L2_SIZES * torch.cuda.get_device_properties(device).L2_cache_size
-        self._buffer, self.is_whole = _allocated(max(flush_bytes // 4, 1), device, may_shrink=may_shrink)
-        self._clean = clean
+        self._clean, count = clean, max(flush_bytes // 4, 1)
+        wanted = count
+        while True:
+            try:
+                # Not zeros, which may be compressed on the way to memory.
+                self._buffer = torch.full((count,), 0x5EED, dtype=torch.int32, device=device)
+                break
+            except torch.cuda.OutOfMemoryError:
+                if not may_shrink or count <= _SMALLEST:
+                    raise
+                count //= 2
+        self.is_whole = count == wanted
+        if not self.is_whole:
+            what = f"{4 * wanted >> 20} MiB of GPU memory to clear the L2 are not free"
+            warn_once(what, f": {4 * count >> 10} KiB are used, and kernels may find some of their inputs in the L2")
 
     def __call__(self) -> None:
         """Queue the eviction."""
@@ -294,29 +307,6 @@ class L2Flush:
             self._buffer.sum()
         else:
             self._buffer.fill_(0x5EED)
-
-
-def _allocated(count: int, device: Any, *, may_shrink: bool) -> tuple[Any, bool]:
-    """Return a buffer of `count` 32-bit integers, halved until it fits, and whether it has its full size.
-
-    Raises torch's `OutOfMemoryError` if it may not shrink, or if not even `_SMALLEST` integers fit.
-    """
-    import torch
-
-    wanted = count
-    while True:
-        try:
-            # Not zeros, which may be compressed on the way to memory.
-            buffer = torch.full((count,), 0x5EED, dtype=torch.int32, device=device)
-        except torch.cuda.OutOfMemoryError:
-            if not may_shrink or count <= _SMALLEST:
-                raise
-            count //= 2
-            continue
-        if count < wanted:
-            what = f"{4 * wanted >> 20} MiB of GPU memory to clear the L2 are not free"
-            warn_once(what, f": {4 * count >> 10} KiB are used, and kernels may find some of their inputs in the L2")
-        return buffer, count == wanted
 
 
 def resetting(family: Measurable, inputs: Any) -> dict[str, Any]:

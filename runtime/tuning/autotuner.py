@@ -341,15 +341,7 @@ class _Tuning:
         return [left[position] for position in positions or ()]
 
     def _measure_agreed(self, configs: Sequence[triton.Config]) -> triton.Config | None:
-        """Measure configs; return the fastest that the ranks agree on, None if there is none."""
-        self._measure(configs)
-        times = self.session.times(configs)
-        if not times and not choose_together():  # otherwise other ranks wait, even if all configs failed here
-            return None
-        return self._known.agree(configs, [times.get(config) for config in configs])[0]
-
-    def _measure(self, configs: Sequence[triton.Config]) -> None:
-        """Measure those of the configs whose time is not known."""
+        """Measure configs without a known time; return the fastest that the ranks agree on, None if there is none."""
         tuner, session, began = self._tuner, self.session, time.monotonic()
         session.recall(configs)
         if n_new := sum(config not in session.measured for config in configs):
@@ -365,6 +357,10 @@ class _Tuning:
             for config in configs
             if config in session.measured
         }
+        times = session.times(configs)
+        if not times and not choose_together():  # otherwise other ranks wait, even if all configs failed here
+            return None
+        return self._known.agree(configs, [times.get(config) for config in configs])[0]
 
     def _time_one(self, config: triton.Config) -> Measured | Exception:
         """Time a config, and return its result or the exception that it raised; with `isolate` in another process."""

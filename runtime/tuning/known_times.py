@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
-from ...datasets.errors import reason_of
-from ..arguments import warn_once
+from ..arguments import harmless
 from ..launching.kernel import Kernel, kept_arguments
 from ..launching.stub_driver import device_here, measures
 from ..pins import pinned_config
@@ -135,14 +134,9 @@ class KnownTimes:
                 source = source_that_ran(family, self._kernel.jit)
                 log_row(family, problem, value, time_us, self.device, timed=timed or self._timed, source_hash=source)
 
-    @contextmanager
-    def quietly(self) -> Iterator[None]:
-        """Turn an exception of the block into a warning, so that it does not stop a launch."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 - a full disk, say, must not stop a launch
-            what = f"{self.name}: times cannot be stored ({reason_of(error)})"
-            warn_once(what, ": they are kept in memory only")
+    def quietly(self) -> AbstractContextManager[None]:
+        """Return a context manager that turns an exception of its block into a warning: see `harmless`."""
+        return harmless(f"{self.name}: times cannot be stored", ": they are kept in memory only")
 
 
 class KeyTimes:

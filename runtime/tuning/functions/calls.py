@@ -18,10 +18,9 @@ from ....datasets.problem import MOST_SIZE, dtype_from_json, dtype_of_tensor
 from ...arguments import family_of
 from ...launching.stub_driver import device_here
 from ..launches import flag_of
-from .config_space import Candidate, ConfigSpace
+from .config_space import Candidate, ConfigSpace, kernel_config
 from .plain_values import text_of
 from .results import Trial, all_failed
-from .search import kernel_config
 from .wrapped import CallKey
 
 #: Upper bound of operations and bytes, to catch mistakes.

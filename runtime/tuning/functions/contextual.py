@@ -15,11 +15,11 @@ from ..session import is_capturing
 from .call_timer import CallTimer
 from .calls import FunctionCall, place_of, problem_of_key
 from .config_cache import ConfigCache, KeyRecord
+from .config_space import Search
 from .function_tuner import CallTuning, FunctionTuner, Reuse, resolve_reuse, trials_of
 from .in_step import Ranks, TuningLock, context_now, context_turn, in_context
 from .plain_values import text_of
 from .results import TuneResult, all_failed, check_finished
-from .search import Search
 from .sites import Site, Sites, forced
 from .wrapped import CallKey, P, R
 

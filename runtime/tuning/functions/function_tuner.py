@@ -24,11 +24,10 @@ from ..session import Measured, TuningSession
 from .call_timer import CallTimer, CallTrials, check_timer, timer_for
 from .calls import FunctionCall
 from .config_cache import ConfigCache, KeyRecord, RecordTimes, record_key
-from .config_space import Candidate
+from .config_space import Candidate, Search
 from .in_step import Ranks
 from .plain_values import plain, text_of
 from .results import Trial, TuneResult
-from .search import Search
 from .side_effects import SideEffects
 from .wrapped import P, R, WrappedFunction
 

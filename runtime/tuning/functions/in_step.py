@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from ....datasets import ForetuneError
@@ -16,7 +16,6 @@ from ....datasets.forking import renew_in_children
 from ...launching.source_hash import digest_of
 from ..ranks.agreement import number_of, rendezvous_of
 from ..ranks.rendezvous import RankMismatchError, Rendezvous
-from .calls import FunctionCall
 from .config_space import Candidate
 
 #: A thread that waits for a tuning checks the tuning thread every `_LOOK_EVERY_S` seconds. It gives up once that thread
@@ -27,13 +26,6 @@ _LOOK_EVERY_S, _PATIENCE_S, _LONG_PATIENCE_S = 1.0, 5.0, 60.0
 _WAITING = ("threading", "queue", "concurrent", "multiprocessing")
 
 _here = threading.local()
-
-
-class Context(Protocol):
-    """A contextual function that is being tuned: it chooses the configs of all tuned functions and kernels in it."""
-
-    def run_function(self, function: Any, call: FunctionCall) -> Any:
-        """Run a call of a `TunedFunction` with the config that this context chooses; return the result."""
 
 
 class TuningLock:
@@ -92,9 +84,9 @@ def _is_waiting(frame: FrameType | None) -> bool:
 
 
 class _Contexts:
-    """The context that is being tuned and its thread (`now`), and the lock that this thread holds (`taken`)."""
+    """The context (`Sites`) being tuned and its thread (`now`), and the lock that this thread holds (`taken`)."""
 
-    now: tuple[int, Context] | None = None
+    now: tuple[int, Any] | None = None
 
     def __init__(self) -> None:
         renew_in_children(self)
@@ -130,8 +122,8 @@ def config_on_trial(function: Any) -> Candidate | None:
 
 
 @contextmanager
-def in_context(context: Context) -> Iterator[None]:
-    """Let a context choose configs during the block, for this thread, which holds the `context_turn`.
+def in_context(context: Any) -> Iterator[None]:
+    """Let a context (`Sites`) choose configs during the block, for this thread, which holds the `context_turn`.
 
     The context also applies to threads that Python did not start, such as those of torch's backward passes.
     """
@@ -142,7 +134,7 @@ def in_context(context: Context) -> Iterator[None]:
         _contexts.now = None
 
 
-def context_now() -> Context | None:
+def context_now() -> Any:
     """Return the context that chooses configs in this thread; None if there is none."""
     found = _contexts.now
     if found is None:
@@ -152,9 +144,9 @@ def context_now() -> Context | None:
 
 
 def context_turn() -> AbstractContextManager[bool]:
-    """Return a context manager that waits until no other thread runs a `Context`.
+    """Return a context manager that waits until no other thread has a context.
 
-    It yields whether this thread may run one (see `TuningLock.turn`). Threads that are timing a config wait too, which
+    It yields whether this thread may have one (see `TuningLock.turn`). Threads that are timing a config wait too, which
     cannot deadlock, because contexts do not take the locks of keys that are being tuned.
     """
     return _contexts.taken.turn(is_waiting=True)

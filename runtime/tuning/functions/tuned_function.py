@@ -17,11 +17,10 @@ from ...launching.source_hash import digest_of
 from ..session import Measured, is_capturing
 from .calls import CallReader, FunctionCall, Work
 from .config_cache import KeyRecord, record_key
-from .config_space import Candidate
+from .config_space import Candidate, Search
 from .function_tuner import CallTuning, FunctionTuner, Reuse, resolve_reuse, trials_of
 from .in_step import Ranks, TuningLock, config_on_trial, context_now, listed, on_trial
 from .results import TuneResult, all_failed
-from .search import Search
 from .wrapped import P, R
 
 

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from ....datasets import DeviceSpec, KernelConfig, Problem
 from ....datasets.errors import abridged, reason_of
 from ....datasets.forking import renew_in_children
-from ...arguments import warn_once
+from ...arguments import harmless, warn_once
 from ...launching.ahead import in_background
 from ..cache.document import Refined, RefinedTime, Refining, is_sound
 from ..cache.kernel_cache import ChoiceCache
@@ -320,10 +320,8 @@ class Refinement(Generic[C]):
         assert store is not None
 
         def save() -> None:
-            try:
+            with harmless(f"{self.name}: results cannot be stored", ": they are kept in memory"):
                 store.save(times, decided)
-            except Exception as error:  # noqa: BLE001 - results that cannot be stored do not stop a program
-                warn_once(f"{self.name}: results cannot be stored ({reason_of(error)})", ": they are kept in memory")
 
         return save
 
