@@ -102,6 +102,7 @@ def refinement(family: Measurable, problem: Problem, device: DeviceSpec) -> Refi
     """
     from .pins import source_of  # imported late, because the other modes do not need these
     from .timing.flywheel import log_row
+    from .tuning.cache.kernel_cache import ChoiceCache
     from .tuning.refine.calls import stopwatch
     from .tuning.refine.refinement import CANDIDATES, Refinement, Store, refinement_of
 
@@ -114,10 +115,8 @@ def refinement(family: Measurable, problem: Problem, device: DeviceSpec) -> Refi
     configs = tuple(ranked)
     key = (family.name, near, configs, device, scope())
     store = Store(
-        family.name,
-        partial(source_of, family.source_hash),
         near,
-        device,
+        lambda: ChoiceCache.of(family.name, source_of(family.source_hash), device),
         {one: one for one in configs},
         lambda config, time_us: log_row(family, near, config, time_us, device, timed="refined"),
         lambda: bundle_in_force(None).digest,

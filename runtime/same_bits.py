@@ -84,12 +84,6 @@ def why_none_kept(family: Family, problem: Problem, device: DeviceSpec, configs:
     return first
 
 
-def check_kept(family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> None:
-    """Raise `ForetuneError` if `why_none_kept` returns a reason."""
-    if (reason := why_none_kept(family, problem, device, configs)) is not None:
-        raise ForetuneError(reason)
-
-
 def is_requested(same_bits: bool | None = None) -> bool:
     """Return whether `same_bits` is requested by the option or by the environment."""
     if same_bits is not None:

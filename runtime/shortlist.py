@@ -18,7 +18,7 @@ from ..datasets.console import InNotebooks, table
 from ..datasets.errors import check_path, reason_of, shown
 from .arguments import configs_of, family_of, warn_once
 from .how_many import TRIAL_S, HowMany, Length
-from .same_bits import check_kept
+from .same_bits import why_none_kept
 
 if TYPE_CHECKING:
     import numpy as np
@@ -207,7 +207,8 @@ class Chooser:
             if answer is not None:
                 return answer
         check_problem_of(self.family, problem)
-        check_kept(self.family, problem, self.device, self.configs)
+        if (reason := why_none_kept(self.family, problem, self.device, self.configs)) is not None:
+            raise ForetuneError(reason)
         try:
             answer = self._predicted(problem, k)
         except Exception as error:  # noqa: BLE001 - a failed prediction never stops a launch

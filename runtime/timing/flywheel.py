@@ -20,7 +20,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
@@ -341,11 +343,7 @@ def launching_autotuner() -> Any:
     """
     from triton.runtime.autotuner import Autotuner
 
-    frame: Any = sys._getframe(1)
-    for _ in range(_MOST_FRAMES):
-        if frame is None:
-            return None
+    for frame, _ in islice(walk_stack(sys._getframe(1)), _MOST_FRAMES):
         if frame.f_code.co_name == "run" and isinstance(caller := frame.f_locals.get("self"), Autotuner):
             return caller
-        frame = frame.f_back
     return None

@@ -13,6 +13,7 @@ from ..arguments import harmless
 from ..launching.kernel import Kernel, kept_arguments
 from ..launching.stub_driver import device_here, measures
 from ..pins import pinned_config
+from .cache.kernel_cache import ChoiceCache
 from .ranks.agreement import agreed, choose_together, scope
 from .ranks.rendezvous import Times
 from .refine.calls import stopwatch
@@ -22,7 +23,6 @@ from .session import Measured
 if TYPE_CHECKING:
     import triton
 
-    from .cache.kernel_cache import ChoiceCache
     from .shortlisters import Shortlister
 
 
@@ -68,8 +68,6 @@ class KnownTimes:
             return
         self._is_open = True
         with self.quietly():
-            from .cache.kernel_cache import ChoiceCache
-
             self.device = self.device or device_here()
             self._on_disk = ChoiceCache.of(self.name, self._kernel.tuned_hash(), self.device)
             for problem in self._on_disk.problems():
@@ -207,10 +205,8 @@ class KeyTimes:
             if problem is not None and measures(kernel.tuner):
                 kernel.device = device
                 store = Store(
-                    kernel.name,
-                    kernel._kernel.tuned_hash,
                     problem,
-                    device,
+                    lambda: ChoiceCache.of(kernel.name, kernel._kernel.tuned_hash(), device),
                     kernel.values(configs),
                     lambda config, time_us: kernel.log(problem, config, time_us, "refined"),
                     lambda: kernel.shortlister.bundle,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from ....datasets import DTYPES, DeviceSpec, Family, ForetuneError, Measurable, Problem, Status
@@ -345,12 +346,7 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _dtype(value: Any) -> str | None:
     try:
-        found = dtype_of_tensor("an argument", _Tensor(str(value)))
+        found = dtype_of_tensor("an argument", SimpleNamespace(dtype=str(value)))
     except ForetuneError:
         return None
     return found if found in DTYPES else None
-
-
-class _Tensor:
-    def __init__(self, dtype: str) -> None:
-        self.dtype = dtype

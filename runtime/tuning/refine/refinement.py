@@ -11,12 +11,13 @@ import copy
 import logging
 import math
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
-from ....datasets import DeviceSpec, KernelConfig, Problem
+from ....datasets import KernelConfig, Problem
 from ....datasets.errors import abridged, reason_of
 from ....datasets.forking import renew_in_children
 from ...arguments import harmless, warn_once
@@ -266,7 +267,7 @@ class Refinement(Generic[C]):
         assert self._store is not None
         if loading.exception() is not None or (refined := loading.result()) is None:
             return
-        values = [self._store.value(one) for one in self.candidates]
+        values = [self._store.values.get(one) for one in self.candidates]
         for at, value in enumerate(values):
             if at and value is not None and (time := refined.times.get(value)) is not None:
                 self.race.recall(at, time.slowdown, time.deviation, time.calls)
@@ -371,53 +372,41 @@ def refining() -> Refining:
     return Refining([row for one in list(_all.values()) for row in one.rows()])
 
 
+@dataclass
 class Store(Generic[C]):
     """The results of one problem in the choice cache and in the log of FORETUNE_LOG.
 
-    Args:
-        kernel: The kernel's name in the choice cache.
-        source_hash: Returns the hash of the kernel's source.
+    Attributes:
         problem: The problem that represents the calls.
-        device: The device.
+        open: Returns the kernel's choice cache; called once.
         values: The `KernelConfig` of each candidate; candidates without one are not stored.
         log: Logs the mean time of a candidate in microseconds; called at the decision.
         bundle: Returns the digest of the bundle that predicted, "" for none.
     """
 
-    def __init__(
-        self,
-        kernel: str,
-        source_hash: Callable[[], str],
-        problem: Problem,
-        device: DeviceSpec,
-        values: dict[C, KernelConfig],
-        log: Callable[[C, float], object],
-        bundle: Callable[[], str],
-    ) -> None:
-        self._kernel, self._source_hash, self._problem, self._device = kernel, source_hash, problem, device
-        self._values, self._log, self._bundle = values, log, bundle
+    problem: Problem
+    open: Callable[[], ChoiceCache]
+    values: Mapping[C, KernelConfig]
+    log: Callable[[C, float], object]
+    bundle: Callable[[], str]
 
     def load(self) -> Refined | None:
         """Return what earlier processes stored."""
-        return self._cache.refined(self._problem)
+        return self._cache.refined(self.problem)
 
     def save(self, times: dict[C, RefinedTime], decided: C | None) -> None:
         """Store the results so far: times by candidate, and the chosen one, None before the decision.
 
         At the decision the mean times are logged, too.
         """
-        kept = {self._values[one]: time for one, time in times.items() if one in self._values}
-        chosen = None if decided is None else self._values.get(decided)
-        self._cache.refine(self._problem, Refined(kept, chosen), self._bundle())
+        kept = {self.values[one]: time for one, time in times.items() if one in self.values}
+        chosen = None if decided is None else self.values.get(decided)
+        self._cache.refine(self.problem, Refined(kept, chosen), self.bundle())
         for one, time in times.items() if decided is not None else ():
             if is_sound(time):
-                self._log(one, time.mean_us)
-
-    def value(self, candidate: C) -> KernelConfig | None:
-        """Return a candidate's `KernelConfig`; None if it cannot be stored."""
-        return self._values.get(candidate)
+                self.log(one, time.mean_us)
 
     @cached_property
     def _cache(self) -> ChoiceCache:
         """The choice cache, found once: to hash a large source takes 50 ms of Python, and other threads wait for it."""
-        return ChoiceCache.of(self._kernel, self._source_hash(), self._device)
+        return self.open()
