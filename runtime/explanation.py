@@ -229,7 +229,8 @@ def make_explanation(
     is_diverse = list(chosen.predicted_slowdown) != sorted(chosen.predicted_slowdown)
     ranks = [1 + int((slowdowns < slowdowns[place]).sum()) for place in places]
     average = math.exp(float(np.log(slowdowns).mean()))
-    parts, missing = list[tuple[Contribution, ...]](), [()] * len(places)
+    parts: list[tuple[Contribution, ...]] = []
+    missing: list[tuple[str, ...]] = [()] * len(places)
     if isinstance(ranker := known.ranker(family.name), LightGBMRanker):
         unseen = all(one.card != spec.card for one in known.trained_on(family.name))
         parts = _contributions(ranker, family, near, spec, candidates, places, unseen_card=unseen)

@@ -36,22 +36,29 @@ def times_one() -> bool:
 FAR_BEHIND = math.exp(MOST_SLOWDOWN)
 
 
-class OneConfigCache(dict[Any, Any]):
-    """Replaces an autotuner's cache for one launch: every key has the same config, and nothing is stored."""
+class ForcedCache(dict[Any, Any]):
+    """Replaces an autotuner's cache during one launch: every key has the config that `config_of` returns for it.
 
-    def __init__(self, config: triton.Config) -> None:
+    So keys are computed and kernels launched by the installed version of Triton. Where `applies` returns False, as in
+    other threads, the `real` cache is used.
+    """
+
+    def __init__(self, real: Any, config_of: Callable[[Any], Any], applies: Callable[[], bool] = lambda: True) -> None:
         super().__init__()
-        self._config = config
+        self._real, self._config_of, self._applies = real, config_of, applies
 
     def __contains__(self, key: object) -> bool:
-        return True
+        return self._applies() or key in self._real
 
-    def __getitem__(self, key: Any) -> triton.Config:
-        return self._config
+    def __getitem__(self, key: Any) -> Any:
+        return self._config_of(key) if self._applies() else self._real[key]
 
-    def get(self, key: Any, default: Any = None) -> triton.Config:
-        """Return the one config, for any key."""
-        return self._config
+    def get(self, key: Any, default: Any = None) -> Any:
+        """Return the forced config for any key; where it does not apply, what the real cache has, else `default`."""
+        return self._config_of(key) if self._applies() else self._real.get(key, default)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._real[key] = value
 
 
 def own_key(tuner: Autotuner, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -21,7 +21,7 @@ from ..prune import Pruner, in_full
 from .attached_key import CoarseKeys, KeyTuning
 from .known_times import KnownTimes
 from .launches import LaunchFamily
-from .one_launch import OneConfigCache, OneLaunch, key_of_launch, launch_undecided, microseconds, times_one
+from .one_launch import ForcedCache, OneLaunch, key_of_launch, launch_undecided, microseconds, times_one
 from .ranks.agreement import choose_together, epoch, may_tune, scope
 from .refine.calls import check_cost
 from .refine.refinement import Refinement
@@ -183,7 +183,7 @@ class Attachment:
     def _run_once(self, config: triton.Config, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Launch with a config without remembering it."""
         real = self.tuner.cache
-        self.tuner.cache = OneConfigCache(config)
+        self.tuner.cache = ForcedCache(real, lambda key: config)
         try:
             return self.own_run(*args, **kwargs)
         finally:

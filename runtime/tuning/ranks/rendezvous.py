@@ -25,7 +25,7 @@ from ....datasets import ForetuneError
 from ....datasets.errors import reason_of
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch._C._distributed_c10d import Store
 
 #: The time of each config in microseconds; None for one that failed.
 Times: TypeAlias = Sequence[float | None]
