@@ -13,7 +13,6 @@ from ..arguments import harmless
 from ..launching.kernel import Kernel, kept_arguments
 from ..launching.stub_driver import device_here, measures
 from ..pins import pinned_config
-from .cache.kernel_cache import ChoiceCache
 from .ranks.agreement import agreed, choose_together, scope
 from .ranks.rendezvous import Times
 from .refine.calls import stopwatch
@@ -23,6 +22,7 @@ from .session import Measured
 if TYPE_CHECKING:
     import triton
 
+    from .cache.kernel_cache import ChoiceCache
     from .shortlisters import Shortlister
 
 
@@ -69,13 +69,19 @@ class KnownTimes:
         self._is_open = True
         with self.quietly():
             self.device = self.device or device_here()
-            self._on_disk = ChoiceCache.of(self.name, self._kernel.tuned_hash(), self.device)
+            self._on_disk = self.cache(self.device)
             for problem in self._on_disk.problems():
                 # The kernel may also have been tuned with another family.
                 if problem.family == self.shortlister.family.name:
                     self.shortlister.learn(problem, self._on_disk.times(problem))
                     if not self._is_pruned and self._on_disk.choice(problem, self.shortlister.bundle) is not None:
                         self.shortlister.finish(problem)
+
+    def cache(self, device: DeviceSpec) -> ChoiceCache:
+        """Return the choice cache of the kernel on a device."""
+        from .cache.kernel_cache import ChoiceCache
+
+        return ChoiceCache.of(self.name, self._kernel.tuned_hash(), device)
 
     def of(self, stand_in: Problem | None, key: Hashable = None) -> KeyTimes:
         """Return the times of a launch: of `stand_in`, the problem that represents it, or else of its `key`."""
@@ -206,7 +212,7 @@ class KeyTimes:
                 kernel.device = device
                 store = Store(
                     problem,
-                    lambda: ChoiceCache.of(kernel.name, kernel._kernel.tuned_hash(), device),
+                    lambda: kernel.cache(device),
                     kernel.values(configs),
                     lambda config, time_us: kernel.log(problem, config, time_us, "refined"),
                     lambda: kernel.shortlister.bundle,
