@@ -150,11 +150,6 @@ class Place:
     name: str
     spec: DeviceSpec | None
 
-    @property
-    def on_gpu(self) -> bool:
-        """Whether the call runs on a GPU."""
-        return self.spec is not None
-
 
 @dataclass(frozen=True)
 class FunctionCall:

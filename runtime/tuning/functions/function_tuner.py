@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,9 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ....datasets import ForetuneError, Problem
-from ....datasets.errors import MOST, check_integer, printable, shown
-from ...arguments import pin_epoch, warn_once
+from ....datasets import ForetuneError
+from ....datasets.errors import MOST, check_integer, printable
+from ...arguments import pin_epoch, requested_or_set, warn_once
 from ...launching.stub_driver import measures
 from ...pin_file import PinError
 from ...pins import pins_in_force
@@ -49,12 +48,7 @@ def resolve_reuse() -> Reuse:
     >>> resolve_reuse()
     <Reuse.KNOWN: 'known'>
     """
-    value = os.environ.get(VARIABLE) or Reuse.KNOWN.value
-    try:
-        return Reuse(value.lower())
-    except ValueError:
-        valid = ", ".join(reuse.value for reuse in Reuse)
-        raise ForetuneError(f"{VARIABLE} must be one of {valid} but got {shown(value)}") from None
+    return requested_or_set(VARIABLE, None, VARIABLE, Reuse.KNOWN)
 
 
 def software() -> dict[str, str]:
@@ -234,7 +228,7 @@ class CallTuning:
             so_far = "" if best is None else f" (best {session.measured[best].time_us:.1f} us: {best})"
             self.report_line(f"{label}{len(record.measured)}/{len(candidates)} {candidate}: {took}{so_far}")
 
-        timer = tuner._timer or timer_for(self.call.place.on_gpu, in_step=not ranks.alone)
+        timer = tuner._timer or timer_for(self.call.place.spec is not None, in_step=not ranks.alone)
         session = TuningSession(
             RecordTimes(record, save, tuner._clock, tuner._now),
             CallTrials(tuner.name, run, timer, self.undo, ranks, tuner.n_warmup, tuner.n_repeat, check),

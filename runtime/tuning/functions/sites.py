@@ -55,14 +55,9 @@ class Site:
     is_reached: bool = True
 
     @property
-    def space_digest(self) -> str:
-        """A digest of name and configs, equal on all ranks; their keys may differ, as those of shards do."""
-        return digest_of([self.name, *(one.text for one in self.candidates)])
-
-    @property
     def done(self) -> str:
         """A text that identifies the configs and the source for which a choice is valid."""
-        return f"{self.space_digest} {self.source}".rstrip()
+        return f"{digest_of([self.name, *(one.text for one in self.candidates)])} {self.source}".rstrip()
 
     @property
     def terms(self) -> str:
