@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ....datasets import ForetuneError
+from ....datasets import ForetuneError, Problem
 from ....datasets.errors import MOST, check_integer, printable
 from ...arguments import pin_epoch, requested_or_set, warn_once
 from ...launching.stub_driver import measures
