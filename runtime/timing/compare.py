@@ -241,7 +241,10 @@ def compare_kernels(
         rows = judged.setdefault(comparison, [])
         best = dict(_best_configs(family, dataset, device))
         cases = {name: case.problem for name, case in comparison.suite(family).items() if only in name}
-        chosen = {name: _chosen(family, problem, device, bundle, best) for name, problem in cases.items()}
+        chosen: dict[str, list[KernelConfig]] = {}  # the predicted config, and the best ones of the dataset
+        for name, problem in cases.items():
+            predicted = make_shortlist(family, problem, device, k=1, bundle=bundle).configs[0]
+            chosen[name] = [predicted, *best.get(problem, ())]
         if compile_ahead is not None:
             pairs = [(config, problem) for name, problem in cases.items() for config in chosen[name]]
             compile_ahead(family, list(dict.fromkeys(pairs)), device)
@@ -341,17 +344,6 @@ def _best_configs(
         if measured_on.name == device.name and is_known:
             order = np.argsort(times)[:FINALISTS]
             yield case.problem, [grid.configs[i] for i in order if math.isfinite(times[i])]
-
-
-def _chosen(
-    family: Measurable,
-    problem: Problem,
-    device: DeviceSpec,
-    bundle: Bundle | None,
-    best: BestConfigs,
-) -> list[KernelConfig]:
-    """Return the predicted config, followed by the best ones of the dataset."""
-    return [make_shortlist(family, problem, device, k=1, bundle=bundle).configs[0], *best.get(problem, ())]
 
 
 def _row(

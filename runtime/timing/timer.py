@@ -128,7 +128,8 @@ class Timer:
         """
         first = self.sample(launch, 1, before)
         if samples is None:
-            samples = 1 if first[0] > give_up_us else _samples(budget_us, first[0] + self._flush_us)
+            fitting = int(budget_us / max(first[0] + self._flush_us, 1.0))
+            samples = 1 if first[0] > give_up_us else min(max(fitting, MIN_SAMPLES), MAX_SAMPLES)
         elif callable(samples):
             samples = samples(first[0])
         if samples < 1:
@@ -172,11 +173,6 @@ class Timer:
         start = self.queue.mark()
         launch()
         return start, self.queue.mark()
-
-
-def _samples(budget_us: float, each_us: float) -> int:
-    """Return how many samples of `each_us` microseconds fit into a budget, from `MIN_SAMPLES` to `MAX_SAMPLES`."""
-    return min(max(int(budget_us / max(each_us, 1.0)), MIN_SAMPLES), MAX_SAMPLES)
 
 
 _timers: dict[int, Timer] = {}
