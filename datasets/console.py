@@ -79,6 +79,16 @@ def table(
     )
 
 
+class InNotebooks:
+    """A base of results that render themselves with rich (`__rich__` returns a `Table`): notebooks show the same."""
+
+    def __rich__(self) -> Any:
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        return str(self.__rich__()._repr_html_())
+
+
 @dataclass(frozen=True)
 class Table:
     """A table made by `table`. No cell is ever cut off.

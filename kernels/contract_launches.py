@@ -19,8 +19,7 @@ import pytest
 from ..datasets import DeviceSpec, KernelConfig, Measurable, Problem
 from ..datasets.errors import cause_of, reason_of, warn
 from ..runtime import TritonFamily
-from ..runtime.launching.redzones import Redzones
-from ..runtime.launching.results import described, outputs_of, why_wrong
+from ..runtime.launching.results import Redzones, described, outputs_of, why_wrong
 
 #: The most programs of a launch: the interpreter takes milliseconds for each.
 MOST_PROGRAMS = 256

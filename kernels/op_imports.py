@@ -28,9 +28,10 @@ def attach_ops(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         from triton import knobs
 
+        from ..runtime.launching.ahead import hash_triton_ahead
+
         # Imported here because every family's package imports this module, and predicting needs no threads.
         from ..runtime.launching.collector import collecting_later
-        from ..runtime.launching.triton_hash import hash_triton_ahead
 
         if not knobs.runtime.interpret:  # the interpreter compiles nothing
             hash_triton_ahead()

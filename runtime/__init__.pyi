@@ -9,6 +9,6 @@ from .arguments import (
 from .explanation import Explanation as Explanation, make_explanation as make_explanation
 from .prune import Pruner as Pruner
 from .shortlist import Shortlist as Shortlist, make_shortlist as make_shortlist
-from .timing.partition import sm_partition as sm_partition
+from .timing.device_rates import sm_partition as sm_partition
 from .timing.timer import Timer as Timer, Timing as Timing
 from .triton_family import TritonFamily as TritonFamily

@@ -1,21 +1,66 @@
-"""Checks of what users pass to runtime/, made at the declaration and not in a launch; `Mode` and `warn_once`."""
+"""Checks of what users pass to runtime/, made at the declaration and not in a launch; `Mode` and `warn_once`.
+
+Also when choices must be made again (`epoch`), and whether a pin file replaces predicting and tuning (`is_pinned`).
+`pins.py` and `tuning/ranks/agreement.py` change this state of the process; every part of runtime/ may read it.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, check_attributes, wrong_knobs
 from ..datasets.config import check_config
 from ..datasets.errors import ForetuneWarning as ForetuneWarning
-from ..datasets.errors import check_word, did_you_mean, shown, warn
+from ..datasets.errors import check_word, did_you_mean, reason_of, shown, warn
 from ..datasets.family_checks import with_defaults
-from .epochs import is_pinned
 
 if TYPE_CHECKING:
     import triton
+
+#: The environment variable with the path of a pin file.
+PIN_VARIABLE = "FORETUNE_PIN"
+#: The pins that `foretune.pinned` has put in force; the last one counts.
+pins: list[object] = []
+_epoch = _pin_epoch = 0
+
+
+def epoch() -> int:
+    """Return a counter that changes whenever `agree` or `pinned` starts or stops to apply.
+
+    Choices of another epoch must be made again.
+    """
+    return _epoch
+
+
+def begin_epoch() -> None:
+    """Advance the counter of `epoch`, so that all choices of this process are made again."""
+    global _epoch
+    _epoch += 1
+
+
+def pin_epoch() -> int:
+    """Return a counter that changes whenever a pin file (`pinned`) starts or stops to apply."""
+    return _pin_epoch
+
+
+def begin_pin_epoch() -> None:
+    """Advance the counters of `pin_epoch` and `epoch`, because a pin file starts or stops to apply."""
+    global _pin_epoch
+    _pin_epoch += 1
+    begin_epoch()
+
+
+def is_pinned() -> bool:
+    """Return whether a pin file is in force: by `foretune.pinned` or FORETUNE_PIN.
+
+    >>> is_pinned()
+    False
+    """
+    return bool(pins) or bool(os.environ.get(PIN_VARIABLE))
 
 
 def family_of(family: Any) -> Family:
@@ -177,6 +222,22 @@ def resolve_mode(requested: str | None = None, default: Mode = Mode.SHORTLIST) -
     """
     mode = requested_or_set("mode", requested, VARIABLE, default)
     return Mode.PREDICT if mode is not Mode.OFF and is_pinned() else mode
+
+
+@contextmanager
+def harmless(what: str, consequence: str = "") -> Iterator[None]:
+    """Turn an exception of the block into one warning, "what (the reason)consequence", so that the program goes on.
+
+    >>> import warnings
+    >>> with warnings.catch_warnings(record=True) as caught, harmless("times cannot be stored", ": they are lost"):
+    ...     {}["disk"]
+    >>> str(caught[0].message)
+    "times cannot be stored (KeyError: 'disk'): they are lost"
+    """
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - what is only for later runs, say, must not stop a launch
+        warn_once(f"{what} ({reason_of(error)})", consequence)
 
 
 #: The reasons that this process has warned about.

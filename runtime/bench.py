@@ -186,8 +186,8 @@ def _spent_ms(call: Callable[[], object], times: int = 1) -> float:
 
 def _least_and_median(values: Iterable[float]) -> tuple[float, float]:
     """Return the minimum and the median of the values."""
-    known = sorted(values)
-    return known[0], known[len(known) // 2]
+    known = list(values)
+    return min(known), statistics.median_high(known)
 
 
 #: (configs, key) -> a decorator of kernels.

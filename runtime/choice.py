@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem, not_empty, wrong_knobs
-from ..datasets.errors import reason_of, shown
-from .arguments import Mode, warn_once
-from .epochs import is_pinned
+from ..datasets.errors import shown
+from .arguments import Mode, harmless, is_pinned, warn_once
 from .how_many import HowMany, predicted_us
 from .launching.collector import collecting_later
 from .launching.stub_driver import measures
@@ -103,9 +102,9 @@ def refinement(family: Measurable, problem: Problem, device: DeviceSpec) -> Refi
     """
     from .pins import source_of  # imported late, because the other modes do not need these
     from .timing.flywheel import log_row
+    from .tuning.cache.kernel_cache import ChoiceCache
     from .tuning.refine.calls import stopwatch
-    from .tuning.refine.refinement import CANDIDATES, Refinement, refinement_of
-    from .tuning.refine.store import Store
+    from .tuning.refine.refinement import CANDIDATES, Refinement, Store, refinement_of
 
     if (watch := stopwatch()) is None:
         return None
@@ -116,10 +115,8 @@ def refinement(family: Measurable, problem: Problem, device: DeviceSpec) -> Refi
     configs = tuple(ranked)
     key = (family.name, near, configs, device, scope())
     store = Store(
-        family.name,
-        partial(source_of, family.source_hash),
         near,
-        device,
+        lambda: ChoiceCache.of(family.name, source_of(family.source_hash), device),
         {one: one for one in configs},
         lambda config, time_us: log_row(family, near, config, time_us, device, timed="refined"),
         lambda: bundle_in_force(None).digest,
@@ -161,13 +158,11 @@ def _record(family: Measurable, near: Problem, device: DeviceSpec, config: Kerne
     if not os.environ.get("FORETUNE_CACHE_DIR") or _recorded.get(key) == config or not measures():
         return
     _recorded[key] = config
-    try:
+    with harmless(f"{family.name}: its choices cannot be stored"):
         from .pins import source_of
         from .tuning.cache.kernel_cache import ChoiceCache
 
         ChoiceCache.of(family.name, source_of(family.source_hash), device).choose(near, "", config)
-    except Exception as error:  # noqa: BLE001 - nothing that is only for later runs stops a call
-        warn_once(f"{family.name}: its choices cannot be stored ({reason_of(error)})")
 
 
 def _refusal(family: Measurable, problem: Problem, device: DeviceSpec, config: KernelConfig) -> str | None:

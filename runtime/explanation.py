@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
-from ..datasets.console import table
+from ..datasets.console import InNotebooks, table
 from .how_many import HowMany, Length, narrowing
 from .launching.stub_driver import device_here
 from .shortlist import bundle_in_force, chooser_of, predicted_slowdowns
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..model import Bundle
+    from ..model.gbdt import LightGBMRanker
 
 #: The features of a config that a table shows, and the contributions that are kept.
 _SHOWN, _KEPT = 3, 10
@@ -87,7 +88,7 @@ class ExplainedConfig:
 
 
 @dataclass(frozen=True, repr=False)
-class Explanation:
+class Explanation(InNotebooks):
     """A shortlist with the reasons for each of its configs. Made by `foretune.explain`."""
 
     problem: Problem
@@ -179,9 +180,6 @@ class Explanation:
             rest="config",
         )
 
-    def _repr_html_(self) -> str:
-        return str(self.__rich__()._repr_html_())
-
 
 def make_explanation(
     family: Family,
@@ -214,6 +212,9 @@ def make_explanation(
     """
     import numpy as np
 
+    from ..model.contributions import unmeasured_knobs
+    from ..model.gbdt import LightGBMRanker
+
     spec = device_here() if device is None else DeviceSpec.find(device)
     chooser = chooser_of(family, spec, configs, bundle)
     chosen = chooser.choose(problem, HowMany.of(family, k, expected_calls, call_us))
@@ -228,8 +229,14 @@ def make_explanation(
     is_diverse = list(chosen.predicted_slowdown) != sorted(chosen.predicted_slowdown)
     ranks = [1 + int((slowdowns < slowdowns[place]).sum()) for place in places]
     average = math.exp(float(np.log(slowdowns).mean()))
-    parts = _contributions(family, near, spec, candidates, places, known)
-    unmeasured = _unmeasured(family, near, spec, candidates, places, known)
+    parts: list[tuple[Contribution, ...]] = []
+    missing: list[tuple[str, ...]] = [()] * len(places)
+    if isinstance(ranker := known.ranker(family.name), LightGBMRanker):
+        unseen = all(one.card != spec.card for one in known.trained_on(family.name))
+        parts = _contributions(ranker, family, near, spec, candidates, places, unseen_card=unseen)
+        recorded = known.trained[family.name].measured
+        missing = unmeasured_knobs(ranker, family, near, spec, candidates, places, recorded)
+    unmeasured = _unmeasured(family, chosen.configs, missing)
     distance = known.distance(family.name, problem, spec)
     return Explanation(
         problem=problem,
@@ -273,25 +280,19 @@ def _why(rank: int, predicted_rank: int, slowdown: float, is_diverse: bool) -> s
 
 
 def _contributions(
+    ranker: LightGBMRanker,
     family: Family,
     problem: Problem,
     device: DeviceSpec,
     candidates: tuple[KernelConfig, ...],
     places: Sequence[int],
-    bundle: Bundle,
+    *,
+    unseen_card: bool,
 ) -> list[tuple[Contribution, ...]]:
-    """Return the largest contributions to the prediction of each candidate at these places.
-
-    They are empty for a ranker other than `LightGBMRanker`.
-    """
+    """Return the largest contributions to the prediction of each candidate at these places."""
     from ..model.contributions import feature_contributions
-    from ..model.gbdt import LightGBMRanker
 
-    ranker = bundle.ranker(family.name)
-    if not isinstance(ranker, LightGBMRanker):
-        return []
-    unseen = all(spec.card != device.card for spec in bundle.trained_on(family.name))
-    found = feature_contributions(ranker, family, problem, device, candidates, places, unseen_card=unseen)
+    found = feature_contributions(ranker, family, problem, device, candidates, places, unseen_card=unseen_card)
     result = []
     for logs, values in zip(found.logs.tolist(), found.values.tolist(), strict=True):
         order = sorted(range(len(logs)), key=lambda part: -abs(logs[part]))
@@ -315,30 +316,16 @@ def _legend(family: Family, parts: Sequence[Sequence[Contribution]]) -> dict[str
 
 
 def _unmeasured(
-    family: Family,
-    problem: Problem,
-    device: DeviceSpec,
-    candidates: tuple[KernelConfig, ...],
-    places: Sequence[int],
-    bundle: Bundle,
+    family: Family, configs: Sequence[KernelConfig], missing: Sequence[Sequence[str]]
 ) -> list[tuple[str, ...]]:
-    """Return sentences for each candidate at these places: one per knob value that was never measured.
+    """Return sentences for each config: one per knob whose value was never measured, as `missing` lists them.
 
     Values that are not in the family's space have one, too.
     """
-    from ..model.contributions import unmeasured_knobs
-    from ..model.gbdt import LightGBMRanker
-
-    ranker = bundle.ranker(family.name)
-    missing: list[tuple[str, ...]] = [()] * len(places)
-    if isinstance(ranker, LightGBMRanker):
-        recorded = bundle.trained[family.name].measured
-        missing = unmeasured_knobs(ranker, family, problem, device, candidates, places, recorded)
     space = [config.to_json() for config in family.space()]
     in_space = {knob: {str(one.get(knob)) for one in space} for knob in family.knobs}
     result = []
-    for place, never in zip(places, missing, strict=True):
-        config = candidates[place].to_json()
+    for config, never in zip((one.to_json() for one in configs), missing, strict=True):
         texts = [f"{knob}={config.get(knob)} was never measured" for knob in never]
         texts += [
             f"{knob}={config[knob]} is not in the space of {family.name}"

@@ -121,7 +121,7 @@ class PinnedChoice:
         """Return the choice in a JSON object; raise `ForetuneError` for anything else."""
         _check_fields("a choice", value, {"problem", "config"}, {"launches"})
         launches = value.get("launches", [])
-        if not isinstance(launches, list) or not all(map(_is_launch, launches)):
+        if not isinstance(launches, list) or not all(map(is_launch, launches)):
             raise ForetuneError(f"launches must be a list of objects with names and a key but is {shown(launches)}")
         problem, config = Problem.from_json(value["problem"]), KernelConfig.from_json(value["config"])
         return cls(problem, config, tuple(launches))
@@ -367,9 +367,12 @@ def _check_fields(what: str, value: Any, needed: set[str], optional: set[str] = 
         raise ForetuneError(f"{what} must be an object with {', '.join(sorted(needed))} but is {shown(value)}")
 
 
-def _is_launch(launch: Any) -> bool:
-    """Return whether a JSON value is a valid entry of `PinnedChoice.launches`."""
-    if not isinstance(launch, dict) or not {"names", "key"} <= set(launch) <= {"names", "key", "config"}:
+def is_launch(launch: Any, *more: str) -> bool:
+    """Return whether a JSON value is a valid entry of `PinnedChoice.launches`, which may also have the fields `more`.
+
+    Raises `ForetuneError` for a config that is not valid.
+    """
+    if not isinstance(launch, dict) or not {"names", "key"} <= set(launch) <= {"names", "key", "config", *more}:
         return False
     names, key = launch["names"], launch["key"]
     if "config" in launch:

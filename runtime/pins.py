@@ -11,9 +11,8 @@ from typing import Any
 
 from ..datasets import DeviceSpec, KernelConfig, Problem
 from ..datasets.errors import abridged, check_path
-from . import epochs
-from .arguments import Mode, requested_or_set, resolve_mode, warn_once
-from .epochs import PIN_VARIABLE, begin_pin_epoch, is_pinned
+from . import arguments
+from .arguments import PIN_VARIABLE, Mode, begin_pin_epoch, is_pinned, requested_or_set, resolve_mode, warn_once
 from .node_copies import near_copy
 from .pin_file import PinError, PinFile, PinnedDevice, PinnedFunction, PinnedKernel, Versions
 
@@ -62,13 +61,9 @@ class Pins:
 
     def __exit__(self, *error: object) -> None:
         """Stop applying the pin file. Further calls do nothing."""
-        if self in epochs.pins:
-            epochs.pins.remove(self)
+        if self in arguments.pins:
+            arguments.pins.remove(self)
             begin_pin_epoch()
-
-    def covers(self, kernel: str) -> bool:
-        """Return whether the file has an entry of a kernel, for any device."""
-        return any(known == kernel for known, _ in self._kernels)
 
     def config_of(
         self,
@@ -166,7 +161,7 @@ def pinned(file: Path | str, missing: str | None = None) -> Pins:
     ...     pass  # steps that run the file's choices
     """
     pins = Pins(file, missing)
-    epochs.pins.append(pins)
+    arguments.pins.append(pins)
     begin_pin_epoch()
     return pins
 
@@ -180,8 +175,8 @@ def pins_in_force() -> Pins | None:
     """
     if not is_pinned() or resolve_mode() is Mode.OFF:
         return None
-    if epochs.pins:
-        pins = epochs.pins[-1]
+    if arguments.pins:
+        pins = arguments.pins[-1]
         assert isinstance(pins, Pins)
         return pins
     return _from_environment(os.environ[PIN_VARIABLE])
@@ -197,7 +192,7 @@ are_in_force.__dict__["_dynamo_marked_constant"] = True
 
 def is_covered(kernel: str) -> bool:
     """Return whether the pins in force have choices of a kernel, for any device."""
-    return (pins := pins_in_force()) is not None and pins.covers(kernel)
+    return (pins := pins_in_force()) is not None and any(known == kernel for known, _ in pins._kernels)
 
 
 @lru_cache(maxsize=1)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
 from ..datasets import DeviceSpec, Dtype, Family, ForetuneError, KernelConfig, Problem, not_empty
@@ -96,9 +97,7 @@ def may_tune_what_is_traced() -> bool:
     if guards is None or guards.TracingContext.try_get() is None:
         return True
     autotuner = None
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        frame = frame.f_back
+    for frame, _ in walk_stack(sys._getframe(1)):
         name = frame.f_code.co_name
         if name == "prune_configs" and autotuner is None:
             return True  # Triton's own pruning of an untraced launch; Dynamo traces only our callback
@@ -110,9 +109,7 @@ def may_tune_what_is_traced() -> bool:
 def _kernel_of_launch() -> Kernel | None:
     """Return the kernel of the autotuner that prunes now, or whose launch Dynamo traces; None if none is found."""
     if (tuner := launching_autotuner()) is None:
-        frame = sys._getframe(1)
-        while frame.f_back is not None:
-            frame = frame.f_back
+        for frame, _ in walk_stack(sys._getframe(1)):
             if frame.f_code.co_name == "call_triton_kernel":
                 tuner = getattr(frame.f_locals.get("variable"), "kernel", None)
     return None if tuner is None else _kernel(tuner)

@@ -21,7 +21,6 @@ from .shortlist import Shortlist, make_shortlist
 
 if TYPE_CHECKING:
     from ..datasets.dataset import Dataset
-    from ..model import Bundle
 
 
 @dataclass(frozen=True)
@@ -101,21 +100,16 @@ def run_quickstart(
     )
     # Training keeps one core busy, and sometimes a second one.
     bundle, judged = side_by_side([partial(_half_of_the_task, half) for half in halves], jobs=2)
-    is_saved = _saved(bundle, out)
+    saved: Path | None = out
+    try:
+        bundle.save(out)
+    except (ForetuneError, OSError) as error:
+        saved = None
+        warn(f"the bundle is not saved in {out}: {error}")
     chosen = make_shortlist(family, problem, device, k=4, bundle=bundle)
     say("timing one prediction over the full space")
     decision_ms, _ = prediction_ms(family, device, bundle, repeats=50)
     first_calls = None
     if gpu is not None and autotuned is not None:
         first_calls = compare_first_calls(family, problem, gpu, bundle, autotuned, on_start=say)
-    return Quickstart(family.name, judged, problem, chosen, decision_ms, first_calls, out if is_saved else None)
-
-
-def _saved(bundle: Bundle, out: Path) -> bool:
-    """Save a bundle to the folder `out` and return True; if that fails, warn and return False."""
-    try:
-        bundle.save(out)
-    except (ForetuneError, OSError) as error:
-        warn(f"the bundle is not saved in {out}: {error}")
-        return False
-    return True
+    return Quickstart(family.name, judged, problem, chosen, decision_ms, first_calls, saved)

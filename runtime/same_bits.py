@@ -65,9 +65,10 @@ def unrestricted(family: F) -> F:
     return cast("F", getattr(family, "__dict__", {}).get("unrestricted", family))
 
 
-def keeping_class_of(family: F, config: KernelConfig) -> F:
+@lru_cache(maxsize=256)
+def keeping_class_of(family: Family, config: KernelConfig) -> Family:
     """Return the family, restricted to the numerics class that a config has for each problem."""
-    return cast("F", _restricted_to(family, config))
+    return _view(family, lambda problem, device: config, "the first supported config")
 
 
 def why_none_kept(family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> str | None:
@@ -81,12 +82,6 @@ def why_none_kept(family: Family, problem: Problem, device: DeviceSpec, configs:
         if first is None and unrestricted(family).supports(config, problem, device) is None:
             first = f"{family.name}: none of the {len(configs)} configs keeps the same bits: {reason}"
     return first
-
-
-def check_kept(family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> None:
-    """Raise `ForetuneError` if `why_none_kept` returns a reason."""
-    if (reason := why_none_kept(family, problem, device, configs)) is not None:
-        raise ForetuneError(reason)
 
 
 def is_requested(same_bits: bool | None = None) -> bool:
@@ -128,12 +123,6 @@ def _restricted(family: Family, dim: str | None) -> Family:
         return family.same_bits_config(problem, device)
 
     return _view(family, model, "the default config" if dim is None else f"the default config for many {dim}")
-
-
-@lru_cache(maxsize=256)
-def _restricted_to(family: Family, config: KernelConfig) -> Family:
-    """Return the family restricted to the numerics class that a config has for each problem."""
-    return _view(family, lambda problem, device: config, "the first supported config")
 
 
 def _view(family: Family, model: Callable[[Problem, DeviceSpec], KernelConfig], whose: str) -> Family:

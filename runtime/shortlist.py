@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem, check_problem_of
-from ..datasets.console import table
+from ..datasets.console import InNotebooks, table
 from ..datasets.errors import check_path, reason_of, shown
 from .arguments import configs_of, family_of, warn_once
 from .how_many import TRIAL_S, HowMany, Length
-from .same_bits import check_kept
+from .same_bits import why_none_kept
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,7 +47,7 @@ _MOST_CHOOSERS = 256
 
 
 @dataclass(frozen=True, repr=False)
-class Shortlist:
+class Shortlist(InNotebooks):
     """The configs to try on a problem, in that order. It is never empty.
 
     The first config has the lowest predicted time. A list of a given k is diversified, so the others need not be in the
@@ -99,9 +99,6 @@ class Shortlist:
             lead=2,
             rest="config",
         )
-
-    def _repr_html_(self) -> str:
-        return str(self.__rich__()._repr_html_())
 
 
 def make_shortlist(
@@ -210,7 +207,8 @@ class Chooser:
             if answer is not None:
                 return answer
         check_problem_of(self.family, problem)
-        check_kept(self.family, problem, self.device, self.configs)
+        if (reason := why_none_kept(self.family, problem, self.device, self.configs)) is not None:
+            raise ForetuneError(reason)
         try:
             answer = self._predicted(problem, k)
         except Exception as error:  # noqa: BLE001 - a failed prediction never stops a launch

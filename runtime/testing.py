@@ -15,8 +15,10 @@ from .launching.stub_driver import StubDriver, use_stub_driver
 _active: set[StubDevice] = set()
 
 
-class StubDevice:
+class StubDevice(ExitStack):
     """A stand-in for a GPU, which is active until `close` is called or the `with` block ends.
+
+    Then the driver is restored that Triton used before. Further calls of `close` do nothing.
 
     Attributes:
         device: The GPU that it stands in for.
@@ -24,23 +26,15 @@ class StubDevice:
     """
 
     def __init__(self, device: DeviceSpec) -> None:
+        super().__init__()
         self.device = device
-        self._stack = ExitStack()
-        self.driver: StubDriver = self._stack.enter_context(use_stub_driver(device))
+        self.driver: StubDriver = self.enter_context(use_stub_driver(device))
         _active.add(self)
+        self.callback(_active.discard, self)
 
-    def __enter__(self) -> StubDriver:
+    def __enter__(self) -> StubDriver:  # type: ignore[override]
         """Use the stub in place of a GPU, and return its driver."""
         return self.driver
-
-    def __exit__(self, *exc: object) -> None:
-        """Deactivate the stand-in."""
-        self.close()
-
-    def close(self) -> None:
-        """Restore the driver that Triton used before. Further calls do nothing."""
-        self._stack.close()
-        _active.discard(self)
 
 
 def use_stub_device(device: DeviceSpec | Path | str) -> StubDevice:

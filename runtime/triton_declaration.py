@@ -279,11 +279,6 @@ def _dtypes(what: str, value: Any) -> None:
         raise ForetuneError(f"{what} must name a dtype but is {shown(value)}")
 
 
-def _tiles(what: str, value: Any) -> None:
-    for dim in _mapping(what, value).values():
-        check_word(f"each dimension in {what}", dim)
-
-
 def _ranges(what: str, value: Any) -> None:
     for dim, sizes in _mapping(what, value).items():
         is_range = isinstance(sizes, tuple) and len(sizes) == 2
@@ -307,11 +302,6 @@ def _configs(what: str, value: Any) -> None:
         raise ForetuneError(f"{what} must be a list of configs but is {shown(value)}")
 
 
-def _parameter(what: str, value: Any) -> None:
-    if value is not None:
-        check_word(what, value)
-
-
 def _mapping(what: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ForetuneError(f"{what} must be a mapping but is {shown(value)}")
@@ -322,12 +312,14 @@ def _mapping(what: str, value: Any) -> Mapping[str, Any]:
 _CHECKS: dict[str, Callable[[str, Any], object]] = {
     "dims_from": _dims,
     "flags_from": _sources,
-    "dtype_from": _parameter,
+    "dtype_from": lambda what, value: value is None or check_word(what, value),
     "dtypes": _dtypes,
     "output": _output,
     "in_place": check_words,
     "configs": _configs,
-    "tiles": _tiles,
+    "tiles": lambda what, value: [
+        check_word(f"each dimension in {what}", dim) for dim in _mapping(what, value).values()
+    ],
     "ranges": _ranges,
     "most_bytes": lambda what, value: check_between(what, value, 0.0, 1e18),
     "bucketed": check_words,

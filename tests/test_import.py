@@ -43,7 +43,6 @@ def test_the_run_time_imports_what_is_asked_of_it(tmp_path: Path) -> None:
     assert {module for module in ours if not module.startswith("foretune.datasets")} == {
         "foretune.runtime",
         "foretune.runtime.arguments",
-        "foretune.runtime.epochs",
     }
 
 

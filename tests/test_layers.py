@@ -30,7 +30,7 @@ ITS_DIMENSIONS = {"groups", "n", "k"}
 #: The parts of runtime/, lowest first: each may import itself and those before it. A module belongs to the part with
 #: the longest name that its own begins with. (What lists and exports the cache folder is above what keeps in it.)
 PARTS = (
-    ("epochs", "arguments", "node_copies"),
+    ("arguments", "node_copies"),
     ("launching",),
     ("facts",),
     ("timing",),
@@ -42,7 +42,7 @@ PARTS = (
     ),
     ("covering", "timing/compare"),
     ("tuning/ranks",),
-    ("tuning/cache", "tuning/launch_arguments"),
+    ("tuning/cache",),
     (
         "tuning",
         *(f"tuning/cache/{name}" for name in ("cache_folder", "known", "pinning", "exports")),

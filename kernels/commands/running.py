@@ -9,12 +9,10 @@ import typer
 
 from ...datasets import ForetuneError
 from ...datasets.errors import shown
+from ...runtime.arguments import PIN_VARIABLE, Mode, resolve_mode
 from ...runtime.arguments import VARIABLE as MODE
-from ...runtime.arguments import Mode, resolve_mode
-from ...runtime.epochs import PIN_VARIABLE
 from ...runtime.tuning.packages import VARIABLE as ATTACH
-from ...runtime.tuning.packages import packages_of
-from ...runtime.tuning.program import Program
+from ...runtime.tuning.packages import Program, packages_of
 from ..integrations.program import VARIABLE as USE
 from ..integrations.program import length_of
 from .app import command

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Measurable, Problem, check_problem_of
-from ...datasets.console import table
+from ...datasets.console import InNotebooks, table
 from ...datasets.errors import check_between, check_integer, shown
 from ...datasets.problem import MOST_SIZE, POINTS_PER_OCTAVE
 from ..arguments import configs_of, family_of
@@ -57,7 +57,7 @@ Choose = Callable[[np.ndarray, np.ndarray], Dispatch]
 
 
 @dataclass(frozen=True, repr=False)
-class Cover:
+class Cover(InNotebooks):
     """A dispatch table over the sizes of one dimension. Made by `foretune.cover`.
 
     `config_for(size)` returns a config in a few comparisons of Python integers. The host knows the size, so nothing
@@ -149,9 +149,6 @@ class Cover:
             ],
             once=knobs,
         )
-
-    def _repr_html_(self) -> str:
-        return str(self.__rich__()._repr_html_())
 
 
 def make_cover(

@@ -206,10 +206,12 @@ def timed_losses(
         jobs.setdefault(family.binary_key(config, one), partial(family.compile, config, one))
     compile_ahead(list(jobs.values()))  # a config that does not compile fails again at its launch
     timer = Timer()
-    passes = [
-        np.array([_times_us(timer, family, one, device, configs, can) for one, can in zip(problems, able, strict=True)])
-        for _ in range(4)
-    ]
+    passes = np.full((4, *able.shape), np.inf)
+    for times_us in passes:
+        for row, one in enumerate(problems):
+            some = [configs[column] for column in np.flatnonzero(able[row])]
+            times = time_configs(timer, family, one, family.inputs(one, device), some)
+            times_us[row] = [times.get(config, math.inf) for config in configs]
     ran = np.isfinite(passes).all(axis=0)
     first, second = (_logs(np.where(ran, np.minimum(*passes[part::2]), np.inf), family, problems) for part in range(2))
     reason = (
@@ -223,23 +225,6 @@ def _best_somewhere(predicted: SizeLosses) -> tuple[KernelConfig, ...]:
     best = np.argsort(predicted.first, axis=1, kind="stable")[:, :CANDIDATES]
     can_run = np.isfinite(np.take_along_axis(predicted.first, best, axis=1))
     return tuple(predicted.configs[column] for column in np.unique(best[can_run]).tolist())
-
-
-def _times_us(
-    timer: Timer,
-    family: Measurable,
-    problem: Problem,
-    device: DeviceSpec,
-    configs: tuple[KernelConfig, ...],
-    able: NDArray[np.bool_],
-) -> list[float]:
-    """Return each config's time in microseconds, (n_configs,): inf if it cannot run (`able` is false) or fails.
-
-    Raises `ForetuneError` if no config ran.
-    """
-    some = [config for config, can in zip(configs, able, strict=True) if can]
-    times = time_configs(timer, family, problem, family.inputs(problem, device), some)
-    return [times.get(config, math.inf) for config in configs]
 
 
 def _logs(times_us: NDArray[np.float64], family: Measurable, problems: list[Problem]) -> NDArray[np.float64]:

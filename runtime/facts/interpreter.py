@@ -14,8 +14,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from .functions import Functions, Range
-from .values import Block, Dtype, Facts, Guess, Loop, is_number, itemsize_of, plain, value_of
+from .functions import Block, Dtype, Facts, Functions, Guess, Loop, Range, is_number, itemsize_of, plain, value_of
 
 #: How deep functions may call each other, and the longest loop that is unrolled.
 _DEEPEST, _UNROLLED = 12, 8

@@ -1,4 +1,4 @@
-"""Predict which configs of a kernel that nobody has measured are fast: `Prior`."""
+"""Predict which configs of a kernel that nobody has measured are fast, from facts about its source: `Prior`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,136 @@ from ...datasets import BundleError, DeviceSpec
 from ...model import bundle_file
 from ...model.scoring.trees import Forest
 from ..launching.kernel import Kernel
-from .features import NAMES, launch_features
+from .functions import Facts
+from .interpreter import facts_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+#: Parameters of a launch that the source of a kernel does not see.
+_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+#: The programs and threads of an SM, registers of a thread, and the shared memory that the driver reserves for each
+#: program (CUDA programming guide, compute capability 8.x and later). About 32 registers hold addresses and counters.
+_MOST_PROGRAMS, _MOST_THREADS, _MOST_REGISTERS, _RESERVED_SMEM_BYTES, _FEW_REGISTERS = 32, 2048, 255, 1024, 32
+_SOME_GRID = (9, 9, 9)
+
+
+def launch_features(
+    kernel: Kernel, arguments: Mapping[str, Any], configs: Sequence[Mapping[str, Any]], device: DeviceSpec
+) -> NDArray[np.float64]:
+    """Return the features of each config on a launch, (n_configs, 2 * len(NAMES)).
+
+    The second half is relative to the mean over the configs.
+
+    Args:
+        kernel: The kernel.
+        arguments: The arguments by parameter name, without the config's, and the "grid" if it is known. Tensors may be
+            anything with a shape and a dtype.
+        configs: The knobs of each config by name, launch options included.
+        device: The device.
+    """
+    found: dict[tuple[Any, ...], tuple[Facts, float]] = {}
+    rows = []
+    for knobs in configs:
+        given = kernel.given({**arguments, **knobs})
+        grid = grid_of(given)
+        key = (grid, *(repr(value) for name, value in knobs.items() if name not in _OPTIONS))
+        if key not in found:
+            plain = {name: value for name, value in given.items() if name in kernel.parameters}
+            size = max(grid or _SOME_GRID)
+            facts = facts_of(kernel.jit, plain, size // 2, size)
+            found[key] = facts, float(math.prod(grid)) if grid else _programs_of(facts, given)
+        rows.append([*_row(*found[key], knobs, device).values()])
+    features = np.array(rows, float)
+    return np.hstack([features, features - features.mean(axis=0)])
+
+
+def grid_of(arguments: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Return the grid of a launch from its arguments, which include a config; None if it is not known."""
+    grid = arguments.get("grid")
+    if callable(grid):
+        grid = grid(dict(arguments))
+    return None if grid is None else tuple(max(int(size), 1) for size in grid)
+
+
+def _programs_of(facts: Facts, arguments: Mapping[str, Any]) -> float:
+    """Return how many programs write the tensors that a launch stores to, if each element is stored once."""
+    sizes = {name: math.prod(one.shape) for name, one in arguments.items() if hasattr(one, "shape")}
+    return max([sizes[name] / count for name, count in facts.stored.items() if name in sizes and count], default=1.0)
+
+
+def _row(facts: Facts, programs: float, knobs: Mapping[str, Any], device: DeviceSpec) -> dict[str, float]:
+    """Return the features of one config by name."""
+    warps, stages = float(knobs.get("num_warps", 4)), float(knobs.get("num_stages", 3))
+    threads = device.warp_size * warps
+    # The loop that takes longest: its loads are pipelined through shared memory if it multiplies.
+    main = max(facts.loops, key=lambda one: (one.dot_flops * one.trips, one.load_bytes * one.trips), default=None)
+    loaded = main.load_bytes if main else facts.load_bytes
+    smem = loaded * max(stages, 1) if main and main.dot_flops else facts.largest_bytes if facts.reduced else 0.0
+    carried = max((one.carried_bytes for one in facts.loops), default=0.0)
+    more, less = max(carried, facts.largest_bytes), min(carried, facts.largest_bytes)
+    registers = _FEW_REGISTERS + (more + less / 2) / 4 / threads
+    residency = max(
+        min(
+            device.smem_per_sm_bytes / (smem + _RESERVED_SMEM_BYTES),
+            device.registers_per_sm / (min(registers, _MOST_REGISTERS) * threads),
+            _MOST_THREADS / threads,
+            _MOST_PROGRAMS,
+        )
+        // 1,
+        1.0,
+    )
+    programs = max(programs, 1.0)
+    waves = programs / (device.sm_count * residency)
+    fill = waves / math.ceil(waves)
+    moved = facts.load_bytes + facts.store_bytes + 4 * facts.atomic_bytes
+    memory_us = programs * moved / (device.copy_bandwidth_gbs * 1e3)
+    dots_us = programs * facts.dot_flops / (device.matrix_tflops * 1e6)
+    m, n, k = facts.dot_shape
+    logs = {
+        "programs": programs,
+        "waves": 64 * waves,
+        "loaded": programs * facts.load_bytes,
+        "stored": programs * facts.store_bytes,
+        "atomic": programs * facts.atomic_bytes,
+        "dot_flops": programs * facts.dot_flops,
+        "operations": programs * facts.operations,
+        "special": programs * facts.special,
+        "loaded_by_thread": 16 * facts.load_bytes / threads,
+        "iteration_by_thread": 16 * (main.load_bytes if main else 0.0) / threads,
+        "carried_by_thread": carried / threads,
+        "largest_by_thread": facts.largest_bytes / threads,
+        "operations_by_thread": facts.operations / threads,
+        "reduced_by_thread": facts.reduced / threads,
+        "scanned_by_thread": facts.scanned / threads,
+        "smem": smem,
+        "registers": registers,
+        "piece": facts.piece_bytes / max(moved, 1.0),
+        "trips": main.trips if main else 1.0,
+        "intensity": 64 * facts.dot_flops / max(moved, 1.0),
+        "dot_m": m,
+        "dot_n": n,
+        "dot_k": k,
+        "dot_by_warp": m * n / warps,
+        "warps": warps,
+        "warps_per_sm": residency * warps * min(1.0, waves),
+        "in_flight": min(residency, max(programs / device.sm_count, 1.0)) * loaded * max(stages - 1, 1),
+        "roofline": 1e3 * max(memory_us, dots_us) / fill,
+    }
+    return {name: math.log2(max(value, 1.0)) for name, value in logs.items()} | {
+        "stages": stages,
+        "fill": fill,
+        "residency": residency,
+        "scattered": facts.scattered_bytes / max(moved, 1.0),
+        "is_dot": float(facts.dot_flops > 0),
+        "dot_itemsize": float(facts.dot_itemsize),
+        "loops": float(len(facts.loops)),
+    }
+
+
+#: The names of the features, the first half of the columns.
+NAMES = tuple(_row(Facts(), 1.0, {}, DeviceSpec.named("h200")))
+
 
 #: The share of a list that holds a config within 5 % of the best in 90 % of cases, on packages that the prior was not
 #: trained on, and the shortest list for which that is known (`kernel_prior.py`).

@@ -24,9 +24,9 @@ from .ahead import (
     load_binary,
     make_launch_function_ahead,
     wait_for,
+    wait_for_the_hash,
 )
 from .source_hash import undisturbed
-from .triton_hash import wait_for_the_hash
 
 if TYPE_CHECKING:
     import torch

@@ -1,7 +1,9 @@
-"""The outputs of a launch: filled before it, and compared with the reference after it."""
+"""Checks of a launch: its outputs are filled before it and compared after it, and `Redzones` find stray writes."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ...datasets.errors import shown
@@ -136,3 +138,146 @@ def _why_output_is_wrong(result: torch.Tensor, reference: torch.Tensor, toleranc
     first = int(differing.nonzero()[0])
     got, wanted = (one.flatten()[first].item() for one in (result, reference))
     return f"{int(differing.sum())} of {result.numel()} elements differ: the first is {got} instead of {wanted}"
+
+
+#: Bytes before and after each storage: those of the largest tile of fp32 that Triton allows, 2**20 elements. It is a
+#: multiple of the alignment of every allocation, so tensors stay as aligned as they were.
+REDZONE_BYTES = 4 << 20
+
+
+class Redzones:
+    """Places every tensor of a launch's inputs in a larger buffer, to find writes outside of the tensors.
+
+    Tensors that share memory still do afterwards. The redzones have random bytes, so that writing what was read there
+    changes them too, and that reading them where the result depends on it makes the result wrong.
+
+    Args:
+        inputs: What `Measurable.inputs` returned: tensors in dataclasses, mappings, lists and tuples.
+
+    >>> import torch
+    >>> inputs = {"x": torch.zeros(4), "y": torch.zeros(4)}
+    >>> redzones = Redzones(inputs)
+    >>> inputs["y"].fill_(1.0).tolist(), redzones.overwritten()
+    ([1.0, 1.0, 1.0, 1.0], None)
+    >>> _ = inputs["y"].as_strided((6,), (1,)).fill_(1.0)
+    >>> redzones.overwritten()
+    '8 bytes outside of y, starting 0 bytes after its end'
+    """
+
+    def __init__(self, inputs: Any) -> None:
+        by_storage: dict[int, dict[str, torch.Tensor]] = {}
+        for name, tensor in _tensors(inputs, "inputs", set()):
+            place = tensor.untyped_storage().data_ptr() or id(tensor)  # empty storages have no address
+            by_storage.setdefault(place, {}).setdefault(name, tensor)
+        self._buffers = [_Buffer(tensors, seed) for seed, tensors in enumerate(by_storage.values())]
+
+    def restore(self) -> None:
+        """Give the tensors and the redzones the contents that they had at first."""
+        for buffer in self._buffers:
+            buffer.now.copy_(buffer.before)
+
+    def overwritten(self) -> str | None:
+        """Return None if no byte outside of the tensors was changed, else how many and where."""
+        return next(filter(None, (buffer.overwritten() for buffer in self._buffers)), None)
+
+    def changed(self, written: Collection[torch.Tensor]) -> str | None:
+        """Return None if only these tensors were changed, else the name of another one that was.
+
+        Bytes that a tensor shares with one of these may change. Call this where `overwritten` found nothing.
+        """
+        return next(filter(None, (buffer.changed(written) for buffer in self._buffers)), None)
+
+
+class _Buffer:
+    """The memory of tensors that share a storage, with a redzone on both sides."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], seed: int) -> None:
+        import torch
+
+        self.tensors = tensors
+        first = next(iter(tensors.values()))
+        held = torch.empty(0, dtype=torch.uint8, device=first.device).set_(first.untyped_storage())
+        random = torch.Generator(first.device).manual_seed(seed)
+        words = (2 * REDZONE_BYTES + len(held) + 7) // 8
+        drawn = torch.randint(-(2**63), 2**63 - 1, (words,), generator=random, dtype=torch.int64, device=first.device)
+        self.before = drawn.view(torch.uint8)
+        self.before[REDZONE_BYTES : REDZONE_BYTES + len(held)] = held
+        self.now = self.before.clone()
+        for tensor in tensors.values():
+            start = REDZONE_BYTES // tensor.element_size() + tensor.storage_offset()
+            tensor.set_(self.now.untyped_storage(), start, tensor.size(), tensor.stride())
+
+    def overwritten(self) -> str | None:
+        changed = self._changed_outside(self.tensors.values())
+        if not len(changed):
+            return None
+        starts = [tensor.storage_offset() * tensor.element_size() for tensor in self.tensors.values()]
+        ends = [start + _bytes_of(tensor) for start, tensor in zip(starts, self.tensors.values(), strict=True)]
+        low, high, start, end = int(changed[0]), int(changed[-1]), min(starts), max(ends)
+        if low >= end:
+            where = f"starting {low - end} bytes after its end"
+        elif high < start:
+            where = f"ending {start - high - 1} bytes before its start"
+        else:
+            where = "around it or between its rows"
+        return f"{len(changed)} bytes outside of {' and '.join(self.tensors)}, {where}"
+
+    def changed(self, written: Collection[torch.Tensor]) -> str | None:
+        allowed = {name for name, tensor in self.tensors.items() if any(tensor is one for one in written)}
+        others = [name for name in self.tensors if name not in allowed]
+        if not others or not len(self._changed_outside([self.tensors[name] for name in allowed])):
+            return None
+        return " or ".join(others)
+
+    def _changed_outside(self, tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+        """Return the position of each byte that was changed and is not one of these tensors'."""
+        after = self.now.clone()
+        for tensor in tensors:
+            _same_part(after, tensor).copy_(_same_part(self.before, tensor))
+        return (after != self.before).nonzero().flatten()
+
+
+def _same_part(buffer: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of `buffer` with the offset, sizes and strides that `tensor` has in its own storage.
+
+    Expanded dimensions (stride 0) have one element. Booleans are viewed as bytes, because a copy of booleans would make
+    every byte 0 or 1.
+    """
+    import torch
+
+    sizes = [size if stride else min(size, 1) for size, stride in zip(tensor.size(), tensor.stride(), strict=True)]
+    view = tensor.new_empty(0, dtype=torch.uint8 if tensor.dtype == torch.bool else tensor.dtype)
+    return view.set_(buffer.untyped_storage(), tensor.storage_offset(), sizes, tensor.stride())
+
+
+def _bytes_of(tensor: torch.Tensor) -> int:
+    """Return the bytes from the first element of a tensor to the end of its last one in memory."""
+    if not tensor.numel():
+        return 0
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+    return (steps + 1) * tensor.element_size()
+
+
+def _tensors(value: Any, name: str, seen: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, tensor) for each tensor in a value once; the name is the attribute, key or index that holds it.
+
+    `name` is that of the value itself, and `seen` has the ids of objects that were visited.
+    """
+    import torch
+
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        yield name, value
+        return
+    parts: Iterator[tuple[Any, Any]] = iter(())
+    if isinstance(value, Mapping):
+        parts = iter(value.items())
+    elif is_dataclass(value):
+        parts = ((field.name, getattr(value, field.name)) for field in fields(value))
+    elif isinstance(value, (list, tuple)):
+        names = getattr(value, "_fields", None) or [f"{name}[{place}]" for place in range(len(value))]
+        parts = zip(names, value, strict=True)
+    for part_name, part in parts:
+        yield from _tensors(part, str(part_name), seen)

@@ -205,16 +205,11 @@ def device_here() -> DeviceSpec:
     """
     if "triton" in sys.modules and (stub := stubbed()) is not None:
         return stub.device
-    return live(_current_index())
-
-
-def _current_index() -> int | None:
-    """Return the index of torch's current GPU; None without torch or a GPU."""
     try:
         import torch
     except ImportError:
-        return None  # `DeviceSpec.live` then raises an error that names what is missing
-    return torch.cuda.current_device() if torch.cuda.is_available() else None
+        return live(None)  # raises an error that names what is missing
+    return live(torch.cuda.current_device() if torch.cuda.is_available() else None)
 
 
 @lru_cache

@@ -241,7 +241,10 @@ def compare_kernels(
         rows = judged.setdefault(comparison, [])
         best = dict(_best_configs(family, dataset, device))
         cases = {name: case.problem for name, case in comparison.suite(family).items() if only in name}
-        chosen = {name: _chosen(family, problem, device, bundle, best) for name, problem in cases.items()}
+        chosen: dict[str, list[KernelConfig]] = {}  # the predicted config, and the best ones of the dataset
+        for name, problem in cases.items():
+            predicted = make_shortlist(family, problem, device, k=1, bundle=bundle).configs[0]
+            chosen[name] = [predicted, *best.get(problem, ())]
         if compile_ahead is not None:
             pairs = [(config, problem) for name, problem in cases.items() for config in chosen[name]]
             compile_ahead(family, list(dict.fromkeys(pairs)), device)
@@ -295,43 +298,38 @@ def judge_least(
 
     The list has this one goal, described by `goal`; it is empty without rows.
     """
-    return _judge(goal, rows, ratios, ">=", each, mean, min)
+    return _judge(goal, rows, ratios, ">=", each, mean)
 
 
 def judge_most(goal: str, rows: Sequence[Row], ratios: Sequence[float], each: float) -> list[Goal]:
     """Return a list of one goal, described by `goal`: no ratio is above `each`. It is empty without rows."""
-    return _judge(goal, rows, ratios, "<=", each, None, max)
+    return _judge(goal, rows, ratios, "<=", each, None)
 
 
 def _judge(
-    goal: str,
-    rows: Sequence[Row],
-    ratios: Sequence[float],
-    sign: str,
-    each: float,
-    mean: float | None,
-    worst_of: Callable[[Sequence[float]], float],
+    goal: str, rows: Sequence[Row], ratios: Sequence[float], sign: str, each: float, mean: float | None
 ) -> list[Goal]:
     """Return a list of one goal, described by `goal`; an empty list without rows.
 
     The goal is that each row's ratio compares as `sign` says (">=" or "<=") with `each`, and their geometric mean with
-    `mean` if that is given. `worst_of` selects the worst ratio.
+    `mean` if that is given.
     """
     if not rows:
         return []
     geomean = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
-    worst = worst_of(ratios)
+    worst = min(ratios) if sign == ">=" else max(ratios)
     met = (worst >= each if sign == ">=" else worst <= each) and (mean is None or geomean >= mean)
     row = rows[list(ratios).index(worst)]
-    reached = Goal(
-        goal=goal,
-        aim=f"{sign} {each:g} each" + (f", {sign} {mean:g} geomean" if mean else ""),
-        figure=f"worst {worst:.3f}, geomean {geomean:.3f}",
-        met=met,
-        rows=len(rows),
-        worst=f"{row.family} {row.name}",
-    )
-    return [reached]
+    return [
+        Goal(
+            goal=goal,
+            aim=f"{sign} {each:g} each" + (f", {sign} {mean:g} geomean" if mean else ""),
+            figure=f"worst {worst:.3f}, geomean {geomean:.3f}",
+            met=met,
+            rows=len(rows),
+            worst=f"{row.family} {row.name}",
+        )
+    ]
 
 
 def _best_configs(
@@ -346,17 +344,6 @@ def _best_configs(
         if measured_on.name == device.name and is_known:
             order = np.argsort(times)[:FINALISTS]
             yield case.problem, [grid.configs[i] for i in order if math.isfinite(times[i])]
-
-
-def _chosen(
-    family: Measurable,
-    problem: Problem,
-    device: DeviceSpec,
-    bundle: Bundle | None,
-    best: BestConfigs,
-) -> list[KernelConfig]:
-    """Return the predicted config, followed by the best ones of the dataset."""
-    return [make_shortlist(family, problem, device, k=1, bundle=bundle).configs[0], *best.get(problem, ())]
 
 
 def _row(

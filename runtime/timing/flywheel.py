@@ -15,12 +15,14 @@ import re
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cache
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
@@ -29,7 +31,7 @@ from ...datasets.forking import renew_in_children
 from ...datasets.log_part import LOG_SUFFIX, LOGGED, TIMED_HOW, row_line, run_line
 from ...datasets.manifest import MANIFEST, check_ours, read_manifest, write_manifest
 from ...datasets.measurement import LONGEST_US, SHORTEST_US
-from ..arguments import warn_once
+from ..arguments import harmless, warn_once
 from ..launching.kernel import Kernel
 from ..launching.source_hash import hash_of_kernel
 from ..launching.stub_driver import measures
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 #: The environment variable with the dataset's folder.
 VARIABLE = "FORETUNE_LOG"
+_NOT_LOGGED = ": some benchmarks are not logged"
 #: How many frames of the stack are searched for the autotuner that runs a pruner.
 _MOST_FRAMES = 16
 
@@ -52,15 +55,10 @@ class Software:
     triton: str
 
     @classmethod
+    @cache
     def here(cls) -> Software:
-        """Return the versions on this machine."""
-        return _software()
-
-
-@lru_cache(maxsize=1)
-def _software() -> Software:
-    """Return the versions on this machine, which are looked up once."""
-    return Software(driver=_driver(), torch=_version_of("torch"), triton=_version_of("triton"))
+        """Return the versions on this machine, which are looked up once."""
+        return cls(driver=_driver(), torch=_version_of("torch"), triton=_version_of("triton"))
 
 
 def _driver() -> str:
@@ -285,7 +283,7 @@ def expect(
     """
     if not is_logging():
         return
-    with _harmless():
+    with harmless(VARIABLE, _NOT_LOGGED):
         by_id = {id(config): value for config, value in zip(configs, values, strict=True)}
         found, _thread.due = launching_autotuner(), None
         if not measures(found):
@@ -300,15 +298,6 @@ def expect(
             _pending.append((weakref.ref(found), getattr(found, "configs_timings", None), due))
 
 
-@contextmanager
-def _harmless() -> Iterator[None]:
-    """Turn an exception of the block into a warning, because logging must not stop a launch."""
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001
-        warn_once(f"{VARIABLE}: {type(error).__name__}: {error}", ": some benchmarks are not logged")
-
-
 class _Listener:
     """Foretune's listener of Triton's benchmarks, which calls the previous listener first."""
 
@@ -320,7 +309,7 @@ class _Listener:
             self.before(**report)
         due, _thread.due = getattr(_thread, "due", None), None
         if due is not None and not report.get("cache_hit"):
-            with _harmless():
+            with harmless(VARIABLE, _NOT_LOGGED):
                 due.log(report["configs_timings"])
 
 
@@ -354,11 +343,7 @@ def launching_autotuner() -> Any:
     """
     from triton.runtime.autotuner import Autotuner
 
-    frame: Any = sys._getframe(1)
-    for _ in range(_MOST_FRAMES):
-        if frame is None:
-            return None
+    for frame, _ in islice(walk_stack(sys._getframe(1)), _MOST_FRAMES):
         if frame.f_code.co_name == "run" and isinstance(caller := frame.f_locals.get("self"), Autotuner):
             return caller
-        frame = frame.f_back
     return None

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from ...datasets import ForetuneError, KernelConfig, Measurable, Problem
 from ...datasets.errors import reason_of
@@ -70,7 +70,8 @@ class Timing:
 class Timer:
     """Times launches on one device, on its current stream.
 
-    The module's docstring explains the method. `overhead_us` is the constant that is subtracted from every sample.
+    The module's docstring explains the method. `overhead_us` is the constant that is subtracted from every sample, and
+    `queue` is the device's queue.
 
     Args:
         device_index: The device; the current one if None.
@@ -92,14 +93,14 @@ class Timer:
         flush_bytes: int | None = None,
         *,
         clean: bool = False,
-        queue: DeviceQueue | None = None,
+        queue: CudaQueue | None = None,
     ) -> None:
-        self._device_queue = queue or CudaQueue(device_index, flush_bytes, clean=clean)
+        self.queue = queue or CudaQueue(device_index, flush_bytes, clean=clean)
         self._host_us = _HOST_US[0]
         self.overhead_us = 0.0
-        empty_us = statistics.median(self.sample(lambda: self._device_queue.hold(0.0), MAX_SAMPLES))
+        empty_us = statistics.median(self.sample(lambda: self.queue.hold(0.0), MAX_SAMPLES))
         self.overhead_us = max(empty_us - EMPTY_KERNEL_US, 0.0)
-        self._flush_us = statistics.median(self.sample(self._device_queue.flush, MIN_SAMPLES))
+        self._flush_us = statistics.median(self.sample(self.queue.flush, MIN_SAMPLES))
 
     def time(
         self,
@@ -127,7 +128,8 @@ class Timer:
         """
         first = self.sample(launch, 1, before)
         if samples is None:
-            samples = 1 if first[0] > give_up_us else _samples(budget_us, first[0] + self._flush_us)
+            fitting = int(budget_us / max(first[0] + self._flush_us, 1.0))
+            samples = 1 if first[0] > give_up_us else min(max(fitting, MIN_SAMPLES), MAX_SAMPLES)
         elif callable(samples):
             samples = samples(first[0])
         if samples < 1:
@@ -147,19 +149,16 @@ class Timer:
         """
         hold_us = _HOLD_US + 1.5 * self._host_us * samples
         for _ in range(_TRIES):
-            self._device_queue.hold(hold_us)
-            gate = self._device_queue.mark()
+            self.queue.hold(hold_us)
+            gate = self.queue.mark()
             began = time.perf_counter()
             marks = [self._queue(launch, before) for _ in range(samples)]
             host_us = (time.perf_counter() - began) * 1e6
-            in_time = not self._device_queue.passed(gate)
-            self._device_queue.wait()
+            in_time = not self.queue.passed(gate)
+            self.queue.wait()
             if in_time:
                 self._host_us = min(max(host_us / samples, _HOST_US[0]), _HOST_US[1])
-                return [
-                    max(self._device_queue.elapsed_us(start, end) - self.overhead_us, _SHORTEST_US)
-                    for start, end in marks
-                ]
+                return [max(self.queue.elapsed_us(start, end) - self.overhead_us, _SHORTEST_US) for start, end in marks]
             hold_us *= 2
         raise ForetuneError(
             f"the device got ahead of the host although it was held back for {hold_us / 2000:.0f} ms: the launch "
@@ -170,15 +169,10 @@ class Timer:
         """Queue `before`, a flush and a launch; return the time stamps around the launch."""
         if before is not None:
             before()
-        self._device_queue.flush()
-        start = self._device_queue.mark()
+        self.queue.flush()
+        start = self.queue.mark()
         launch()
-        return start, self._device_queue.mark()
-
-
-def _samples(budget_us: float, each_us: float) -> int:
-    """Return how many samples of `each_us` microseconds fit into a budget, from `MIN_SAMPLES` to `MAX_SAMPLES`."""
-    return min(max(int(budget_us / max(each_us, 1.0)), MIN_SAMPLES), MAX_SAMPLES)
+        return start, self.queue.mark()
 
 
 _timers: dict[int, Timer] = {}
@@ -203,30 +197,10 @@ def timer_of(device_index: int) -> Timer:
 _CALIBRATION_CYCLES = 2_000_000
 
 
-class DeviceQueue(Protocol):
-    """A queue of work on one device. All but `wait` return at once."""
-
-    def hold(self, us: float) -> None:
-        """Queue one kernel that keeps the device busy for about `us` microseconds; with 0, an empty kernel."""
-
-    def flush(self) -> None:
-        """Queue the eviction of everything from the L2."""
-
-    def mark(self) -> Any:
-        """Queue a time stamp, and return it."""
-
-    def passed(self, mark: Any) -> bool:
-        """Return whether the device has passed this time stamp."""
-
-    def elapsed_us(self, start: Any, end: Any) -> float:
-        """Return the microseconds between two stamps that the device has passed."""
-
-    def wait(self) -> None:
-        """Wait until the queue is empty."""
-
-
 class CudaQueue:
-    """The current stream of one CUDA or HIP device, the current device if `index` is None.
+    """The queue of the current stream of one CUDA or HIP device, the current device if `index` is None.
+
+    `flush()` queues the eviction of everything from the L2. All methods but `wait` return at once.
 
     `flush_bytes`, `clean` and `may_shrink` are as for `L2Flush`.
     """
@@ -259,12 +233,12 @@ class CudaQueue:
         return _CALIBRATION_CYCLES / us
 
     def hold(self, us: float) -> None:
-        """Queue a kernel that does nothing for about `us` microseconds (`torch.cuda._sleep`)."""
+        """Queue a kernel that does nothing for about `us` microseconds (`torch.cuda._sleep`); with 0, an empty one."""
         with self._cuda.device(self._device):
             self._cuda._sleep(int(us * self._cycles_per_us))
 
     def mark(self) -> Any:
-        """Record and return an event."""
+        """Queue an event, and return it."""
         event = self._cuda.Event(enable_timing=True)
         event.record(self._cuda.current_stream(self._device))
         return event
@@ -274,11 +248,11 @@ class CudaQueue:
         return bool(mark.query())
 
     def elapsed_us(self, start: Any, end: Any) -> float:
-        """Return the microseconds between two events."""
+        """Return the microseconds between two events that the device has passed."""
         return float(start.elapsed_time(end)) * 1000
 
     def wait(self) -> None:
-        """Synchronize with the device."""
+        """Wait until the queue is empty."""
         self._cuda.synchronize(self._device)
 
 
@@ -297,7 +271,7 @@ class L2Flush:
         device: The torch device.
         flush_bytes: How many bytes are written to evict the L2: twice its size if None.
         clean: Read the bytes instead, so that the L2 has no dirty lines that must be written back first.
-        may_shrink: Use a smaller buffer if so much memory is not free.
+        may_shrink: Use a smaller buffer, halved until it fits, if so much memory is not free.
     """
 
     def __init__(
@@ -307,8 +281,21 @@ class L2Flush:
 
         if flush_bytes is None:
             flush_bytes = _FLUSH_L2_SIZES * torch.cuda.get_device_properties(device).L2_cache_size
-        self._buffer, self.is_whole = _allocated(max(flush_bytes // 4, 1), device, may_shrink=may_shrink)
-        self._clean = clean
+        self._clean, count = clean, max(flush_bytes // 4, 1)
+        wanted = count
+        while True:
+            try:
+                # Not zeros, which may be compressed on the way to memory.
+                self._buffer = torch.full((count,), 0x5EED, dtype=torch.int32, device=device)
+                break
+            except torch.cuda.OutOfMemoryError:
+                if not may_shrink or count <= _SMALLEST:
+                    raise
+                count //= 2
+        self.is_whole = count == wanted
+        if not self.is_whole:
+            what = f"{4 * wanted >> 20} MiB of GPU memory to clear the L2 are not free"
+            warn_once(what, f": {4 * count >> 10} KiB are used, and kernels may find some of their inputs in the L2")
 
     def __call__(self) -> None:
         """Queue the eviction."""
@@ -316,29 +303,6 @@ class L2Flush:
             self._buffer.sum()
         else:
             self._buffer.fill_(0x5EED)
-
-
-def _allocated(count: int, device: Any, *, may_shrink: bool) -> tuple[Any, bool]:
-    """Return a buffer of `count` 32-bit integers, halved until it fits, and whether it has its full size.
-
-    Raises torch's `OutOfMemoryError` if it may not shrink, or if not even `_SMALLEST` integers fit.
-    """
-    import torch
-
-    wanted = count
-    while True:
-        try:
-            # Not zeros, which may be compressed on the way to memory.
-            buffer = torch.full((count,), 0x5EED, dtype=torch.int32, device=device)
-        except torch.cuda.OutOfMemoryError:
-            if not may_shrink or count <= _SMALLEST:
-                raise
-            count //= 2
-            continue
-        if count < wanted:
-            what = f"{4 * wanted >> 20} MiB of GPU memory to clear the L2 are not free"
-            warn_once(what, f": {4 * count >> 10} KiB are used, and kernels may find some of their inputs in the L2")
-        return buffer, count == wanted
 
 
 def resetting(family: Measurable, inputs: Any) -> dict[str, Any]:

@@ -18,20 +18,18 @@ from triton.runtime.errors import AutotunerError
 from ...datasets import DeviceSpec, Family, ForetuneError, Problem
 from ...datasets.errors import check_between, check_flag, check_integer, check_words, reason_of, shown
 from ...datasets.forking import renew_in_children
-from ..arguments import Mode, resolve_mode, warn_once
-from ..epochs import is_pinned
+from ..arguments import Mode, is_pinned, resolve_mode, warn_once
 from ..how_many import Length, check_length
+from ..launching.ahead import hash_triton
 from ..launching.kernel import Kernel
-from ..launching.triton_hash import hash_triton
 from ..prune import Pruner, in_full
 from .isolation import IsolatedTimer, NoIsolationError
 from .known_times import KnownTimes
 from .one_launch import OneLaunch, launch_undecided, own_key, restore_tensors, save_tensors, times_one
-from .progress import ProgressLine
 from .ranks.agreement import choose_together, epoch, may_tune, scope
 from .refine.calls import check_cost
 from .refine.refinement import Refinement
-from .session import Measured, TuningSession, checked_time, is_capturing, none_launched, search
+from .session import Measured, ProgressLine, TuningSession, checked_time, is_capturing, none_launched, search
 from .shortlisters import FamilyShortlister, OwnShortlister, Shortlister, TracedPrune
 
 if TYPE_CHECKING:
@@ -307,8 +305,7 @@ class _Tuning:
             if best is not None:
                 if memo is not None:
                     tuner._tuned[memo] = best
-                    is_pruned = bool(tuner._own_prune or tuner.perf_model)
-                    self._known.choose(best, [self._key], self._call.arguments, is_pruned=is_pruned)
+                    self._known.choose(best, [self._key], self._call.arguments)
                 return best, True
             if times:  # no agreement: every rank runs the first config
                 return chosen[0], chosen[0] in times
@@ -344,15 +341,7 @@ class _Tuning:
         return [left[position] for position in positions or ()]
 
     def _measure_agreed(self, configs: Sequence[triton.Config]) -> triton.Config | None:
-        """Measure configs; return the fastest that the ranks agree on, None if there is none."""
-        self._measure(configs)
-        times = self.session.times(configs)
-        if not times and not choose_together():  # otherwise other ranks wait, even if all configs failed here
-            return None
-        return self._known.agree(configs, [times.get(config) for config in configs])[0]
-
-    def _measure(self, configs: Sequence[triton.Config]) -> None:
-        """Measure those of the configs whose time is not known."""
+        """Measure configs without a known time; return the fastest that the ranks agree on, None if there is none."""
         tuner, session, began = self._tuner, self.session, time.monotonic()
         session.recall(configs)
         if n_new := sum(config not in session.measured for config in configs):
@@ -368,6 +357,10 @@ class _Tuning:
             for config in configs
             if config in session.measured
         }
+        times = session.times(configs)
+        if not times and not choose_together():  # otherwise other ranks wait, even if all configs failed here
+            return None
+        return self._known.agree(configs, [times.get(config) for config in configs])[0]
 
     def _time_one(self, config: triton.Config) -> Measured | Exception:
         """Time a config, and return its result or the exception that it raised; with `isolate` in another process."""

@@ -225,11 +225,6 @@ def _unpacked(value: Any) -> Any:
     return value.tensor() if isinstance(value, _Tensor) else value
 
 
-def _autotuner_at(module: str, qualname: str) -> Any:
-    """Return the autotuner of a kernel by its module and qualified name."""
-    return autotuner_of(attrgetter(qualname)(importlib.import_module(module)))
-
-
 def _serve(connection: Connection, request: _Request) -> None:
     """Run the process: time one config after the other, until the pipe closes or the device is broken."""
     with ExitStack() as stack:
@@ -242,7 +237,7 @@ def _serve(connection: Connection, request: _Request) -> None:
                 torch.cuda.set_device(request.device_index)
             if request.stub is not None:
                 stack.enter_context(use_stub_driver(request.stub))
-            tuner = _autotuner_at(request.module, request.qualname)
+            tuner = autotuner_of(attrgetter(request.qualname)(importlib.import_module(request.module)))
             args, kwargs = tuple(map(_unpacked, request.args)), {k: _unpacked(v) for k, v in request.kwargs.items()}
             connection.send(None)
         except Exception as error:  # noqa: BLE001 - sent to the waiting process

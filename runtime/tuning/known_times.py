@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
-from ...datasets.errors import reason_of
-from ..arguments import warn_once
-from ..launching.kernel import Kernel
+from ..arguments import harmless
+from ..launching.kernel import Kernel, kept_arguments
 from ..launching.stub_driver import device_here, measures
 from ..pins import pinned_config
-from .launch_arguments import kept_arguments
 from .ranks.agreement import agreed, choose_together, scope
 from .ranks.rendezvous import Times
 from .refine.calls import stopwatch
-from .refine.refinement import Refinement, refinement_of
-from .refine.store import Store
+from .refine.refinement import Refinement, Store, refinement_of
 from .session import Measured
 
 if TYPE_CHECKING:
@@ -71,16 +68,20 @@ class KnownTimes:
             return
         self._is_open = True
         with self.quietly():
-            from .cache.kernel_cache import ChoiceCache
-
             self.device = self.device or device_here()
-            self._on_disk = ChoiceCache.of(self.name, self._kernel.tuned_hash(), self.device)
+            self._on_disk = self.cache(self.device)
             for problem in self._on_disk.problems():
                 # The kernel may also have been tuned with another family.
                 if problem.family == self.shortlister.family.name:
                     self.shortlister.learn(problem, self._on_disk.times(problem))
                     if not self._is_pruned and self._on_disk.choice(problem, self.shortlister.bundle) is not None:
                         self.shortlister.finish(problem)
+
+    def cache(self, device: DeviceSpec) -> ChoiceCache:
+        """Return the choice cache of the kernel on a device."""
+        from .cache.kernel_cache import ChoiceCache
+
+        return ChoiceCache.of(self.name, self._kernel.tuned_hash(), device)
 
     def of(self, stand_in: Problem | None, key: Hashable = None) -> KeyTimes:
         """Return the times of a launch: of `stand_in`, the problem that represents it, or else of its `key`."""
@@ -137,14 +138,9 @@ class KnownTimes:
                 source = source_that_ran(family, self._kernel.jit)
                 log_row(family, problem, value, time_us, self.device, timed=timed or self._timed, source_hash=source)
 
-    @contextmanager
-    def quietly(self) -> Iterator[None]:
-        """Turn an exception of the block into a warning, so that it does not stop a launch."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 - a full disk, say, must not stop a launch
-            what = f"{self.name}: times cannot be stored ({reason_of(error)})"
-            warn_once(what, ": they are kept in memory only")
+    def quietly(self) -> AbstractContextManager[None]:
+        """Return a context manager that turns an exception of its block into a warning: see `harmless`."""
+        return harmless(f"{self.name}: times cannot be stored", ": they are kept in memory only")
 
 
 class KeyTimes:
@@ -215,10 +211,8 @@ class KeyTimes:
             if problem is not None and measures(kernel.tuner):
                 kernel.device = device
                 store = Store(
-                    kernel.name,
-                    kernel._kernel.tuned_hash,
                     problem,
-                    device,
+                    lambda: kernel.cache(device),
                     kernel.values(configs),
                     lambda config, time_us: kernel.log(problem, config, time_us, "refined"),
                     lambda: kernel.shortlister.bundle,
@@ -264,8 +258,6 @@ class KeyTimes:
         config: triton.Config,
         keys: Iterable[Sequence[Any]],
         arguments: Mapping[str, Any],
-        *,
-        is_pruned: bool,
         bundle: str | None = None,
     ) -> None:
         """Store a choice, for `foretune cache freeze`, a warm-up and other readers of the cache.
@@ -274,8 +266,6 @@ class KeyTimes:
             config: The chosen config.
             keys: Triton's keys of launches that it was chosen for.
             arguments: The arguments of such a launch.
-            is_pruned: Whether the kernel prunes its configs itself, so that other launches of the same problem may run
-                other configs.
             bundle: The digest of the bundle that predicted, "" for none. If left out, the shortlister's.
         """
         kernel, problem, tuner = self._kernel, self.problem, self._kernel.tuner
@@ -285,8 +275,8 @@ class KeyTimes:
         with kernel.quietly():
             kernel._on_disk.choose(problem, kernel.shortlister.bundle if bundle is None else bundle, value)
             names = [name for name in tuner.keys if name in arguments]
+            own = value if kernel._is_pruned else None  # other launches of the same problem may run other configs
             for key in keys:
-                own = value if is_pruned else None
                 kernel._on_disk.saw_launch(problem, names, key, kept_arguments(arguments), own)
 
 

@@ -8,7 +8,7 @@ import math
 import pkgutil
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from enum import Enum
 from types import ModuleType
@@ -22,11 +22,7 @@ from ..launching.kernel import Kernel
 from ..launching.source_hash import hash_of_kernel, is_kernel
 
 if TYPE_CHECKING:
-    import numpy as np
     import triton
-    from numpy.typing import NDArray
-
-    from ...datasets import BinaryFacts
 
 #: A dimension that no argument has: the total number of elements of a launch's tensors, to the nearest power of two.
 #: The grid's size, and whether the data fit into the cache, depend on sizes that many kernels do not take as arguments.
@@ -163,6 +159,7 @@ class LaunchFamily(Family):
 
     knobs = ()
     feature_names = ()
+    features = None  # type: ignore[assignment]  # `OwnTimings` has its own, of the knobs and the problem's dimensions
     dtypes = DTYPES
 
     def __init__(self, tuner: triton.runtime.Autotuner) -> None:
@@ -206,7 +203,8 @@ class LaunchFamily(Family):
                 dims.append((name, int(value)))
             else:
                 flags.append(flag_of(name, value))
-        dims.append((self._elements, _power_of_two(elements)))
+        nearest = min(2 ** round(math.log2(elements)), MOST_SIZE) if elements else 0  # power of two, by ratio
+        dims.append((self._elements, nearest))
         return Problem(self.name, tuple(sorted(dims)), tuple(sorted(dtypes.items())) or "bf16", tuple(sorted(flags)))
 
     def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:
@@ -216,26 +214,6 @@ class LaunchFamily(Family):
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
         """Return None: a foreign kernel's own `early_config_prune` decides which configs can run."""
         return None
-
-    def features(
-        self,
-        problem: Problem,
-        device: DeviceSpec,
-        configs: Sequence[KernelConfig],
-        binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
-    ) -> NDArray[np.float32]:
-        """Return no features, an array of shape (n_configs, 0), because `OwnTimings` does not use the meaning of knobs.
-
-        It computes features from the knobs and the problem's dimensions itself.
-        """
-        import numpy as np
-
-        return np.zeros((len(configs), 0), np.float32)
-
-
-def _power_of_two(count: int) -> int:
-    """Return the power of two nearest to a count (by ratio), at most `MOST_SIZE`; 0 for 0."""
-    return min(2 ** round(math.log2(count)), MOST_SIZE) if count > 0 else 0
 
 
 def flag_of(name: str, value: Any) -> str:

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 from ...datasets import ForetuneError
 from ...datasets.errors import shown
 from ..launching.ahead import in_background, load_binary, make_launch_function_ahead
-from ..launching.kernel import Kernel
+from ..launching.kernel import OF_THE_LAUNCH, Kernel, kept_arguments, stand_ins
 from ..launching.stub_driver import stubbed
 from ..timing.timer import timer_of
 from .gaussian_process import MOST_SLOWDOWN
-from .launch_arguments import OF_THE_LAUNCH, kept_arguments, stand_ins
 from .session import is_capturing
 
 if TYPE_CHECKING:
@@ -37,22 +36,29 @@ def times_one() -> bool:
 FAR_BEHIND = math.exp(MOST_SLOWDOWN)
 
 
-class OneConfigCache(dict[Any, Any]):
-    """Replaces an autotuner's cache for one launch: every key has the same config, and nothing is stored."""
+class ForcedCache(dict[Any, Any]):
+    """Replaces an autotuner's cache during one launch: every key has the config that `config_of` returns for it.
 
-    def __init__(self, config: triton.Config) -> None:
+    So keys are computed and kernels launched by the installed version of Triton. Where `applies` returns False, as in
+    other threads, the `real` cache is used.
+    """
+
+    def __init__(self, real: Any, config_of: Callable[[Any], Any], applies: Callable[[], bool] = lambda: True) -> None:
         super().__init__()
-        self._config = config
+        self._real, self._config_of, self._applies = real, config_of, applies
 
     def __contains__(self, key: object) -> bool:
-        return True
+        return self._applies() or key in self._real
 
-    def __getitem__(self, key: Any) -> triton.Config:
-        return self._config
+    def __getitem__(self, key: Any) -> Any:
+        return self._config_of(key) if self._applies() else self._real[key]
 
-    def get(self, key: Any, default: Any = None) -> triton.Config:
-        """Return the one config, for any key."""
-        return self._config
+    def get(self, key: Any, default: Any = None) -> Any:
+        """Return the forced config for any key; where it does not apply, what the real cache has, else `default`."""
+        return self._config_of(key) if self._applies() else self._real.get(key, default)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._real[key] = value
 
 
 def own_key(tuner: Autotuner, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -86,7 +86,6 @@ class OwnTimings:
         self._times: dict[Problem, dict[KernelConfig, float | None]] = {}
         self._finished: set[Problem] = set()
         self._priors: dict[Problem, dict[KernelConfig, float]] = {}
-        self._last: tuple[tuple[KernelConfig, ...], Array] | None = None  # a list of configs and its coordinates
         renew_in_children(self)
 
     def renew(self) -> None:
@@ -169,7 +168,7 @@ class OwnTimings:
             # The model does not know from a kernel's first configs alone how far it errs: it chooses once in any case.
             is_start = len(points) == 1 and len(tried) <= start
             worth = 0.0 if is_start or k != "auto" else cost_s / _LAUNCHES_S
-            model = Predicted(points, self._coordinates((*configs,)), rows, log_times, expected)
+            model = Predicted(points, knob_values(configs), rows, log_times, expected)
             new = model.next(untimed, math.log(timed[0][0]) if timed else None, worth, min(most, at_once))
         reason = f"{len(tried)} timed, {len(new)} to time; learned from {len(points) - 1} other problems"
         return Advice((*(at for _, at in timed), *new), bool(rows), reason, (*new,))
@@ -184,12 +183,6 @@ class OwnTimings:
         if (last := priors[-1]) is None:
             return None
         return np.array([[(prior or last).get(config, 0.0) for config in configs] for prior in priors])
-
-    def _coordinates(self, configs: tuple[KernelConfig, ...]) -> Array:
-        """Return `_knobs` of the configs; those of the last list are kept."""
-        if self._last is None or self._last[0] != configs:
-            self._last = (configs, knob_values(configs))
-        return self._last[1]
 
     def _check(self, problem: Problem) -> None:
         if not isinstance(problem, Problem) or problem.family != self._name:

@@ -3,18 +3,19 @@
 `foretune.autotune`, `attach`, `tune` and `contextual_autotune` share its steps: recall the known times of the
 candidates, compile the other candidates ahead, time them one after the other, record each time at once, stop at a
 limit, and choose the fastest. The caller passes what differs: how a candidate is launched and timed, and where times
-are stored.
+are stored. `ProgressLine` shows how far a session is.
 """
 
 from __future__ import annotations
 
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from traceback import clear_frames
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TextIO, TypeVar
 
 from ...datasets import ForetuneError, Status
 from ...datasets.errors import abridged, printable
@@ -53,20 +54,13 @@ class Measured(NamedTuple):
 
     @classmethod
     def failed(cls, error: Exception) -> Measured:
-        """Return the result for a candidate that raised an exception."""
-        status, text = failure_of(error)
-        return cls(status, error=text)
-
-
-def failure_of(error: Exception) -> tuple[Status, str]:
-    """Return the status of a candidate that raised an exception, and the exception's text for tables and messages."""
-    kind = type(error).__name__
-    text = printable(abridged(f"{kind}: {error}" if str(error) else kind))
-    if kind in ("OutOfResources", "OutOfMemoryError", "MemoryError"):
-        return Status.OUT_OF_RESOURCES, text
-    if "Compil" in kind or kind == "PTXASError":
-        return Status.COMPILE_FAILED, text
-    return Status.LAUNCH_FAILED, text
+        """Return the result for a candidate that raised an exception, with its text for tables and messages."""
+        kind, status = type(error).__name__, Status.LAUNCH_FAILED
+        if kind in ("OutOfResources", "OutOfMemoryError", "MemoryError"):
+            status = Status.OUT_OF_RESOURCES
+        elif "Compil" in kind or kind == "PTXASError":
+            status = Status.COMPILE_FAILED
+        return cls(status, error=printable(abridged(f"{kind}: {error}" if str(error) else kind)))
 
 
 class Known(Protocol[C]):
@@ -173,7 +167,13 @@ class TuningSession(Generic[C]):
             elif over := self._over():
                 return over
             else:
-                self._try(one)
+                assert self.time_one is not None
+                self.n_timed += 1
+                found = self.time_one(one)
+                if isinstance(found, Exception):
+                    self.keep(one, Measured.failed(found), found)
+                else:
+                    self.keep(one, found)
         return ""
 
     def compile(self, candidates: Sequence[C], compile_one: Callable[[C], object]) -> dict[C, BaseException | None]:
@@ -202,15 +202,6 @@ class TuningSession(Generic[C]):
         self.failures.clear()
         if self.best_us is None or measured.time_us < self.best_us:
             self.best = candidate
-
-    def _try(self, candidate: C) -> None:
-        assert self.time_one is not None
-        self.n_timed += 1
-        found = self.time_one(candidate)
-        if isinstance(found, Exception):
-            self.keep(candidate, Measured.failed(found), found)
-        else:
-            self.keep(candidate, found)
 
     def _over(self) -> str:
         """Return the limit that has been reached, or ""."""
@@ -325,3 +316,75 @@ class Failures:
         if hasattr(first, "add_note"):  # from Python 3.11
             first.add_note(str(failed))
         return first
+
+
+#: Shorter tunings show no line; seconds.
+AFTER_S = 2.0
+#: Seconds between two updates: in a log, where every line stays, and on a terminal, where one replaces the other.
+_EVERY_S, _ON_TERMINAL_S = 30.0, 0.5
+_CLEAR = "\r\x1b[2K"
+
+
+class ProgressLine:
+    """A context manager that shows a tuning's progress on stderr if it takes longer than two seconds.
+
+    The line has the kernel's name, how many of its configs are done, and the best time so far. On a terminal it is one
+    line that is updated and finally removed; otherwise a new line is written every 30 seconds.
+
+    Args:
+        kernel: The kernel's name.
+        total: The number of configs.
+        out: Where to write; stderr if left out.
+        wait: Waits for some seconds and returns whether the block has ended; a thread's event if left out.
+    """
+
+    def __init__(
+        self, kernel: str, total: int, *, out: TextIO | None = None, wait: Callable[[float], bool] | None = None
+    ) -> None:
+        self.kernel, self.total, self.done, self.best_us = kernel, total, 0, float("inf")
+        self._out = sys.stderr if out is None else out
+        self._over = threading.Event()
+        self._wait = wait or self._over.wait
+        self._thread = threading.Thread(target=self._show, name="foretune-progress", daemon=True)
+
+    def __enter__(self) -> ProgressLine:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def advance(self, time_us: float | None) -> None:
+        """Count one more config as done, with its time in microseconds; None if it failed."""
+        self.done += 1
+        if time_us is not None:
+            self.best_us = min(self.best_us, time_us)
+
+    def __str__(self) -> str:
+        best = "" if self.best_us == float("inf") else f", best {self.best_us:.1f} us"
+        return f"foretune: tuning {self.kernel}: {self.done} of {self.total} configs{best}"
+
+    def _show(self) -> None:
+        """Write lines until the block ends; runs in a thread."""
+        wait_s, is_terminal, shown = AFTER_S, _is_terminal(self._out), ""
+        try:
+            while not self._wait(wait_s):
+                wait_s = _ON_TERMINAL_S if is_terminal else _EVERY_S
+                if (text := str(self)) != shown or not is_terminal:
+                    self._out.write(f"{_CLEAR}{text}" if is_terminal else f"{text}\n")
+                    self._out.flush()
+                shown = text
+            if shown and is_terminal:
+                self._out.write(_CLEAR)
+                self._out.flush()
+        except (OSError, ValueError):  # stderr is closed
+            return
+
+
+def _is_terminal(out: TextIO) -> bool:
+    """Return whether a stream is a terminal; False for a closed one."""
+    try:
+        return out.isatty()
+    except (OSError, ValueError, AttributeError):
+        return False

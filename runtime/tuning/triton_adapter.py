@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING, Any
 from ...datasets import DeviceSpec, ForetuneError, Problem
 from ...datasets.errors import reason_of
 from ...datasets.forking import renew_in_children
-from ..arguments import Mode, resolve_mode, warn_once
-from ..epochs import is_pinned
+from ..arguments import Mode, is_pinned, resolve_mode, warn_once
 from ..how_many import Length
+from ..launching.ahead import hash_triton
 from ..launching.kernel import Kernel
 from ..launching.stub_driver import device_here, measures
-from ..launching.triton_hash import hash_triton
 from ..prune import Pruner, in_full
 from .attached_key import CoarseKeys, KeyTuning
 from .known_times import KnownTimes
 from .launches import LaunchFamily
-from .one_launch import OneConfigCache, OneLaunch, key_of_launch, launch_undecided, microseconds, times_one
+from .one_launch import ForcedCache, OneLaunch, key_of_launch, launch_undecided, microseconds, times_one
 from .ranks.agreement import choose_together, epoch, may_tune, scope
 from .refine.calls import check_cost
 from .refine.refinement import Refinement
@@ -184,7 +183,7 @@ class Attachment:
     def _run_once(self, config: triton.Config, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Launch with a config without remembering it."""
         real = self.tuner.cache
-        self.tuner.cache = OneConfigCache(config)
+        self.tuner.cache = ForcedCache(real, lambda key: config)
         try:
             return self.own_run(*args, **kwargs)
         finally:
@@ -381,10 +380,9 @@ class Attachment:
         if choose_together():
             self._chosen_together.setdefault(scope(), {}).update((key, tuner.cache[key]) for key in new)
         if tuner.best_config in tuning.allowed:
-            is_pruned = bool(self._own_prune or tuner.perf_model)
             for key in new:
                 self._coarse.watch(key, tuning)
-            tuning.times.choose(tuner.best_config, new, tuning.arguments, is_pruned=is_pruned, bundle="")
+            tuning.times.choose(tuner.best_config, new, tuning.arguments, bundle="")
 
     def _known_here(self, opens: bool = True) -> KnownTimes:
         """Return the known times on the current device; if `opens`, load those in the cache unless this was done."""

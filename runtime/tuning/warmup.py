@@ -25,11 +25,10 @@ from ...datasets.errors import abridged, cause_of, check_integer, check_path, sh
 from ...datasets.files import read_regular
 from ...datasets.problem import MOST_SIZE
 from ..launching.ahead import compile_ahead
-from ..launching.kernel import Kernel
+from ..launching.kernel import Kernel, stand_ins
 from ..same_bits import keeping
 from ..shortlist import make_shortlist
 from .cache.known import KnownProblem, known_kernels
-from .launch_arguments import stand_ins
 from .launches import ELEMENTS, OTHER_ELEMENTS, LaunchFamily, autotuners_named
 from .own_timings import OwnTimings
 
@@ -73,7 +72,6 @@ def warm_up(
     *,
     k: int = 1,
     bundle: Bundle | Path | str | None = None,
-    workers: int | None = None,
 ) -> WarmedUp:
     """Compile the `k` configs predicted to be fastest for each problem, each binary once.
 
@@ -85,7 +83,6 @@ def warm_up(
         device: The device to predict for.
         k: The number of configs per problem.
         bundle: The bundle that predicts, or its folder; the shipped one if None.
-        workers: The number of compiling threads; one per core if left out.
 
     Raises:
         ForetuneError: The family cannot be compiled, there are no problems, one is another family's, `k` < 1, or the
@@ -103,7 +100,7 @@ def warm_up(
         chosen = make_shortlist(family, family.at_call_time(problem), device, k=k, bundle=bundle)
         # Without a prediction, a shortlist has all configs.
         launches += [(family, config, problem) for config in chosen.configs[:k]]
-    return warm_up_launches(family.name, device, len(problems), launches, workers=workers)
+    return warm_up_launches(family.name, device, len(problems), launches)
 
 
 def warm_up_launches(
@@ -133,7 +130,7 @@ def warm_up_launches(
 
 
 def _compiled(
-    name: str, device: DeviceSpec, n_problems: int, jobs: Mapping[Hashable, tuple[str, Any]], workers: int | None
+    name: str, device: DeviceSpec, n_problems: int, jobs: Mapping[Hashable, tuple[str, Any]], workers: int | None = None
 ) -> WarmedUp:
     """Run compile jobs (by binary; each a description and a function) in `workers` threads, and return the result."""
     errors = compile_ahead([job for _, job in jobs.values()], workers)
@@ -152,7 +149,6 @@ def warm_up_tuned(
     shapes: Path | str | None = None,
     logged: Sequence[Problem] = (),
     k: int = 1,
-    workers: int | None = None,
 ) -> WarmedUp:
     """Compile the binaries of kernels that earlier runs tuned on this device.
 
@@ -169,7 +165,6 @@ def warm_up_tuned(
         logged: Problems of these kernels from a FORETUNE_LOG.
         k: How many configs to compile for each launch of `shapes` and `logged`, in addition to those that its search
             will start with: the fastest that the kernel's own timings predict, or all configs if none is known.
-        workers: The number of compiling threads; one per core if left out.
 
     Raises:
         ForetuneError: There is no such module or kernel, the file is invalid, or nothing can be compiled: nothing was
@@ -205,7 +200,7 @@ def warm_up_tuned(
             f"nothing can be compiled for {shown(name)} on {device.name}: no launch is known that was tuned with its "
             "current source (see foretune cache show)"
         )
-    warmed = _compiled(name, device, len(problems) + len(skipped), jobs, workers)
+    warmed = _compiled(name, device, len(problems) + len(skipped), jobs)
     return replace(warmed, failed=(*warmed.failed, *skipped))
 
 

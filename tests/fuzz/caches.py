@@ -28,8 +28,7 @@ from foretune.runtime.tuning.cache.document import check_choices
 from foretune.runtime.tuning.cache.kernel_cache import ChoiceCache, shared_file
 from foretune.runtime.tuning.cache.shared_file import SharedFile
 from foretune.runtime.tuning.functions import config_cache
-from foretune.runtime.tuning.functions.config_cache import ConfigCache
-from foretune.runtime.tuning.functions.key_record import record_key
+from foretune.runtime.tuning.functions.config_cache import ConfigCache, record_key
 from fuzz.bundles import _bytes_changed
 from fuzz.judging import REFUSED, TroubleError, same, within
 from fuzz.oddities import DEEP, Change, changed, changes, text_of

@@ -322,7 +322,7 @@ def valid(family: Any, folder: Path) -> Any:
 
 
 def warm(family: Any, folder: Path) -> Any:
-    found = warm_up(kernels.find_family(family), [PROBLEM], DEVICE, k=2, workers=1)
+    found = warm_up(kernels.find_family(family), [PROBLEM], DEVICE, k=2)
     if found.failed:
         warnings.warn(ForetuneWarning(f"fake: {found.failed}"), stacklevel=1)
     return found.to_json()

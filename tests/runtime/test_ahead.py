@@ -41,7 +41,7 @@ def test_the_block_is_over_at_its_end_also_when_it_fails():
     seen = []
 
     def fail():
-        seen.append(ahead.is_only_compiling())
+        seen.append(bool(ahead.is_only_compiling()))
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError), ahead.only_compiling():

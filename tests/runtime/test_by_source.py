@@ -13,8 +13,7 @@ import triton
 import triton.language as tl
 from foretune.datasets import BundleError, DeviceSpec, Problem, torch_dtype
 from foretune.runtime import ForetuneWarning, TritonFamily, make_shortlist, use_stub_driver
-from foretune.runtime.facts.features import NAMES, grid_of
-from foretune.runtime.facts.prior import COVERAGE, Prior, coverage_length
+from foretune.runtime.facts.prior import COVERAGE, NAMES, Prior, coverage_length, grid_of
 from foretune.runtime.launching.kernel import Kernel
 
 H200 = DeviceSpec.named("h200")

@@ -105,7 +105,7 @@ def test_agrees_with_cupti_at_every_size(stamping, capsys):
     overhead_us, timer.overhead_us = timer.overhead_us, 0.0  # from here on it says what the events read
 
     def empty():
-        timer._device_queue.hold(0.0)
+        timer.queue.hold(0.0)
 
     def of_events(launch):
         return statistics.median(timer.sample(launch, 30))

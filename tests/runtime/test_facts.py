@@ -10,8 +10,8 @@ import pytest
 import triton
 import triton.language as tl
 from foretune.datasets import DeviceSpec
-from foretune.runtime.facts.features import NAMES, launch_features
 from foretune.runtime.facts.interpreter import facts_of
+from foretune.runtime.facts.prior import NAMES, launch_features
 from foretune.runtime.launching.kernel import Kernel
 
 HALF = SimpleNamespace(dtype="torch.float16", shape=(512, 512))

@@ -10,7 +10,7 @@ import pytest
 from foretune.datasets import DeviceSpec, ForetuneError, Problem
 from foretune.kernels import find_family
 from foretune.runtime import Timer, sm_partition
-from foretune.runtime.timing.partition import _granted
+from foretune.runtime.timing.device_rates import _granted
 
 H200 = DeviceSpec.named("h200")
 

@@ -117,7 +117,7 @@ def test_a_block_begins_and_ends_it_for_a_kernel_that_has_run(maker, lock):
     foretune.pinned(lock)  # without a block, until the process ends
     maker.filler.launch(kernel)
     assert warps(kernel) == 8
-    pins.epochs.pins[-1].__exit__()
+    pins.arguments.pins[-1].__exit__()
 
 
 def test_what_triton_chose_before_is_replaced_where_a_kernel_is_attached(filler, bench, lock, monkeypatch):

@@ -6,7 +6,7 @@ import io
 import queue
 
 import pytest
-from foretune.runtime.tuning.progress import ProgressLine
+from foretune.runtime.tuning.session import ProgressLine
 
 
 class Waiting:

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from foretune.runtime.launching.redzones import REDZONE_BYTES, Redzones
-from foretune.runtime.launching.results import poison
+from foretune.runtime.launching.results import REDZONE_BYTES, Redzones, poison
 
 
 class Pair(NamedTuple):

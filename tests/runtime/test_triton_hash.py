@@ -10,7 +10,7 @@ from threading import get_ident
 
 import pytest
 from foretune.runtime import use_stub_driver
-from foretune.runtime.launching import ahead, triton_hash
+from foretune.runtime.launching import ahead
 
 cache = pytest.importorskip("triton.runtime.cache")
 
@@ -30,9 +30,9 @@ class Hashing:
     def of_a_new_process(self):
         """What a process compiles with that finds the disk as it is."""
         cache.triton_key = self
-        triton_hash.hash_triton_ahead()
-        triton_hash.hash_triton_ahead()
-        triton_hash.wait_for_the_hash()
+        ahead.hash_triton_ahead()
+        ahead.hash_triton_ahead()
+        ahead.wait_for_the_hash()
         return cache.triton_key()
 
 
@@ -44,7 +44,7 @@ def hashing(monkeypatch, tmp_path, own_cache):
         (tmp_path / "triton" / name).write_text("one")
     monkeypatch.setattr(triton, "__file__", str(tmp_path / "triton" / "__init__.py"))
     monkeypatch.setattr(ahead._jobs, "underway", {})
-    monkeypatch.setattr(triton_hash, "_known", [])
+    monkeypatch.setattr(ahead, "_known", [])
     hashing = Hashing(tmp_path / "triton", triton.knobs.cache.dir)
     monkeypatch.setattr(cache, "triton_key", hashing)
     return hashing
@@ -52,9 +52,9 @@ def hashing(monkeypatch, tmp_path, own_cache):
 
 def test_it_is_made_once_in_another_thread_that_gets_pythons_lock_soon(hashing):
     usual = sys.getswitchinterval()
-    triton_hash.hash_triton_ahead()
-    triton_hash.hash_triton_ahead()
-    triton_hash.wait_for_the_hash()
+    ahead.hash_triton_ahead()
+    ahead.hash_triton_ahead()
+    ahead.wait_for_the_hash()
     assert len(hashing.threads) == 1
     assert hashing.threads[0] != get_ident()
     assert hashing.intervals[0] < usual == sys.getswitchinterval()
@@ -62,7 +62,7 @@ def test_it_is_made_once_in_another_thread_that_gets_pythons_lock_soon(hashing):
 
 
 def test_who_has_not_begun_it_waits_for_nothing_and_lets_triton_do_it(hashing):
-    triton_hash.wait_for_the_hash()
+    ahead.wait_for_the_hash()
     assert hashing.threads == []
     assert cache.triton_key is hashing
 
@@ -78,13 +78,13 @@ def test_the_next_process_finds_it_and_hashes_nothing(hashing):
 def test_a_process_is_given_it_once(hashing, monkeypatch):
     hashing.of_a_new_process()
     made = len(hashing.threads)
-    triton_hash.hash_triton.cache_clear()
+    ahead.hash_triton.cache_clear()
     cache.triton_key = hashing
-    triton_hash.hash_triton()
+    ahead.hash_triton()
     assert cache.triton_key() == "hash of one"
     assert len(hashing.threads) == made
     cache.triton_key = hashing
-    triton_hash.hash_triton()
+    ahead.hash_triton()
     assert cache.triton_key is hashing
 
 
@@ -96,9 +96,9 @@ def test_the_first_launch_of_a_tuned_kernel_finds_it(way, own_cache, filler, mon
     import triton
 
     monkeypatch.setattr(ahead._jobs, "underway", {})
-    monkeypatch.setattr(triton_hash, "_known", [])
-    triton_hash._hash()  # an earlier process
-    triton_hash.hash_triton.cache_clear()
+    monkeypatch.setattr(ahead, "_known", [])
+    ahead._hash()  # an earlier process
+    ahead.hash_triton.cache_clear()
     hashed = []
     monkeypatch.setattr(cache, "triton_key", lambda: hashed.append(1) or "another hash")
     declare = triton.autotune if way == "attach" else foretune.autotune
@@ -147,15 +147,13 @@ def test_where_nothing_can_be_written_every_process_hashes(hashing, monkeypatch)
 def test_tritons_own_hash_of_the_real_installation_is_what_the_next_process_is_told(own_cache, monkeypatch):
     """And the fingerprint is of files that are there: the library, and the language."""
     monkeypatch.setattr(ahead._jobs, "underway", {})
-    monkeypatch.setattr(triton_hash, "_known", [])
+    monkeypatch.setattr(ahead, "_known", [])
     import triton
 
-    files = [
-        path for part in triton_hash._HASHED for path in triton_hash._files(f"{Path(triton.__file__).parent}/{part}")
-    ]
+    files = [path for part in ahead._HASHED for path in ahead._files(f"{Path(triton.__file__).parent}/{part}")]
     names = {Path(path).name for path in files}
     assert names >= {"libtriton.so", "core.py", "cache.py", "compiler.py"}
     own = cache.triton_key
-    triton_hash._hash()
-    triton_hash._hash()
-    assert triton_hash._known == [own()]
+    ahead._hash()
+    ahead._hash()
+    assert ahead._known == [own()]

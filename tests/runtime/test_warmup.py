@@ -18,8 +18,8 @@ from foretune.kernels import find_family
 from foretune.model import Bundle
 from foretune.runtime import TritonFamily, use_stub_driver
 from foretune.runtime.facts.prior import Prior
+from foretune.runtime.launching.kernel import are_kept_arguments, stand_ins
 from foretune.runtime.tuning.cache.known import known_kernels
-from foretune.runtime.tuning.launch_arguments import are_kept_arguments, stand_ins
 from foretune.runtime.tuning.launches import autotuners_named
 from foretune.runtime.tuning.warmup import WarmedUp, problems_from_csv, warm_up, warm_up_tuned
 

@@ -31,8 +31,7 @@ import numpy as np
 from foretune.datasets import DeviceSpec, KernelConfig, Problem, load
 from foretune.kernels import find_family
 from foretune.model.scoring.trees import Forest
-from foretune.runtime.facts.features import NAMES, launch_features
-from foretune.runtime.facts.prior import Prior
+from foretune.runtime.facts.prior import NAMES, Prior, launch_features
 from foretune.runtime.launching.kernel import Kernel
 from foretune.runtime.tuning.gaussian_process import MOST_SLOWDOWN
 from foretune.runtime.tuning.launches import LaunchFamily, autotuners_named

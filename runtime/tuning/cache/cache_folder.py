@@ -19,10 +19,9 @@ from ....datasets.console import printable, table
 from ....datasets.errors import abridged, check_path, shown
 from ....datasets.files import check_file, check_replaceable, open_regular, read_regular, replacing
 from ..functions.config_cache import functions_folder
-from .document import merge_choices
+from .document import Refining, merge_choices
 from .kernel_cache import choices_folder, shared_file
 from .known import KnownFunction, KnownKernel, known_functions, known_kernels, unknown_name_error
-from .refined import Refining
 from .shared_file import MOST_BYTES, from_json
 
 T = TypeVar("T")

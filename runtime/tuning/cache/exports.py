@@ -358,13 +358,14 @@ def _tables(pinned: Sequence[PinnedKernel]) -> dict[str, str]:
             text = json.dumps(key, separators=(",", ":"), sort_keys=True)
             digest = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
             entries[digest] = {"autotune_key": key, "config": _config(config)}
+        short = one.kernel.rpartition(".")[2]
         content = {
-            "kernel_name": _short(one.kernel),
+            "kernel_name": short,
             "triton_version": one.versions.triton,
             "autotune_entries": entries,
             "default_config": _config(_best_for_all(one)),
         }
-        stem = f"{file_word(one.device.name)}/{file_word(_short(one.kernel), '0-9A-Za-z_-')}"
+        stem = f"{file_word(one.device.name)}/{file_word(short, '0-9A-Za-z_-')}"
         if (name := f"{stem}.json") in files:  # another device or kernel has the same file name
             name = f"{stem}-{hashlib.sha256(f'{one.device.name} {one.kernel}'.encode()).hexdigest()[:12]}.json"
         files[name] = json.dumps(content, indent=1) + "\n"
@@ -391,8 +392,3 @@ def _config(config: KernelConfig) -> dict[str, Any]:
     """Return a config in FLA's format, with all options, because FLA reads even those that are unset."""
     options = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
     return {"kwargs": dict(config.meta)} | {name: getattr(config, name) for name in options}
-
-
-def _short(kernel: str) -> str:
-    """Return the unqualified name of a kernel's function."""
-    return kernel.rpartition(".")[2] or kernel

@@ -29,15 +29,16 @@ from .document import (
     FAILED_AT,
     REFINED,
     Places,
+    Refined,
     check_choices,
     forget_oldest,
-    is_launch,
+    is_sound,
+    is_stored_launch,
     merge_launches,
     new_document,
     refined_of,
     times_of,
 )
-from .refined import Refined, is_sound
 from .shared_file import Document, SharedFile
 
 VARIABLE = "FORETUNE_CACHE_DIR"
@@ -219,7 +220,7 @@ class ChoiceCache:
             launch["arguments"] = dict(arguments)
         if config is not None:
             launch["config"] = config.to_json()
-        if not is_launch(launch):
+        if not is_stored_launch(launch):
             return
         entry = self._entry(self.file.read(), problem)
         if entry is not None and launch in entry["launches"]:
@@ -266,10 +267,14 @@ def choices_folder() -> Path | None:
 
 def shared_file(folder: Path | None, kernel: str, device: DeviceSpec) -> SharedFile:
     """Return the file of a kernel and a device; its name has both names and a digest of them."""
-    names = (kernel, f"{device.name} {device.arch} {device.sm_count}")
-    digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:12]
-    words = [re.sub(r"[^A-Za-z0-9.]+", "_", name)[-80:].strip("._") for name in (kernel, device.name)]
-    return _shared(folder, f"{words[0]}-{words[1]}-{digest}.json")
+    identity = f"{kernel}\n{device.name} {device.arch} {device.sm_count}"
+    return _shared(folder, file_name(identity, kernel, device.name))
+
+
+def file_name(identity: str, *names: str) -> str:
+    """Return the name of a file of the cache: these names, as far as a file's name may have them, and a digest."""
+    words = [re.sub(r"[^A-Za-z0-9.]+", "_", name)[-80:].strip("._") for name in names]
+    return f"{'-'.join(words)}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.json"
 
 
 # One object per file, so that documents held in memory persist; a process uses at most one file per kernel.

@@ -11,11 +11,18 @@ from ....datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from ....datasets.errors import LONGEST_WORD, abridged, check_word, shown, warn
 from ....datasets.files import read_regular
 from ...timing.flywheel import Software
-from ..functions.config_cache import FORMAT, ConfigCache, check_document, functions_folder
-from ..functions.key_record import KeyRecord, function_of, parts_of, records_of
-from .document import check_choices, refined_of, times_of
+from ..functions.config_cache import (
+    FORMAT,
+    ConfigCache,
+    KeyRecord,
+    check_document,
+    function_of,
+    functions_folder,
+    parts_of,
+    records_of,
+)
+from .document import Refined, check_choices, refined_of, times_of
 from .kernel_cache import choices_folder
-from .refined import Refined
 from .shared_file import MOST_BYTES, Document, from_json
 
 T = TypeVar("T")

@@ -8,11 +8,11 @@ from __future__ import annotations
 from ..own_timings import Advisor
 from ..session import TuningFailed
 from .call_timer import CallTimer
+from .calls import Work, elementwise_work, gemm_work
 from .config_cache import ConfigCache
 from .contextual import ContextualFunction, contextual_autotune
 from .results import Trial, TuneResult
 from .tuned_function import TunedFunction
-from .work import Work, elementwise_work, gemm_work
 
 __all__ = [
     "Advisor",

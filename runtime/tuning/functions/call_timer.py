@@ -9,14 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from numbers import Real
 from typing import Any, Protocol
 
 from ....datasets import ForetuneError, Status
 from ....datasets.errors import shown
 from ....datasets.measurement import SHORTEST_US
-from ...timing.timer import CudaQueue, DeviceQueue, Timer, Timing
+from ...timing.timer import CudaQueue, Timer, Timing, timer_of
 from ..ranks.rendezvous import longest
 from ..session import Measured
 from .config_space import Candidate
@@ -64,7 +63,7 @@ class EventTimer(HostTimer):
     time includes the launch gap.
     """
 
-    def __init__(self, queue: DeviceQueue) -> None:
+    def __init__(self, queue: CudaQueue) -> None:
         self._queue = queue
 
     def _time_us(self, call: Callable[[], Any]) -> float:
@@ -85,7 +84,7 @@ class KernelTimer:
     are always timed with events.
     """
 
-    def __init__(self, timer: Callable[[], Timer], events: EventTimer) -> None:
+    def __init__(self, timer: Timer, events: EventTimer) -> None:
         self._timer, self._events = timer, events
         self._queues: bool | None = None  # None: not known before the first call
 
@@ -93,7 +92,7 @@ class KernelTimer:
         """Return the times of `samples` calls in microseconds, by `Timer` or by events; see `CallTimer.sample`."""
         if undo is None and self._queues is not False:
             try:
-                times = self._timer().sample(call, samples)
+                times = self._timer.sample(call, samples)
             except ForetuneError:
                 if self._queues:  # earlier times came from `Timer`
                     raise
@@ -121,19 +120,9 @@ def timer_for(on_gpu: bool, in_step: bool) -> CallTimer:
         return HostTimer()
     import torch
 
-    index = torch.cuda.current_device()
-    events = EventTimer(_queue(index))
-    return events if in_step else KernelTimer(lambda: _timer(index), events)
-
-
-@lru_cache
-def _queue(index: int) -> CudaQueue:
-    return CudaQueue(index, may_shrink=True)
-
-
-@lru_cache
-def _timer(index: int) -> Timer:
-    return Timer(index, queue=_queue(index))
+    timer = timer_of(torch.cuda.current_device())
+    events = EventTimer(timer.queue)
+    return events if in_step else KernelTimer(timer, events)
 
 
 @dataclass

@@ -14,14 +14,12 @@ from ...arguments import Mode, resolve_mode, warn_once
 from ..session import is_capturing
 from .call_timer import CallTimer
 from .calls import FunctionCall, place_of, problem_of_key
-from .config_cache import ConfigCache
+from .config_cache import ConfigCache, KeyRecord
+from .config_space import Search
 from .function_tuner import CallTuning, FunctionTuner, Reuse, resolve_reuse, trials_of
-from .in_step import Ranks
-from .key_record import KeyRecord
+from .in_step import Ranks, TuningLock, context_now, context_turn, in_context
 from .plain_values import text_of
 from .results import TuneResult, all_failed, check_finished
-from .running import TuningLock, context_now, context_turn, in_context
-from .search import Search
 from .sites import Site, Sites, forced
 from .wrapped import CallKey, P, R
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,24 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from ....datasets import ForetuneError, Problem
-from ....datasets.errors import MOST, check_integer, shown
-from ...arguments import warn_once
-from ...epochs import pin_epoch
+from ....datasets.errors import MOST, check_integer, printable
+from ...arguments import pin_epoch, requested_or_set, warn_once
 from ...launching.stub_driver import measures
 from ...pin_file import PinError
 from ...pins import pins_in_force
 from ...timing.flywheel import Software
-from ..progress import line_reporter
 from ..session import Measured, TuningSession
 from .call_timer import CallTimer, CallTrials, check_timer, timer_for
 from .calls import FunctionCall
-from .config_cache import ConfigCache
-from .config_space import Candidate
+from .config_cache import ConfigCache, KeyRecord, RecordTimes, record_key
+from .config_space import Candidate, Search
 from .in_step import Ranks
-from .key_record import KeyRecord, RecordTimes, record_key
 from .plain_values import plain, text_of
 from .results import Trial, TuneResult
-from .search import Search
 from .side_effects import SideEffects
 from .wrapped import P, R, WrappedFunction
 
@@ -53,12 +48,7 @@ def resolve_reuse() -> Reuse:
     >>> resolve_reuse()
     <Reuse.KNOWN: 'known'>
     """
-    value = os.environ.get(VARIABLE) or Reuse.KNOWN.value
-    try:
-        return Reuse(value.lower())
-    except ValueError:
-        valid = ", ".join(reuse.value for reuse in Reuse)
-        raise ForetuneError(f"{VARIABLE} must be one of {valid} but got {shown(value)}") from None
+    return requested_or_set(VARIABLE, None, VARIABLE, Reuse.KNOWN)
 
 
 def software() -> dict[str, str]:
@@ -166,7 +156,7 @@ class FunctionTuner(WrappedFunction[P, R]):
         """
         ranks, runs = Ranks(group), f"{self.n_warmup} + {self.n_repeat}"
         with ranks.together(self.name, {"key": call.key, "source": self._code, **terms, "runs": runs}):
-            yield CallTuning(self, call, ranks, line_reporter(verbose, self.name, call.key, ranks, logs))
+            yield CallTuning(self, call, ranks, _line_reporter(verbose, self.name, call.key, ranks, logs))
 
 
 @dataclass
@@ -238,7 +228,7 @@ class CallTuning:
             so_far = "" if best is None else f" (best {session.measured[best].time_us:.1f} us: {best})"
             self.report_line(f"{label}{len(record.measured)}/{len(candidates)} {candidate}: {took}{so_far}")
 
-        timer = tuner._timer or timer_for(self.call.place.on_gpu, in_step=not ranks.alone)
+        timer = tuner._timer or timer_for(self.call.place.spec is not None, in_step=not ranks.alone)
         session = TuningSession(
             RecordTimes(record, save, tuner._clock, tuner._now),
             CallTrials(tuner.name, run, timer, self.undo, ranks, tuner.n_warmup, tuner.n_repeat, check),
@@ -285,3 +275,26 @@ def trials_of(
     return [
         Trial(dict(one.knobs), *measured[one], metrics(measured[one].time_us)) for one in candidates if one in measured
     ]
+
+
+def _line_reporter(
+    is_verbose: bool, function: str, key: str, ranks: Ranks, logs: Path | None = None
+) -> Callable[[str], None]:
+    """Return a function that reports one line of a tuning on stderr if `is_verbose`.
+
+    With `logs`, each line is also appended to rank-N.log in that folder, whether verbose or not.
+    """
+    label = f"{function} {key}" if ranks.alone else f"rank {ranks.rank}: {function} {key}"
+
+    def report(text: str) -> None:
+        line = printable(f"{label}: {text}")
+        if is_verbose:
+            from rich.console import Console
+
+            Console(stderr=True).print(line, soft_wrap=True, markup=False, emoji=False, highlight=False)
+        if logs is not None:
+            logs.mkdir(parents=True, exist_ok=True)
+            with (logs / f"rank-{ranks.rank}.log").open("a") as file:
+                file.write(line + "\n")
+
+    return report

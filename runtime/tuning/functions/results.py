@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....datasets import Problem, Status
-from ....datasets.console import table
+from ....datasets.console import InNotebooks, table
 from ....datasets.errors import ForetuneError, abridged, printable
 from ....datasets.files import replacing
 from ..session import TuningFailed
@@ -71,7 +71,7 @@ class Trial:
 
 
 @dataclass(frozen=True, repr=False)
-class TuneResult:
+class TuneResult(InNotebooks):
     """The result of tuning one function or kernel for one key.
 
     Printed with rich, it is a table of the trials, fastest first.
@@ -170,9 +170,6 @@ class TuneResult:
         left = len(rows) - len(shown)
         below = [f"On {self.device}, {self.reason}."] + [f"{left} more are in to_csv()."] * (left > 0)
         return table(f"{self.function} {self.key}", columns, shown, below=below)
-
-    def _repr_html_(self) -> str:
-        return str(self.__rich__()._repr_html_())
 
 
 def all_failed(function: str, trials: Sequence[Trial]) -> TuningFailed:

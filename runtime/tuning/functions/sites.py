@@ -14,12 +14,12 @@ from typing import Any
 
 from ...launching.kernel import Kernel
 from ...launching.source_hash import digest_of
+from ..one_launch import ForcedCache
 from ..triton_adapter import Attachment
 from .calls import FunctionCall
 from .config_space import Candidate
-from .in_step import listed
+from .in_step import context_now, listed
 from .plain_values import plain, text_of, type_name
-from .running import context_now
 
 Run = Callable[..., Any]
 
@@ -55,14 +55,9 @@ class Site:
     is_reached: bool = True
 
     @property
-    def space_digest(self) -> str:
-        """A digest of name and configs, equal on all ranks; their keys may differ, as those of shards do."""
-        return digest_of([self.name, *(one.text for one in self.candidates)])
-
-    @property
     def done(self) -> str:
         """A text that identifies the configs and the source for which a choice is valid."""
-        return f"{self.space_digest} {self.source}".rstrip()
+        return f"{digest_of([self.name, *(one.text for one in self.candidates)])} {self.source}".rstrip()
 
     @property
     def terms(self) -> str:
@@ -132,10 +127,10 @@ class Sites:
 
     def run_kernel(self, kernel: Any, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a launch of a Triton autotuner with its site's current config; `run` is the autotuner's own method."""
-        real = kernel.cache
+        real, context = kernel.cache, context_now()
 
         def launch(config_of: Callable[[Any], Any]) -> Any:
-            kernel.cache = ForcedCache(real, config_of)
+            kernel.cache = ForcedCache(real, config_of, lambda: context_now() is context)
             try:
                 return run(kernel, *args, **kwargs)
             finally:
@@ -190,34 +185,6 @@ class _KeyFoundError(Exception):
 
 def _stop(key: Any) -> Any:
     raise _KeyFoundError(key)
-
-
-class ForcedCache(dict[Any, Any]):
-    """Replaces an autotuner's cache during one launch: `config_of` returns the config for any key.
-
-    So keys are computed and kernels launched by the installed version of Triton. Other threads see the real cache.
-    """
-
-    def __init__(self, real: Any, config_of: Callable[[Any], Any]) -> None:
-        super().__init__()
-        self._real, self._config_of = real, config_of
-        self._context = context_now()
-
-    def __contains__(self, key: object) -> bool:
-        return self._is_same_context() or key in self._real
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._config_of(key) if self._is_same_context() else self._real[key]
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        """Return the forced config for any key; in another thread, what the real cache has for it, else `default`."""
-        return self._config_of(key) if self._is_same_context() else self._real.get(key, default)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._real[key] = value
-
-    def _is_same_context(self) -> bool:
-        return self._context is not None and context_now() is self._context
 
 
 @contextmanager

@@ -15,15 +15,12 @@ from ....datasets.forking import renew_in_children
 from ...arguments import Mode, resolve_mode, warn_once
 from ...launching.source_hash import digest_of
 from ..session import Measured, is_capturing
-from .calls import CallReader, FunctionCall
-from .config_space import Candidate
+from .calls import CallReader, FunctionCall, Work
+from .config_cache import KeyRecord, record_key
+from .config_space import Candidate, Search
 from .function_tuner import CallTuning, FunctionTuner, Reuse, resolve_reuse, trials_of
-from .in_step import Ranks, listed
-from .key_record import KeyRecord, record_key
+from .in_step import Ranks, TuningLock, config_on_trial, context_now, listed, on_trial
 from .results import TuneResult, all_failed
-from .running import TuningLock, config_on_trial, context_now, on_trial
-from .search import Search
-from .work import Work
 from .wrapped import P, R
 
 

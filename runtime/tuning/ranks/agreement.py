@@ -17,9 +17,8 @@ from weakref import WeakKeyDictionary
 
 from ....datasets import ForetuneError, KernelConfig, Problem
 from ....datasets.errors import abridged, check_between, shown
-from ...arguments import warn_once
-from ...epochs import begin_epoch
-from ...epochs import epoch as epoch  # a part of this module's interface
+from ...arguments import begin_epoch, warn_once
+from ...arguments import epoch as epoch  # a part of this module's interface
 from ...node_copies import distributed_in_use
 from .rendezvous import RankMismatchError, Rendezvous, Times, longest_of_ranks
 

@@ -19,10 +19,13 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ....datasets import ForetuneError
 from ....datasets.errors import reason_of
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 #: The time of each config in microseconds; None for one that failed.
 Times: TypeAlias = Sequence[float | None]
@@ -35,32 +38,13 @@ class RankMismatchError(ForetuneError):
     """The ranks have no common answer; the message names the difference and is the same on each rank."""
 
 
-class Store(Protocol):
-    """The methods of a `torch.distributed.Store` that a rendezvous needs; each is atomic."""
-
-    def check(self, keys: list[str], /) -> bool:
-        """Return whether all keys exist."""
-
-    def get(self, key: str, /) -> bytes:
-        """Return a key's value."""
-
-    def set(self, key: str, value: str, /) -> None:
-        """Set a key's value."""
-
-    def add(self, key: str, amount: int, /) -> int:
-        """Add an amount to a counter and return its new value."""
-
-    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Set a key's value to `desired` if it is `expected` ("" for none); return the resulting value."""
-
-
 class Rendezvous:
     """One rank's end of an exchange of values between ranks, through a key-value store, that gives all one answer.
 
     Exceptions of the store are passed on.
 
     Args:
-        store: The key-value store.
+        store: The key-value store, each of whose methods is atomic.
         rank: This process's rank in the group.
         size: The number of ranks.
         patience_s: How long to wait for other ranks, in seconds. Each wait in vain halves it, so that ranks that have

@@ -9,11 +9,11 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from ....datasets import ForetuneError
 from ....datasets.errors import shown
-from ...epochs import is_pinned
+from ...arguments import is_pinned
 from ...launching.stub_driver import stubbed
 from ..ranks.agreement import may_tune
 
@@ -46,27 +46,8 @@ def check_cost(max_cost: Any = None) -> dict[str, float]:
     return {"max_cost": share}
 
 
-class Stopwatch(Protocol):
-    """Times calls without waiting for them."""
-
-    def begin(self) -> Any:
-        """Start to time a call, and return a mark to pass to `end` or `cancel`."""
-
-    def end(self, mark: Any, about: Any) -> None:
-        """Mark the end of the call of this mark; `read` returns `about`, which describes it, with its time."""
-
-    def cancel(self, mark: Any) -> None:
-        """Forget the call of this mark, which failed."""
-
-    def read(self) -> Iterator[tuple[Any, float]]:
-        """Return (`about`, microseconds) of the calls that have completed, each once.
-
-        The time is 0.0 if the device waited for the host between the two marks.
-        """
-
-
 class CudaEvents:
-    """A `Stopwatch` of CUDA events on the current stream.
+    """Times calls with CUDA events on the current stream, without waiting for them.
 
     If the device reaches the first event before the kernel is launched, the time has the rest of the launch in it. That
     is where the program, rather than the GPU, decides how long a step takes.
@@ -82,7 +63,7 @@ class CudaEvents:
         self._running: deque[tuple[Any, Any, float]] = deque()
 
     def begin(self) -> Any:
-        """Record an event before a call on the current stream, and return the mark of the call."""
+        """Start to time a call on the current stream, and return a mark to pass to `end` or `cancel`."""
         stream = self._cuda.current_stream()
         free = self.free.setdefault(stream.device_index, [])
         try:
@@ -93,14 +74,14 @@ class CudaEvents:
         return start, end, stream, free, time.perf_counter()
 
     def end(self, mark: Any, about: Any) -> None:
-        """Record an event after the call of this mark; `read` yields `about` with its time."""
+        """Mark the end of the call of this mark; `read` yields `about`, which describes it, with its time."""
         # The longest that the device can have waited for the launch, if it has reached the first event by now.
         gap_us = 1e6 * (time.perf_counter() - mark[4]) if mark[0].query() else 0.0
         mark[1].record(mark[2])
         self._running.append((mark, about, gap_us))
 
     def cancel(self, mark: Any) -> None:
-        """Free the events of the call of this mark, which failed."""
+        """Forget the call of this mark, which failed."""
         mark[3].append(mark[:2])
 
     def read(self) -> Iterator[tuple[Any, float]]:
@@ -115,8 +96,8 @@ class CudaEvents:
             yield about, time_us if gap_us <= _MOST_GAP * time_us else 0.0
 
 
-def stopwatch() -> Stopwatch | None:
-    """Return a new `Stopwatch` to time the calls of one problem; None without a GPU."""
+def stopwatch() -> CudaEvents | None:
+    """Return new `CudaEvents` to time the calls of one problem; None without a GPU."""
     torch = sys.modules.get("torch")
     return CudaEvents() if torch is not None and torch.cuda.is_available() and stubbed() is None else None
 

@@ -11,21 +11,23 @@ import copy
 import logging
 import math
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
-from ....datasets import Problem
+from ....datasets import KernelConfig, Problem
 from ....datasets.errors import abridged, reason_of
 from ....datasets.forking import renew_in_children
-from ...arguments import warn_once
+from ...arguments import harmless, warn_once
 from ...launching.ahead import in_background
-from ..cache.refined import RefinedTime, Refining
+from ..cache.document import Refined, RefinedTime, Refining, is_sound
+from ..cache.kernel_cache import ChoiceCache
 from ..ranks.agreement import agreed, choose_together, epoch, scope
 from ..session import is_capturing
-from .calls import Stopwatch, check_cost, is_deterministic, why_paused
+from .calls import CudaEvents, check_cost, is_deterministic, why_paused
 from .race import CALLS, MARGIN, Race
-from .store import Store
 
 C = TypeVar("C", bound=Hashable)
 R = TypeVar("R")
@@ -69,7 +71,7 @@ class Refinement(Generic[C]):
         candidates: Sequence[C],
         slowdowns: Sequence[float],
         *,
-        watch: Stopwatch,
+        watch: CudaEvents,
         store: Store[C] | None = None,
         limit: dict[str, float] | None = None,
         predicted_us: float = 1.0,
@@ -265,7 +267,7 @@ class Refinement(Generic[C]):
         assert self._store is not None
         if loading.exception() is not None or (refined := loading.result()) is None:
             return
-        values = [self._store.value(one) for one in self.candidates]
+        values = [self._store.values.get(one) for one in self.candidates]
         for at, value in enumerate(values):
             if at and value is not None and (time := refined.times.get(value)) is not None:
                 self.race.recall(at, time.slowdown, time.deviation, time.calls)
@@ -319,10 +321,8 @@ class Refinement(Generic[C]):
         assert store is not None
 
         def save() -> None:
-            try:
+            with harmless(f"{self.name}: results cannot be stored", ": they are kept in memory"):
                 store.save(times, decided)
-            except Exception as error:  # noqa: BLE001 - results that cannot be stored do not stop a program
-                warn_once(f"{self.name}: results cannot be stored ({reason_of(error)})", ": they are kept in memory")
 
         return save
 
@@ -370,3 +370,43 @@ def refining() -> Refining:
     <Refining of 0 problems, 0 configs>
     """
     return Refining([row for one in list(_all.values()) for row in one.rows()])
+
+
+@dataclass
+class Store(Generic[C]):
+    """The results of one problem in the choice cache and in the log of FORETUNE_LOG.
+
+    Attributes:
+        problem: The problem that represents the calls.
+        open: Returns the kernel's choice cache; called once.
+        values: The `KernelConfig` of each candidate; candidates without one are not stored.
+        log: Logs the mean time of a candidate in microseconds; called at the decision.
+        bundle: Returns the digest of the bundle that predicted, "" for none.
+    """
+
+    problem: Problem
+    open: Callable[[], ChoiceCache]
+    values: Mapping[C, KernelConfig]
+    log: Callable[[C, float], object]
+    bundle: Callable[[], str]
+
+    def load(self) -> Refined | None:
+        """Return what earlier processes stored."""
+        return self._cache.refined(self.problem)
+
+    def save(self, times: dict[C, RefinedTime], decided: C | None) -> None:
+        """Store the results so far: times by candidate, and the chosen one, None before the decision.
+
+        At the decision the mean times are logged, too.
+        """
+        kept = {self.values[one]: time for one, time in times.items() if one in self.values}
+        chosen = None if decided is None else self.values.get(decided)
+        self._cache.refine(self.problem, Refined(kept, chosen), self.bundle())
+        for one, time in times.items() if decided is not None else ():
+            if is_sound(time):
+                self.log(one, time.mean_us)
+
+    @cached_property
+    def _cache(self) -> ChoiceCache:
+        """The choice cache, found once: to hash a large source takes 50 ms of Python, and other threads wait for it."""
+        return self.open()

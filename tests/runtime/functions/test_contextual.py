@@ -8,7 +8,7 @@ import threading
 import foretune
 import pytest
 from foretune import ForetuneError, ForetuneWarning, TuningFailed
-from foretune.runtime.tuning.functions import config_cache, function_tuner, running
+from foretune.runtime.tuning.functions import config_cache, function_tuner, in_step
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_config_that_fails_is_replaced_so_that_the_function_ends(part, watch):
     broken = part({1: 1, 2: 2}, fails=[1, 2])
     with pytest.raises(RuntimeError, match="no 2"):
         whole(watch, broken)(0)
-    assert running.context_now() is None
+    assert in_step.context_now() is None
 
 
 def test_where_no_config_of_a_part_works_in_the_whole_that_is_said(part, watch):
@@ -220,7 +220,7 @@ def test_another_thread_decides_for_itself_meanwhile(part, watch):
         inner(x)
         if not met:
             met.append(1)
-            thread = threading.Thread(target=lambda: met.append(running.context_now()))
+            thread = threading.Thread(target=lambda: met.append(in_step.context_now()))
             thread.start()
             thread.join(10)
 
@@ -337,7 +337,7 @@ def test_a_launch_that_fails_leaves_everything_as_it_was(toy, kernel, watch):
     assert triton.runtime.Autotuner.run is own_run
     assert kernel.cache == {}
     assert type(kernel.cache) is dict
-    assert running.context_now() is None
+    assert in_step.context_now() is None
 
 
 @pytest.mark.interpret

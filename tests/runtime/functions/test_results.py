@@ -14,7 +14,7 @@ import pytest
 import triton
 from foretune import DeviceSpec, ForetuneError
 from foretune.runtime.tuning.functions.call_timer import EventTimer, HostTimer, KernelTimer
-from foretune.runtime.tuning.functions.work import Work
+from foretune.runtime.tuning.functions.calls import Work
 from rich.console import Console
 
 
@@ -159,7 +159,7 @@ def test_calls_that_wait_for_the_device_are_timed_by_events_from_the_first_on_or
             return [3.0] * samples
 
     timer = Timer()
-    kernel_timer = KernelTimer(lambda: timer, EventTimer(Queue()))
+    kernel_timer = KernelTimer(timer, EventTimer(Queue()))
     if waits_from:
         assert kernel_timer.sample(lambda: None, 1, None) == [3.0]
         with pytest.raises(ForetuneError, match="got ahead"):

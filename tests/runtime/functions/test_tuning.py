@@ -11,9 +11,9 @@ import foretune
 import pytest
 from foretune import ForetuneError, ForetuneWarning, KernelConfig, Problem, TuningFailed
 from foretune.datasets import Status
-from foretune.runtime.tuning.functions import TunedFunction, config_cache, key_record
+from foretune.runtime.tuning.functions import TunedFunction, config_cache
 from foretune.runtime.tuning.functions.config_space import Candidate
-from foretune.runtime.tuning.session import Measured, TuningSession, failure_of
+from foretune.runtime.tuning.session import Measured, TuningSession
 
 
 def slow_tiles(watch, calls=None, fails=()):
@@ -151,9 +151,9 @@ def test_a_failure_has_its_status():
     class CompilationError(Exception):
         pass
 
-    found = [failure_of(error)[0] for error in (OutOfResources(), CompilationError("x"), ValueError("\x1b"))]
+    found = [Measured.failed(error).status for error in (OutOfResources(), CompilationError("x"), ValueError("\x1b"))]
     assert found == [Status.OUT_OF_RESOURCES, Status.COMPILE_FAILED, Status.LAUNCH_FAILED]
-    assert failure_of(ValueError("\x1b"))[1] == "ValueError: \\x1b"
+    assert Measured.failed(ValueError("\x1b")).error == "ValueError: \\x1b"
 
 
 def test_prune_sees_the_config_and_the_call_and_may_change_neither(watch):
@@ -426,13 +426,13 @@ def test_a_failure_that_may_pass_is_tried_again_after_a_day(watch):
     assert disk.process()(1) == 5
     disk.fails.clear()
     disk.calls.clear()
-    disk.now += key_record.FAILURES_LAST_S - 1
+    disk.now += config_cache.FAILURES_LAST_S - 1
     assert (disk.process()(1), disk.calls) == (5, [5])
     disk.now += 2
     assert disk.process()(1) == 2
     assert 5 not in disk.calls[1:]  # what has a time is not measured again
     disk.calls.clear()
-    disk.now += 2 * key_record.FAILURES_LAST_S
+    disk.now += 2 * config_cache.FAILURES_LAST_S
     assert (disk.process()(1), disk.calls) == (2, [2])
 
 
@@ -444,17 +444,17 @@ def test_what_the_compiler_or_the_device_refused_stays_refused():
         Measured(Status.OUT_OF_RESOURCES, error="OutOfResources: out of resource: shared memory"),
         Measured(Status.LAUNCH_FAILED, error="RuntimeError: Triton Error [CUDA]: an illegal memory access"),
     ]
-    assert [key_record.may_pass(one) for one in failures] == [True, True, False, False, False]
+    assert [config_cache.may_pass(one) for one in failures] == [True, True, False, False, False]
     named = [Candidate({}, f"{at}") for at in range(len(failures) + 1)]
     times = dict(zip("01234", failures, strict=True)) | {"5": Measured(Status.OK, 1.0, 0.0, 1)}
-    record = key_record.KeyRecord(None, {}, dict(times), "5", "all", failed_at=0.0)
-    record.retry_failures(named, now=2 * key_record.FAILURES_LAST_S)
+    record = config_cache.KeyRecord(None, {}, dict(times), "5", "all", failed_at=0.0)
+    record.retry_failures(named, now=2 * config_cache.FAILURES_LAST_S)
     assert (list(record.measured), record.done, record.failed_at) == (["2", "3", "4", "5"], "", None)
     record.retry_failures(named[:-1], now=0.0)  # of these none has a time
     assert list(record.measured) == ["5"]
-    earlier = key_record.KeyRecord(None, {}, dict(times), "5", "all").to_json()
+    earlier = config_cache.KeyRecord(None, {}, dict(times), "5", "all").to_json()
     del earlier["failed_at"]  # as earlier versions wrote it: what they finished stays
-    record = key_record.KeyRecord.from_json(earlier)
+    record = config_cache.KeyRecord.from_json(earlier)
     record.retry_failures(named, now=1e12)
     assert (record.measured, record.done) == (times, "all")
 

@@ -10,7 +10,7 @@ from multiprocessing.pool import ThreadPool
 import foretune
 import pytest
 from foretune import ForetuneError
-from foretune.runtime.tuning.functions import running
+from foretune.runtime.tuning.functions import in_step
 
 #: A test that takes longer hangs.
 HANGS_S = 60.0
@@ -18,8 +18,8 @@ HANGS_S = 60.0
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(running, "_LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(running, "_PATIENCE_S", 0.03)
+    monkeypatch.setattr(in_step, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(in_step, "_PATIENCE_S", 0.03)
 
 
 def ended(call):
@@ -76,7 +76,7 @@ WAYS = [in_executor, in_thread_pool, in_thread, in_event_loop, by_bare_lock]
 @pytest.mark.parametrize("elsewhere", WAYS)
 def test_a_function_that_reaches_its_own_key_in_another_thread(watch, elsewhere, monkeypatch):
     if elsewhere is by_bare_lock:
-        monkeypatch.setattr(running, "_LONG_PATIENCE_S", 0.05)
+        monkeypatch.setattr(in_step, "_LONG_PATIENCE_S", 0.05)
 
     @foretune.tune({"tile": [3, 1]}, key=lambda n: "all", n_warmup=1, n_repeat=1, cache=False, timer=watch)
     def total(n, tile):
@@ -85,7 +85,7 @@ def test_a_function_that_reaches_its_own_key_in_another_thread(watch, elsewhere,
 
     assert ended(lambda: total(3)) == 6
     assert total.tune(3).best_config == {"tile": 1}
-    assert (running.is_on_trial(), running.context_now()) == (False, None)
+    assert (in_step.is_on_trial(), in_step.context_now()) == (False, None)
 
 
 def test_a_tuning_that_was_asked_for_in_another_thread_is_refused(watch):
@@ -132,7 +132,7 @@ def test_a_contextual_function_that_runs_another_one_in_another_thread(watch, el
     assert ended(lambda: outer(0)) == 1
     assert inner(0) == 1
     assert [one.best_config for one in outer.tune(0)] == [{"tile": 1}]
-    assert running.context_now() is None
+    assert in_step.context_now() is None
 
 
 def test_a_contextual_tuning_that_is_asked_for_in_another_thread_is_refused(watch):
@@ -165,7 +165,7 @@ def test_who_waits_for_a_tuning_that_goes_on_waits_however_long_it_takes(watch, 
         watch.spend(tile)
         return tile
 
-    is_waiting = running._is_waiting
+    is_waiting = in_step._is_waiting
 
     def count(frame):
         looks.append(1)
@@ -173,8 +173,8 @@ def test_who_waits_for_a_tuning_that_goes_on_waits_however_long_it_takes(watch, 
             looked.set()
         return is_waiting(frame)
 
-    monkeypatch.setattr(running, "_LOOK_EVERY_S", 0.001)
-    monkeypatch.setattr(running, "_is_waiting", count)
+    monkeypatch.setattr(in_step, "_LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(in_step, "_is_waiting", count)
     tuned = foretune.tune({"tile": [3, 1]}, n_warmup=1, n_repeat=1, cache=False, timer=watch)(function)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(tuned)

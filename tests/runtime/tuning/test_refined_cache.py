@@ -7,10 +7,9 @@ import copy
 import pytest
 from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from foretune.runtime.tuning.cache.cache_folder import export_choices, import_choices, refined_contents
-from foretune.runtime.tuning.cache.document import check_choices, forget_oldest
+from foretune.runtime.tuning.cache.document import Refined, RefinedTime, check_choices, forget_oldest
 from foretune.runtime.tuning.cache.kernel_cache import ChoiceCache, _shared
 from foretune.runtime.tuning.cache.known import known_kernels
-from foretune.runtime.tuning.cache.refined import Refined, RefinedTime
 
 H200 = DeviceSpec.named("h200")
 ONE, TWO, OTHER = (KernelConfig.of(BLOCK=size) for size in (16, 32, 64))

@@ -14,8 +14,7 @@ from foretune.runtime.tuning.cache.cache_folder import refined_contents
 from foretune.runtime.tuning.cache.kernel_cache import ChoiceCache
 from foretune.runtime.tuning.refine import calls, refinement
 from foretune.runtime.tuning.refine.race import CALLS
-from foretune.runtime.tuning.refine.refinement import Refinement
-from foretune.runtime.tuning.refine.store import Store
+from foretune.runtime.tuning.refine.refinement import Refinement, Store
 from waiting import at_once
 
 H200 = DeviceSpec.named("h200")
@@ -264,7 +263,8 @@ def test_without_a_prediction_more_configs_take_part(world):
 
 def test_the_source_is_hashed_once(world):
     hashed = []
-    store = Store("toy", lambda: hashed.append(1) or "a1b2", PROBLEM, H200, {}, lambda *given: None, lambda: "bundle")
+    opened = lambda: hashed.append(1) or ChoiceCache.of("toy", "a1b2", H200)  # noqa: E731
+    store = Store(PROBLEM, opened, {}, lambda *given: None, lambda: "bundle")
     run(world, world.refined(store=store))
     assert hashed == [1]
 
@@ -300,10 +300,8 @@ def test_refining_shows_calls_times_and_what_is_saved(world, monkeypatch):
 
 def stored(logged, configs=CONFIGS):
     return Store(
-        "toy",
-        lambda: "a1b2",
         PROBLEM,
-        H200,
+        lambda: ChoiceCache.of("toy", "a1b2", H200),
         {config: config for config in configs},
         lambda config, time_us: logged.append((config, time_us)),
         lambda: "bundle",
@@ -331,7 +329,7 @@ def test_results_are_stored_and_the_next_process_starts_from_them(world):
 def test_the_mean_times_are_logged_with_their_method_at_the_decision(world, monkeypatch, tmp_path):
     monkeypatch.setenv(flywheel.VARIABLE, str(tmp_path / "log"))
     store = stored([])
-    store._log = lambda config, time_us: flywheel.log_row("toy", PROBLEM, config, time_us, H200, timed="refined")
+    store.log = lambda config, time_us: flywheel.log_row("toy", PROBLEM, config, time_us, H200, timed="refined")
     run(world, refined := world.refined(store=store))
     logged = load(tmp_path / "log")
     assert [run["timed"] for run in logged.provenance["runs"].values()] == ["refined"]
