@@ -14,7 +14,8 @@ from ...datasets import Case, DeviceSpec, KernelConfig, Problem, torch_dtype
 from ..config_limits import TMA_ARCHS, Knobs
 from ..gemm_family import BANDS_AND_PROGRAMS, Configs, GemmFamily, Groups, MeasuredFamily, seeded
 from ..numerics import product_class
-from ..workloads import load_dense_models
+from ..workloads import Draws, load_dense_models
+from . import workload
 from .space import (
     ACTIVATIONS,
     FEATURE_NAMES,
@@ -139,10 +140,7 @@ class GatedMlp(GemmFamily, MeasuredFamily):
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
         """Return the cases that `cases` draws from a file of models or the shipped one; see `MeasuredFamily.draw`."""
-        from . import workload
-
-        most_tflop = workload.MOST_TFLOP if max_tflop is None else max_tflop
-        return workload.draw(load_dense_models(models), most_tflop=most_tflop, **drawn)
+        return workload.draw(load_dense_models(models), Draws(max_tflop, **drawn))
 
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
         """Return the config to run when nothing was measured or predicted."""

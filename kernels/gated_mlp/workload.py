@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...datasets import Case, ForetuneError, Problem
+from ...datasets import Case, Problem
 from ...model.splits import RANDOM
-from ..workloads import TENSOR_PARALLEL, TOKENS, Deck, DenseModel, check_drawn, shuffled
+from ..workloads import TENSOR_PARALLEL, TOKENS, Deck, DenseModel, Draws
 from .space import flags_of
 
 #: Prefixes of the names of models that use gelu_tanh; all others use silu.
@@ -22,70 +22,44 @@ RANDOM_WIDTHS = ((128, 28672), (256, 16384))
 MOST_TFLOP = 2.5
 
 
-def draw(
-    models: Sequence[DenseModel],
-    *,
-    tokens: Sequence[int] | None = None,
-    per_layer: int = 2,
-    random: int = 40,
-    most_tflop: float = MOST_TFLOP,
-    seed: int = 0,
-) -> tuple[Case, ...]:
+def draw(models: Sequence[DenseModel], draws: Draws) -> tuple[Case, ...]:
     """Draw problems of the gate-up layers of dense models, and random shapes.
 
     The layers are the distinct ones among those of each model on one of 1, 2, 4 or 8 tensor-parallel ranks. Each token
-    count is drawn equally often for them. The order is shuffled, so that a collection that stops early has a
-    representative sample. The same arguments give the same cases.
+    count is drawn equally often for them.
 
     Args:
         models: The models whose layers to draw.
-        tokens: The token counts (rows of x) to draw from; those of `kernels.workloads.TOKENS` if None. Random shapes
-            have a number of rows between the smallest and the largest.
-        per_layer: The number of problems of each layer; a layer gets fewer if too few are within the limit.
-        random: The number of random shapes.
-        most_tflop: The maximum number of floating-point operations of one problem, in 1e12.
-        seed: The seed of all random choices.
+        draws: What to draw. Token counts (rows of x) are those of `kernels.workloads.TOKENS` if there are none; random
+            shapes have a number of rows between the smallest and the largest.
 
     Raises:
-        ForetuneError: A count or the seed is not valid, or too few random shapes are within `most_tflop`.
+        ForetuneError: Too few random shapes are within the limit.
 
     >>> from ..workloads import load_dense_models
-    >>> len(draw(load_dense_models()[:1], random=3))
+    >>> len(draw(load_dense_models()[:1], Draws(random=3)))
     11
     """
-    check_drawn(tokens, per_layer=per_layer, random=random, seed=seed)
-    rng = np.random.default_rng(seed)
-    drawn: dict[Problem, Case] = {}
-    deck = Deck(tokens or TOKENS, rng)
-    for (n, k), sources in _layers(models).items():
-        for _ in range(per_layer):
-            for _ in range(50):  # draw again if it is over the limit or a duplicate
-                count = deck.draw()
-                if 4e-12 * count * n * k > most_tflop:
-                    continue
-                problem = _problem(count, n, k, sources, rng)
-                if problem not in drawn:
-                    drawn[problem] = Case(problem, sources)
-                    break
-    low, high = min(tokens or TOKENS), max(tokens or TOKENS)
-    for _ in range(random):
-        for _ in range(10_000):
-            n, k = (int(np.exp(rng.uniform(*np.log(widths)))) for widths in RANDOM_WIDTHS)
-            step = int(rng.choice((8, 64, 128)))
-            n, k = (max(size // step * step, step) for size in (n, k))
-            count = int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
-            if 4e-12 * count * n * k > most_tflop:
-                continue
-            problem = _problem(count, n, k, (RANDOM,), rng)
-            if problem not in drawn:
-                drawn[problem] = Case(problem, (RANDOM,))
-                break
-        else:
-            raise ForetuneError(
-                f"no random shape with at least {low} rows needs at most {most_tflop} TFLOP: raise the limit, or use "
-                "smaller token counts"
-            )
-    return shuffled(list(drawn.values()), rng)
+    rng, most_tflop, tokens = draws.rng, draws.limit(MOST_TFLOP), draws.tokens or TOKENS
+    deck = Deck(tokens, rng)
+    drawn: set[Problem] = set()
+
+    def case(count: int, n: int, k: int, sources: tuple[str, ...]) -> Case | None:
+        if 4e-12 * count * n * k > most_tflop or (problem := _problem(count, n, k, sources, rng)) in drawn:
+            return None
+        drawn.add(problem)
+        return Case(problem, sources)
+
+    def of_layer(layer: tuple[tuple[int, int], tuple[str, ...]]) -> Case | None:
+        return case(deck.draw(), *layer[0], layer[1])
+
+    def of_chance() -> Case | None:
+        n, k = (int(np.exp(rng.uniform(*np.log(widths)))) for widths in RANDOM_WIDTHS)
+        step = int(rng.choice((8, 64, 128)))
+        n, k = (max(size // step * step, step) for size in (n, k))
+        return case(draws.between(tokens), n, k, (RANDOM,))
+
+    return draws.cases(_layers(models).items(), of_layer, [of_chance] * draws.random)
 
 
 def _layers(models: Sequence[DenseModel]) -> dict[tuple[int, int], tuple[str, ...]]:

@@ -14,7 +14,7 @@ from ...datasets import Case, DeviceSpec, KernelConfig, Problem, torch_dtype
 from ...runtime.launching.source_hash import hash_of_modules
 from ..config_limits import TMA_ARCHS
 from ..gemm_family import BANDS_AND_PROGRAMS, seeded
-from ..workloads import load_models
+from ..workloads import Draws, load_models
 from . import workload
 from .family import GroupedGemmFamily, MeasuredOverGroups
 from .features import group_sizes_of
@@ -49,8 +49,7 @@ class GroupedGemm(GroupedGemmFamily, MeasuredOverGroups):
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
         """Return the cases that `cases` draws from a file of models or the shipped one; see `MeasuredFamily.draw`."""
-        most_tflop = workload.MOST_TFLOP if max_tflop is None else max_tflop
-        return workload.draw(self.name, load_models(models), most_tflop=most_tflop, **drawn)
+        return workload.draw(self.name, load_models(models), Draws(max_tflop, **drawn))
 
     def flops(self, problem: Problem) -> float:
         """Return the number of floating-point operations of a problem."""

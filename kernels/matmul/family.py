@@ -16,7 +16,7 @@ from ...runtime.launching.source_hash import hash_of_modules
 from ..config_limits import TMA_ARCHS, WITHOUT_CONSUMERS, Knobs
 from ..gemm_family import BANDS_AND_PROGRAMS, ROUNDED_ONCE, Configs, GemmFamily, Groups, MeasuredFamily, seeded
 from ..numerics import padded, product_class
-from ..workloads import load_dense_models
+from ..workloads import Draws, load_dense_models
 from . import workload
 from .features import FEATURE_NAMES, feature_groups
 from .layouts import (
@@ -187,8 +187,7 @@ class Matmul(GemmFamily, MeasuredFamily):
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
         """Return the cases that `cases` draws from a file of models or the shipped one; see `MeasuredFamily.draw`."""
-        most_tflop = workload.MOST_TFLOP if max_tflop is None else max_tflop
-        return workload.draw(load_dense_models(models), most_tflop=most_tflop, **drawn)
+        return workload.draw(load_dense_models(models), Draws(max_tflop, **drawn))
 
     def flops(self, problem: Problem) -> float:
         """Return the number of floating-point operations of a problem."""

@@ -19,7 +19,7 @@ from ...model.configs_memo import remembered
 from ...model.generic_features import GenericFeatures
 from ..config_limits import MOST_PROGRAMS, MOST_THREADS, Knobs
 from ..gemm_family import Binaries, Configs, DeclaredFamily, Groups, MeasuredFamily, seeded
-from ..workloads import load_dense_models
+from ..workloads import Draws, load_dense_models
 from . import workload
 from .space import (
     MOST_HEAD_DIM,
@@ -197,7 +197,7 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
             if not max_tflop > 0:
                 raise ForetuneError(f"max_tflop must be more than 0 but is {max_tflop}")
             most = min(most, max_tflop * 1e12 / (3.5 * self.moved))
-        return workload.draw(self.name, load_dense_models(models), most_elements=most, **drawn)
+        return workload.draw(self.name, load_dense_models(models), Draws(**drawn), most_elements=most)
 
     def inputs(self, problem: Problem, device: DeviceSpec, *, seed: int = 0) -> Inputs:
         """Return random tensors of a problem on a device, with the output filled with NaN."""

@@ -18,7 +18,7 @@ from ..grouped_gemm.family import UNIFORM, MeasuredOverGroups
 from ..grouped_gemm.features import group_sizes_of
 from ..grouped_gemm.variants import chunk_rows
 from ..numerics import instruction_of
-from ..workloads import load_models
+from ..workloads import Draws, load_models
 from . import workload
 from .dw_features import DW_FEATURES, dw_feature_groups
 from .dw_space import DW_KNOBS, DW_VALUES, dw_smem_bytes, full_dw_space, wrong_dw_tile
@@ -116,8 +116,7 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, FP8Family):
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
         """Return the cases that `cases` draws from a file of models or the shipped one; see `MeasuredFamily.draw`."""
-        drawn["most_tflop"] = workload.MOST_TFLOP if max_tflop is None else max_tflop
-        cases = workload.draw_grouped(self.name, load_models(models), **drawn)
+        cases = workload.draw_grouped(self.name, load_models(models), Draws(max_tflop, **drawn))
         # Layers with one scale per tensor have one scale per column of a group here.
         kept = [tuple(flag for flag in case.problem.flags if flag in self.flags) for case in cases]
         return tuple(

@@ -17,7 +17,7 @@ from ..gemm_family import BANDS_AND_PROGRAMS, Binaries, Configs, GemmFamily, Gro
 from ..grouped_gemm.family import MOST_COLUMNS, MOST_ROWS, MeasuredOverGroups
 from ..grouped_gemm.features import group_sizes_of
 from ..numerics import instruction_of, padded
-from ..workloads import load_dense_models, load_models
+from ..workloads import Draws, load_dense_models, load_models
 from . import workload
 from .features import FEATURE_NAMES, feature_groups
 from .scales import (
@@ -339,8 +339,8 @@ class ScaledGemm(ScaledGemmFamily):
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
         """Return the cases that `cases` draws from a file of models or the shipped one; see `MeasuredFamily.draw`."""
-        drawn["most_tflop"] = workload.MOST_TFLOP if max_tflop is None else max_tflop
-        return workload.draw_dense(self.name, load_dense_models(models), with_deepseek=models is None, **drawn)
+        draws, dense = Draws(max_tflop, **drawn), load_dense_models(models)
+        return workload.draw_dense(self.name, dense, draws, with_deepseek=models is None)
 
     def check_problem(self, config: KernelConfig, problem: Problem) -> Problem:
         """Return a small problem, with no size a multiple of a block size, to check a config's results on."""
@@ -374,8 +374,7 @@ class ScaledGroupedGemmForward(MeasuredOverGroups, ScaledGemmFamily):
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
         """Return the cases that `cases` draws from a file of models or the shipped one; see `MeasuredFamily.draw`."""
-        drawn["most_tflop"] = workload.MOST_TFLOP if max_tflop is None else max_tflop
-        return workload.draw_grouped(self.name, load_models(models), **drawn)
+        return workload.draw_grouped(self.name, load_models(models), Draws(max_tflop, **drawn))
 
 
 def _groups(problem: Problem) -> int:
