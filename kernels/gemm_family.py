@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -25,7 +26,8 @@ from ..datasets import (
     dtype_of_tensor,
 )
 from ..datasets.feature_groups import FeatureGroup, joined, stacked
-from .config_limits import Knobs, no_consumers, no_tma, too_much_smem
+from ..runtime.launching.source_hash import hash_of_modules
+from .config_limits import Knobs, KnobValues, no_consumers, no_tma, too_much_smem
 from .feature_texts import FEATURE_TEXTS
 
 if TYPE_CHECKING:
@@ -88,6 +90,9 @@ class DeclaredFamily(GroupedFeatures):
     """Base class of families that declare their knobs' values and the launch parameters that state the problem."""
 
     feature_texts = FEATURE_TEXTS
+    #: The valid values of each knob.
+    values: KnobValues
+    ragged: ClassVar[Mapping[str, str]] = {}
     #: The kernel's parameter whose dtype is the problem's.
     dtype_argument: ClassVar[str]
     #: For each dimension: the kernel's parameter, and the factor from its unit to elements.
@@ -95,13 +100,13 @@ class DeclaredFamily(GroupedFeatures):
     #: Further parameters that a launch must have.
     also_needed: ClassVar[tuple[str, ...]] = ()
 
-    @abstractmethod
     def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
         """Return why knobs are not a valid config of the kernel for any problem, or None.
 
         Args:
             knobs: The knobs as `KernelConfig.to_json` returns them.
         """
+        return self.values.wrong(knobs)
 
     def wrong_problem(self, problem: Problem) -> str | None:
         """Return why no config can run a problem whose dtype and flags are valid, or None."""
@@ -233,6 +238,8 @@ def _space_of(family: GemmFamily, device: DeviceSpec) -> tuple[KernelConfig, ...
 class MeasuredFamily(Measurable):
     """Base class with the parts of `Measurable` that the families of this package share."""
 
+    #: The modules of the kernels that a launch runs, relative to this package, for `source_hash`.
+    kernel_modules: ClassVar[tuple[str, ...]] = ()
     #: The largest relative error of a correct result, by dtype.
     tolerances: ClassVar[Mapping[str, float]] = ROUNDED_ONCE
     #: Knobs that are run-time arguments of a launch, with the smallest and largest value that change the binary.
@@ -273,6 +280,10 @@ class MeasuredFamily(Measurable):
     def tolerance(self, problem: Problem) -> float:
         """Return the maximum relative error that a correct result may have."""
         return self.tolerances[problem.dtype_name]
+
+    def source_hash(self) -> str:
+        """Return a hash of the source of all kernels that a launch runs."""
+        return hash_of_modules(*(import_module(f"{__package__}.{name}") for name in self.kernel_modules))
 
     def binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:
         """Return a key that is equal for two configs and problems if they run the same compiled binary."""

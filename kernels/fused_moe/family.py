@@ -263,7 +263,6 @@ class FusedMoeFamily(DeclaredFamily):
     dtypes = DTYPES
     flags = (VLLM,)
     largest: ClassVar[Mapping[str, int]] = LARGEST
-    ragged: ClassVar[Mapping[str, str]] = {}
     bucketed = ("tokens",)
     independent = ("tokens",)
     feature_names = FEATURE_NAMES

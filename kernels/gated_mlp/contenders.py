@@ -68,7 +68,6 @@ class GatedMlpComparison:
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath:
         """Return the host times of a call of `foretune.gated_mlp` and of a bare launch of its kernel."""
-        from .launches import launch_gated
         from .op import gated_mlp
 
         family = GatedMlp()
@@ -77,7 +76,7 @@ class GatedMlpComparison:
         return LaunchPath.timed(
             "foretune.gated_mlp",
             lambda: gated_mlp(i.x, i.w, config=config),
-            lambda: launch_gated(i.x, i.w, i.h, None, config, device.sm_count, "silu"),
+            lambda: family.launch(i, config),
         )
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:

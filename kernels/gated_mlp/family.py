@@ -84,9 +84,8 @@ class GatedMlp(GemmFamily, MeasuredFamily):
     dims = ("m", "n", "k")
     dtypes = ("bf16", "fp16", "fp32")
     flags = FLAGS
-    knobs = tuple(SPACE)
+    knobs, values = tuple(SPACE), VALUES
     largest: ClassVar[Mapping[str, int]] = {"m": MOST_ROWS, "n": MOST_COLUMNS, "k": MOST_COLUMNS}
-    ragged: ClassVar[Mapping[str, str]] = {}
     bucketed = ("m",)
     independent = ("m",)
     feature_names = FEATURE_NAMES
@@ -94,10 +93,6 @@ class GatedMlp(GemmFamily, MeasuredFamily):
     dims_from: ClassVar[Mapping[str, tuple[str, int]]] = {"m": ("M", 1), "n": ("N8", 8), "k": ("K8", 8)}
     also_needed = ("ACTIVATION",)
     launch_knobs = BANDS_AND_PROGRAMS
-
-    def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
-        """Return why these knob values are invalid for every problem, or None if they are valid for some."""
-        return VALUES.wrong(knobs)
 
     def full_space(self) -> tuple[KernelConfig, ...]:
         """Return every config worth measuring on some device."""
@@ -182,11 +177,11 @@ class GatedMlp(GemmFamily, MeasuredFamily):
 
     def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
         """Launch the kernel with a config, and return the output buffer without waiting for it."""
-        from .launches import launch_gated
+        from .op import prepare_gated
 
-        activation = activation_of(inputs.problem)
-        launch_gated(inputs.x, inputs.w, inputs.h, inputs.saved, config, inputs.device.sm_count, activation)
-        return inputs.out
+        i, (m, n, k) = inputs, (inputs.problem[dim] for dim in self.dims)
+        prepare_gated(m, n, k, config, i.device.sm_count, activation_of(i.problem))((i.x, i.w, i.h, i.saved))
+        return i.out
 
     def reference(self, inputs: Inputs) -> torch.Tensor:
         """Return the correct output buffer in float32, computed by PyTorch."""

@@ -97,12 +97,6 @@ def smem_bytes(config: Knobs, itemsize: int, arch: str = "sm_90") -> int:
     return int(operands + m * n * (2 if warps_hold_rows else 4) + 16 * config["num_stages"] + 64)
 
 
-def programs_of(m: int, n: int, config: KernelConfig, sm_count: int) -> int:
-    """Return the number of programs for (m, n) outputs: PROGRAMS_PER_SM per SM of `sm_count`, or one per tile if 0."""
-    tiles = -(-m // int(config["BLOCK_M"])) * -(-n // int(config["BLOCK_N"]))
-    return min(sm_count * int(config["PROGRAMS_PER_SM"]) or tiles, tiles)
-
-
 def wrong_tile(config: KernelConfig, dtype: str) -> str | None:
     """Return why the blocks of a config cannot be combined for a dtype, or None; each knob alone must be valid."""
     m, n = config["BLOCK_M"], config["BLOCK_N"]

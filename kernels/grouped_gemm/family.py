@@ -29,6 +29,9 @@ MOST_ROWS = 2**30 - 1
 MOST_COLUMNS = 2**31 - 1
 #: The weight of each routing when group sizes are unknown: the workload's shares, with those of "hot" added to "zipf".
 _ROUTING_SHARES, UNIFORM = {"uniform": 0.4, "balanced": 0.2, "zipf": 0.4}, {"uniform": 1.0}
+#: Modules with the kernels of all products over groups, and those with dW's, for `MeasuredFamily.kernel_modules`.
+KERNELS = ("warp_jobs", *(f"grouped_gemm.triton_kernels.{name}" for name in ("ragged", "ragged_boxes", "tiles")))
+DW_KERNELS = (*KERNELS, "grouped_gemm.triton_kernels.dw", "grouped_gemm.triton_kernels.specialized_dw")
 
 
 class OverGroups(Family):
@@ -76,6 +79,10 @@ class MeasuredOverGroups(OverGroups, MeasuredFamily):
         drawn = {"tokens": tokens, "per_layer": per_layer, "random": random, "invented": invented, "seed": seed}
         return self.draw(models, max_tflop, **drawn)
 
+    def flops(self, problem: Problem) -> float:
+        """Return the number of floating-point operations of a problem."""
+        return 2.0 * problem["rows"] * problem["n"] * problem["k"]
+
     def check_problem(self, config: KernelConfig, problem: Problem) -> Problem:
         """Return a small problem, with no size a multiple of a block size, to check a config's results on."""
         # Groups of 0 and of 1 row, and one with more rows than any BLOCK_M.
@@ -102,7 +109,7 @@ class GroupedGemmFamily(OverGroups, GemmFamily):
     def __init__(self) -> None:
         variant = self.variant
         self.name = variant.name  # type: ignore[misc]
-        self.knobs = knobs_of(variant)  # type: ignore[misc]
+        self.knobs, self.values = knobs_of(variant), values_of(variant)  # type: ignore[misc]
         self.feature_names = feature_names(variant)  # type: ignore[misc]
         self.tma = variant.tma
         self.dtype_argument = variant.dtype_argument  # type: ignore[misc]
@@ -111,10 +118,6 @@ class GroupedGemmFamily(OverGroups, GemmFamily):
         if variant is DW:  # the number of dW's tiles hardly depends on the routing
             self.routings = UNIFORM
             self.independent = ()  # type: ignore[misc] # it sums over the rows
-
-    def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
-        """Return why these knob values are invalid for every problem, or None if they are valid for some."""
-        return values_of(self.variant).wrong(knobs)
 
     def full_space(self) -> tuple[KernelConfig, ...]:
         """Return every config worth measuring, for all devices."""

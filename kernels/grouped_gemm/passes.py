@@ -16,13 +16,13 @@ from ...runtime import Mode, stubbed
 from ...runtime.launching.ahead import only_compiling
 from ..op_calls import DTYPES, Call, ConfiguredLaunch, device_at, require
 from ..op_choice import HowChosen
-from .triton_kernels.gemm_launches import prepare_gemm
+from .triton_kernels.launches import prepare_dw, prepare_gemm
 from .triton_kernels.tiles import TileMap, sizes_of
 from .variants import chunk_rows, is_few
 
 if TYPE_CHECKING:
     from ...datasets import DeviceSpec
-    from ..op_calls import Launch
+    from ..launchers import Launch
 
 
 class Shape(NamedTuple):
@@ -147,8 +147,6 @@ class Step(Call[Shape]):
 
     def _prepare_dw(self, config: KernelConfig, device: DeviceSpec, tensors: Sequence[Any]) -> Launch:
         """Return a function that launches the product dW (w's gradient) with a config, for tensors like these."""
-        from .triton_kernels.dw_launches import prepare_dw
-
         rows, groups, n, k = self.seen
         return prepare_dw(rows, groups, self.chunk_rows, n, k, config, device.sm_count)
 

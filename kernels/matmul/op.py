@@ -32,7 +32,7 @@ from .triton_kernels.turning import turned_copy
 
 if TYPE_CHECKING:
     from ...datasets import DeviceSpec
-    from ..op_calls import Launch
+    from ..launchers import Launch
 
 _DTYPES = {torch_dtype(name): name for name in NAMES}
 

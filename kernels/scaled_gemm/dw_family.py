@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import Case, DeviceSpec, KernelConfig, Problem
-from ...runtime.launching.source_hash import hash_of_modules
 from ..config_limits import TMA_ARCHS, Knobs, why_no_gluon
 from ..gemm_family import BANDS_AND_PROGRAMS, Binaries, Configs, Groups, seeded
-from ..grouped_gemm.family import UNIFORM, MeasuredOverGroups
+from ..grouped_gemm.family import DW_KERNELS, UNIFORM, MeasuredOverGroups
 from ..grouped_gemm.features import group_sizes_of
 from ..grouped_gemm.variants import chunk_rows
 from ..numerics import instruction_of
@@ -63,7 +62,7 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, FP8Family):
     name = "scaled_grouped_gemm_dw"
     dtypes = (DTYPE,)
     flags = (BLOCKWISE,)
-    knobs = DW_KNOBS
+    knobs, values = DW_KNOBS, DW_VALUES
     feature_names = DW_FEATURES
     independent: ClassVar[tuple[str, ...]] = ()  # it sums over the rows
     routings = UNIFORM  # the number of tiles hardly depends on the routing
@@ -78,11 +77,11 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, FP8Family):
     # Rounding the sum to bf16; see `ScaledGemmFamily.tolerances`.
     tolerances: ClassVar[Mapping[str, float]] = {DTYPE: 4e-3}
     launch_knobs = BANDS_AND_PROGRAMS
+    kernel_modules = (
+        *DW_KERNELS,
+        *(f"scaled_gemm.triton_kernels.{name}" for name in ("blocks", "dw", "specialized_dw")),
+    )
     off_blocks = (400, 656)  # multiples of no block size
-
-    def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
-        """Return why these knob values are invalid for every problem, or None if they are valid for some."""
-        return DW_VALUES.wrong(knobs)
 
     def full_space(self) -> tuple[KernelConfig, ...]:
         """Return every config worth measuring, for all devices."""
@@ -122,10 +121,6 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, FP8Family):
         return tuple(
             replace(case, problem=replace(case.problem, flags=flags)) for case, flags in zip(cases, kept, strict=True)
         )
-
-    def flops(self, problem: Problem) -> float:
-        """Return the number of floating-point operations of a problem."""
-        return 2.0 * problem["rows"] * problem["n"] * problem["k"]
 
     def bytes(self, problem: Problem) -> float:
         """Return the minimum number of bytes that a problem must read and write."""
@@ -189,7 +184,7 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, FP8Family):
 
     def launch(self, inputs: DWInputs, config: KernelConfig) -> torch.Tensor:
         """Launch the kernels with a config, and return the output without waiting for it."""
-        from .triton_kernels.dw_launches import prepare_scaled_dw
+        from .triton_kernels.launches import prepare_scaled_dw
 
         i = inputs
         entries, rows, groups, most = i.tile_map
@@ -218,18 +213,6 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, FP8Family):
 
     def compile(self, config: KernelConfig, problem: Problem) -> Any:
         """Compile the kernel of a config, and return its binary."""
-        from .triton_kernels.dw_launches import compile_scaled_dw
+        from .triton_kernels.launches import compile_scaled_dw
 
         return compile_scaled_dw(config, blockwise=BLOCKWISE in problem.flags)
-
-    def source_hash(self) -> str:
-        """Return a hash of the source of all kernels that a launch runs."""
-        from .. import warp_jobs
-        from ..grouped_gemm.triton_kernels import dw as bf16_dw
-        from ..grouped_gemm.triton_kernels import ragged, ragged_boxes, tiles
-        from ..grouped_gemm.triton_kernels import specialized_dw as bf16_specialized
-        from .triton_kernels import blocks, dw, specialized_dw
-
-        return hash_of_modules(
-            tiles, ragged, ragged_boxes, bf16_dw, bf16_specialized, blocks, dw, specialized_dw, warp_jobs
-        )

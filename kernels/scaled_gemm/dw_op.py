@@ -21,13 +21,13 @@ from .quantize import FP8, GRADIENTS
 from .scales import BLOCKWISE, DTYPE, ROWWISE, SCALED, STEP, scale_shapes
 from .triton_kernels.blocks import PADDED
 from .triton_kernels.both_ways import quantize_both_ways, quantize_weights_both_ways
-from .triton_kernels.dw_launches import prepare_scaled_dw
+from .triton_kernels.launches import prepare_scaled_dw
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...datasets import DeviceSpec
-    from ..op_calls import Launch
+    from ..launchers import Launch
 
 BothWays = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor, torch.Tensor]
 

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import Case, DeviceSpec, KernelConfig, Problem
-from ...runtime.launching.source_hash import hash_of_modules
 from ..config_limits import TMA_ARCHS, Knobs
 from ..gemm_family import BANDS_AND_PROGRAMS, Binaries, Configs, GemmFamily, Groups, MeasuredFamily, seeded
-from ..grouped_gemm.family import MOST_COLUMNS, MOST_ROWS, MeasuredOverGroups
+from ..grouped_gemm.family import KERNELS, MOST_COLUMNS, MOST_ROWS, MeasuredOverGroups
 from ..grouped_gemm.features import group_sizes_of
 from ..numerics import instruction_of, padded
 from ..workloads import Draws, load_dense_models, load_models
@@ -108,10 +107,14 @@ class ScaledGemmFamily(FP8Family, MeasuredFamily):
     # drop a tenth of that from sums of 128 products; see `quantize.error_bound`.
     tolerances: ClassVar[Mapping[str, float]] = {DTYPE: 4e-3}
     launch_knobs = BANDS_AND_PROGRAMS | {"SPLIT_K": (1, 2)}
-
-    def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
-        """Return why these knob values are invalid for every problem, or None if they are valid for some."""
-        return values_of(self.name).wrong(knobs)
+    kernel_modules = (
+        *KERNELS,
+        "dependent_launch",
+        "matmul.triton_kernels.split_k",
+        "matmul.triton_kernels.tile_order",
+        "scaled_gemm.triton_kernels.product",
+        "scaled_gemm.triton_kernels.specialized",
+    )
 
     def full_space(self) -> tuple[KernelConfig, ...]:
         """Return every config worth measuring, for all devices."""
@@ -262,21 +265,14 @@ class ScaledGemmFamily(FP8Family, MeasuredFamily):
 
     def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
         """Launch the kernel with a config, and return the output without waiting for it."""
-        from .triton_kernels.launches import launch_scaled_gemm
+        from .triton_kernels.launches import prepare_scaled_gemm
 
         i = inputs
-        launch_scaled_gemm(
-            i.x,
-            i.w,
-            i.x_scale,
-            i.w_scale,
-            i.out,
-            config,
-            i.device.sm_count,
-            tile_map=i.tile_map,
-            rowwise=ROWWISE in i.problem.flags,
-            blockwise=BLOCKWISE in i.problem.flags,
-        )
+        (rows, n), tile_map = i.out.shape, i.tile_map
+        groups, entries = (None, None) if tile_map is None else (tile_map.groups, tile_map.entries)
+        flags = {flag: flag in i.problem.flags for flag in FLAGS}
+        launch = prepare_scaled_gemm(rows, n, i.x.shape[1], groups, config, i.device.sm_count, **flags)
+        launch((i.x, i.w, i.x_scale, i.w_scale, i.out, entries))
         return i.out
 
     def reference(self, inputs: Inputs) -> torch.Tensor:
@@ -305,17 +301,6 @@ class ScaledGemmFamily(FP8Family, MeasuredFamily):
         flags = {flag: flag in problem.flags for flag in FLAGS}
         return compile_scaled_gemm(config, grouped="groups" in self.dims, **flags)
 
-    def source_hash(self) -> str:
-        """Return a hash of the source of all kernels that a launch runs."""
-        from .. import dependent_launch, warp_jobs
-        from ..grouped_gemm.triton_kernels import ragged, ragged_boxes, tiles
-        from ..matmul.triton_kernels import split_k, tile_order
-        from .triton_kernels import product, specialized
-
-        return hash_of_modules(
-            tiles, ragged, ragged_boxes, product, specialized, warp_jobs, split_k, dependent_launch, tile_order
-        )
-
 
 class ScaledGemm(ScaledGemmFamily):
     """The family of dense fp8 products: y = x @ w.T with x (m, k) and w (n, k) in e4m3, times their scales, in bf16.
@@ -328,10 +313,10 @@ class ScaledGemm(ScaledGemmFamily):
     """
 
     name = "scaled_gemm"
+    values = values_of(name)
     dims = ("m", "n", "k")
     rows = "m"
     largest: ClassVar[Mapping[str, int]] = {"m": MOST_ROWS, "n": MOST_COLUMNS, "k": MOST_COLUMNS}
-    ragged: ClassVar[Mapping[str, str]] = {}
     bucketed = ("m",)
     independent = ("m",)
     dims_from: ClassVar[Mapping[str, tuple[str, int]]] = {"m": ("rows", 1), "n": ("N16", 16), "k": ("K16", 16)}
@@ -363,6 +348,7 @@ class ScaledGroupedGemmForward(MeasuredOverGroups, ScaledGemmFamily):
     """
 
     name = "scaled_grouped_gemm_fwd"
+    values = values_of(name)
     rows = "rows"
     dims_from: ClassVar[Mapping[str, tuple[str, int]]] = {
         "rows": ("rows", 1),

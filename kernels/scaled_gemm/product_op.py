@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...datasets import DeviceSpec
-    from ..op_calls import Launch
+    from ..launchers import Launch
 
 #: Of a call with group sizes; see `check_product`.
 GROUP_SIZES = Operand("group_sizes", 1, INTEGERS, contiguous=True)
