@@ -28,7 +28,7 @@ from ..datasets import (
 from ..datasets.feature_groups import FeatureGroup, joined, stacked
 from ..runtime.launching.source_hash import hash_of_modules
 from .config_limits import Knobs, KnobValues, no_consumers, no_tma, too_much_smem
-from .feature_texts import FEATURE_TEXTS
+from .config_table import FEATURE_TEXTS
 
 if TYPE_CHECKING:
     import numpy as np

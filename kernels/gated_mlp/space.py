@@ -10,7 +10,7 @@ import numpy as np
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from ...datasets.feature_groups import FeatureGroup
 from ...model.configs_memo import remembered
-from ..config_limits import Knobs, KnobValues, programs_that_fit
+from ..config_limits import Knobs, KnobValues, programs_that_fit, spilled
 from ..config_table import BLOCKS, L2_OVER_DRAM, TILE, ConfigTable, TiledWork, alignment, config_columns
 
 #: Knobs and their values. A tile is BLOCK_M x BLOCK_N elements of the output, and needs 2 BLOCK_N rows of the weights.
@@ -105,13 +105,7 @@ def wrong_tile(config: KernelConfig, dtype: str) -> str | None:
             f"BLOCK_M x BLOCK_N x BLOCK_K cannot be {m} x {n} x {config['BLOCK_K']} in fp32: BLOCK_M x BLOCK_N can be "
             f"at most {_MOST_FP32_TILE}, and BLOCK_K at most {_MOST_FP32_BLOCK_K}"
         )
-    if accumulators_per_thread(config) > _MOST_ACCUMULATORS:
-        most = _MOST_ACCUMULATORS * 16 * config.num_warps
-        return (
-            f"BLOCK_M x BLOCK_N cannot be {m} x {n} with num_warps = {config.num_warps}: it can be at most {most}, or "
-            "the accumulators of gate and up do not fit into registers"
-        )
-    return None
+    return spilled(m, n, config.num_warps, _MOST_ACCUMULATORS // 2)  # gate and up have as many each
 
 
 #: The activations of the gate. Each but the first, the default, is a flag of a problem.

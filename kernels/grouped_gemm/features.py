@@ -144,27 +144,9 @@ def feature_groups(
     space = _space(tuple(configs), variant.first_of_kernel, itemsize, device)
     all_sizes = [group_sizes_of(problem) for problem in problems]
     calls = np.array([_call(variant, problem, itemsize) for problem in problems])
-    logs = np.log2(calls[:, :8])
-    limit = device.matrix_tflops * 1e3 / device.copy_bandwidth_gbs
-    per_call = np.array(
-        [
-            (
-                *log[:6],
-                skew,
-                problem.ragged is not None,
-                *log[6:],
-                problem.dtype == "fp16",
-                problem.dtype == "fp32",
-                *[flag in problem.flags for flag in PERMUTATIONS],
-                device.sm_count,
-                limit,
-                alignment(max(problem["n"], 1)),
-                alignment(max(problem["k"], 1)),
-            )
-            for problem, log, skew in zip(problems, logs.tolist(), calls[:, 8].tolist(), strict=True)
-        ],
-        np.float32,
-    )
+    own = [problems[0].dtype == "fp16", problems[0].dtype == "fp32"]
+    own += [flag in problems[0].flags for flag in PERMUTATIONS]
+    per_call = np.array(call_columns(problems, device, calls[:, :8], calls[:, 8], own), np.float32)
     # Below, values per problem are (n_problems, 1), and values per problem and distinct tile are (n_problems, n_tiles).
     rows, n, k, groups, active, *_, moved_bytes = calls.T[:, :, None]
 
@@ -368,6 +350,36 @@ def _call(variant: Variant, problem: Problem, itemsize: int) -> tuple[float, ...
     moved_bytes = weight_bytes + rows * (n + k) * itemsize
     skew = ragged.max * groups / rows
     return rows, n, k, groups, active, rows / active, flops, flops / moved_bytes, skew, moved_bytes
+
+
+def call_columns(
+    problems: Sequence[Problem], device: DeviceSpec, figures: Floats, skew: Floats, own: Sequence[float]
+) -> list[list[float]]:
+    """Return the features of calls: OVER_GROUPS, a family's `own`, two of the device, and the alignment of N and K.
+
+    Args:
+        problems: The problems, all with the same dtype and flags.
+        device: The device.
+        figures: Rows, N, K, groups, groups with rows, rows for each of these, FLOPs and intensity, (n_problems, 8).
+        skew: The largest group's size divided by the mean size, (n_problems,).
+        own: Features of the family that are the same for all of these problems.
+    """
+    is_grouped = "groups" in dict(problems[0].dims)
+    limit = device.matrix_tflops * 1e3 / device.copy_bandwidth_gbs
+    return [
+        [
+            *log[:6],
+            skewed,
+            problem.ragged is not None or not is_grouped,
+            *log[6:],
+            *own,
+            device.sm_count,
+            limit,
+            alignment(max(problem["n"], 1)),
+            alignment(max(problem["k"], 1)),
+        ]
+        for problem, log, skewed in zip(problems, np.log2(figures).tolist(), skew.tolist(), strict=True)
+    ]
 
 
 def of_each(problems: Sequence[Problem], *dims: str) -> Floats:

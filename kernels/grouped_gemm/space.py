@@ -17,9 +17,9 @@ from ..config_limits import (
     accumulator_registers,
     exchange_bytes,
     programs_that_fit,
-    undecided,
+    spilled,
     with_ranges,
-    wrong_tile_of_consumers,
+    wrong_consumers,
 )
 from .variants import DW, VARIANTS, Variant
 
@@ -145,11 +145,8 @@ def wrong_tile(variant: Variant, config: KernelConfig, dtype: str) -> str | None
     m, n, k, threads = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"], 32 * config.num_warps
     if dtype == "fp32" and m * n > _MOST_FP32_TILE:
         return f"BLOCK_M x BLOCK_N must be at most {_MOST_FP32_TILE} elements in fp32 but is {m} x {n}"
-    if accumulator_registers(m, n, config.num_warps) > _MOST_ACCUMULATOR_REGISTERS:
-        return (
-            f"BLOCK_M x BLOCK_N must be at most {_MOST_ACCUMULATOR_REGISTERS * threads} elements with num_warps = "
-            f"{config.num_warps}, or registers spill, but is {m} x {n}"
-        )
+    if (wrong := spilled(m, n, config.num_warps, _MOST_ACCUMULATOR_REGISTERS)) is not None:
+        return wrong
     most_k = _MOST_LOADED_ELEMENTS * threads // (m + n)
     if dtype == "fp32":
         most_k = min(most_k, _MOST_FP32_PRODUCTS * threads // (m * n))
@@ -166,10 +163,9 @@ def _wrong_consumers(variant: Variant, knobs: Mapping[str, Any], dtype: str) -> 
     if dtype == "fp32":
         consumers = knobs["CONSUMERS"]
         return f"CONSUMERS must be 0 in {dtype} but is {consumers}: the warp-specialized kernel takes 16-bit dtypes"
-    if (wrong := undecided(knobs, _DECIDED | dict.fromkeys(variant.tma, 1))) is not None:
-        return wrong
     tiles = [(m, n) for pingpong, m, n in _tiles_of(variant) if pingpong == knobs["PINGPONG"]]
-    return wrong_tile_of_consumers(knobs, tiles)
+    decided = _DECIDED | dict.fromkeys(variant.tma, 1)
+    return wrong_consumers(knobs, decided, tiles, given=("CONSUMERS", "PINGPONG"))
 
 
 def _tiles_of(variant: Variant) -> Mapping[tuple[int, int, int], tuple[int, ...]]:

@@ -27,7 +27,7 @@ from ..grouped_gemm.variants import is_few
 from ..op_calls import is_transformed, needs_gradient
 from ..op_choice import HowChosen
 from ..scaled_gemm import scaled_grouped_gemm
-from ..scaled_gemm.scales import SCALED
+from ..scaled_gemm.space import SCALED
 
 #: The name of the implementation in transformers' registry.
 NAME = "foretune"

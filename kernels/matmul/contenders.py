@@ -16,7 +16,7 @@ from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row
 from ..comparisons import judge_predicted
 from ..workloads import DenseModel, load_dense_models
 from .family import Inputs, Matmul
-from .layouts import A_KM, B_KN, BIAS, activation_of
+from .space import A_KM, B_KN, BIAS, activation_of
 
 if TYPE_CHECKING:
     import torch

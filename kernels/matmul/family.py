@@ -18,7 +18,7 @@ from ..numerics import padded, product_class
 from ..workloads import Draws, load_dense_models
 from . import workload
 from .features import FEATURE_NAMES, feature_groups
-from .layouts import (
+from .space import (
     A_KM,
     ACTIVATIONS,
     ALIGNMENT_BYTES,
@@ -26,12 +26,15 @@ from .layouts import (
     BIAS,
     DTYPES,
     FLAGS,
+    KNOBS,
     activation_of,
     call_dims,
+    full_space,
     is_aligned,
     output_dtype,
+    smem_bytes,
+    wrong_knob,
 )
-from .space import KNOBS, full_space, smem_bytes, wrong_knob
 
 if TYPE_CHECKING:
     import torch

@@ -14,8 +14,7 @@ from ...datasets import DeviceSpec, KernelConfig, Problem
 from ...datasets.feature_groups import FeatureGroup
 from ...model.configs_memo import remembered
 from ..config_table import BLOCKS, L2_OVER_DRAM, TILE, TILING, ConfigTable, TiledWork, alignment, config_columns
-from .layouts import FLAGS, LAYOUTS, output_dtype, row_lengths
-from .space import smem_bytes
+from .space import FLAGS, LAYOUTS, output_dtype, row_lengths, smem_bytes
 
 # float32 is multiplied as tf32, at half the rate of 16-bit dtypes on all tensor cores since Ampere.
 _TF32_RATE = 0.5

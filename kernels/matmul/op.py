@@ -25,8 +25,8 @@ from ..op_calls import (
     require,
 )
 from ..op_choice import HowChosen, how_chosen
-from .layouts import A_KM, ACTIVATIONS, ALIGNMENT_BYTES, B_KN, BIAS, activation_of, is_aligned, is_few, worth_turning
-from .layouts import DTYPES as NAMES
+from .space import A_KM, ACTIVATIONS, ALIGNMENT_BYTES, B_KN, BIAS, activation_of, is_aligned, is_few, worth_turning
+from .space import DTYPES as NAMES
 from .triton_kernels.launches import prepare_matmul
 from .triton_kernels.turning import turned_copy
 

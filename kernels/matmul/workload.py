@@ -14,7 +14,7 @@ import numpy as np
 from ...datasets import Case, Problem
 from ...model.splits import RANDOM
 from ..workloads import TENSOR_PARALLEL, TOKENS, Deck, DenseModel, Draws, chosen
-from .layouts import A_KM, B_KN, BIAS
+from .space import A_KM, B_KN, BIAS
 
 #: The fewest tokens of a training step; calls with fewer are forward passes.
 LEAST_TRAINED = 128

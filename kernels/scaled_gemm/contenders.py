@@ -18,7 +18,7 @@ from ..comparisons import judge_predicted
 from ..grouped_gemm.group_sizes import drawn_sizes
 from .dw_family import DWInputs, ScaledGroupedGemmDW
 from .family import Inputs
-from .scales import BLOCKWISE, DTYPE, GRANULARITIES, ROWWISE, SCALED, flags_of, granularity_of
+from .space import BLOCKWISE, DTYPE, GRANULARITIES, ROWWISE, SCALED, flags_of, granularity_of
 from .workload import DEEPSEEK_V3
 
 if TYPE_CHECKING:

@@ -19,10 +19,9 @@ from ..grouped_gemm.variants import chunk_rows
 from ..numerics import instruction_of
 from ..workloads import Draws, load_models
 from . import workload
-from .dw_features import DW_FEATURES, dw_feature_groups
-from .dw_space import DW_KNOBS, DW_VALUES, dw_smem_bytes, full_dw_space, wrong_dw_tile
 from .family import FP8Family
-from .scales import BLOCKWISE, DTYPE, SCALED
+from .features import DW_FEATURES, dw_feature_groups
+from .space import BLOCKWISE, DTYPE, DW_KNOBS, DW_VALUES, SCALED, dw_smem_bytes, full_dw_space, wrong_dw_tile
 
 if TYPE_CHECKING:
     import torch

@@ -19,19 +19,24 @@ from ..numerics import instruction_of, padded
 from ..workloads import Draws, load_dense_models, load_models
 from . import workload
 from .features import FEATURE_NAMES, feature_groups
-from .scales import (
+from .space import (
     BLOCKWISE,
     DTYPE,
     FLAGS,
+    KNOBS,
     ROWWISE,
     SCALED,
     STEP,
     TENSORWISE,
+    Ranges,
+    full_space,
     granularity_of,
     scale_bytes,
     scale_shapes,
+    smem_bytes,
+    values_of,
+    wrong_tile,
 )
-from .space import KNOBS, Ranges, full_space, smem_bytes, values_of, wrong_tile
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +53,7 @@ class Inputs:
 
     x: torch.Tensor  # (rows, K) fp8
     w: torch.Tensor  # (N, K) fp8, or (groups, N, K)
-    x_scale: torch.Tensor  # float32; see `scales.scale_shapes`
+    x_scale: torch.Tensor  # float32; see `space.scale_shapes`
     w_scale: torch.Tensor
     out: torch.Tensor  # (rows, N) bf16, filled with NaN
     group_sizes: torch.Tensor | None  # (groups,) int32

@@ -13,7 +13,7 @@ from ...model.splits import RANDOM
 from ..grouped_gemm import workload as grouped
 from ..grouped_gemm.group_sizes import ROUTINGS, drawn_sizes
 from ..workloads import TENSOR_PARALLEL, TOKENS, DenseModel, Draws, Model
-from .scales import DTYPE, GRANULARITIES, STEP, flags_of
+from .space import DTYPE, GRANULARITIES, STEP, flags_of
 
 T = TypeVar("T")
 

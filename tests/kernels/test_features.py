@@ -204,7 +204,7 @@ def test_typical_sizes_are_spread_as_uniform_routing_spreads_them():
 
 def test_each_feature_of_each_family_has_a_line_that_says_what_it_is():
     from foretune.kernels import families
-    from foretune.kernels.feature_texts import FEATURE_TEXTS
+    from foretune.kernels.config_table import FEATURE_TEXTS
     from foretune.model.generic_features import feature_text
 
     ours = [family for family in families().values() if type(family).__module__.startswith("foretune.")]

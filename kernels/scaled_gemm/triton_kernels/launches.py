@@ -37,7 +37,7 @@ def prepare_scaled_gemm(
     """Return a function that launches the product, without waiting for it, on any tensors of these sizes.
 
     Its argument is (x, w, x_scale, w_scale, y, entries of a tile map): x (rows, K), w (N, K), or (groups, N, K), and
-    y (rows, N). The scales are contiguous, with the shapes of `scales.scale_shapes`, blockwise ones of x stored block
+    y (rows, N). The scales are contiguous, with the shapes of `space.scale_shapes`, blockwise ones of x stored block
     by block. The map is None if there are no groups.
 
     Args:

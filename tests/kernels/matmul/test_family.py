@@ -12,7 +12,7 @@ import pytest
 from foretune.datasets import ForetuneError
 from foretune.kernels.comparisons import comparison_of
 from foretune.kernels.matmul.contenders import suite_cases
-from foretune.kernels.matmul.layouts import call_dims, is_aligned, row_lengths
+from foretune.kernels.matmul.space import call_dims, is_aligned, row_lengths
 from foretune.kernels.matmul.workload import MOST_TFLOP, TOKENS, draw
 from foretune.kernels.workloads import Draws, load_dense_models
 from foretune.model.splits import split_groups
@@ -101,7 +101,7 @@ def test_what_is_refused_and_why(knobs, told, why):
         ({"num_warps": 8}, {}, "num_warps cannot be 8 with CONSUMERS = 2: 4"),
         ({"num_stages": 1}, {}, "num_stages cannot be 1 with CONSUMERS = 2: at least 2"),
         ({"num_stages": 8}, {}, "needs .* bytes of shared memory"),
-        ({"CONSUMERS": 3}, {}, "PINGPONG must be 0 with CONSUMERS = 3 but is 1"),
+        ({"CONSUMERS": 3}, {}, "PINGPONG cannot be 1 with CONSUMERS = 3: 0"),
         (
             {"BLOCK_N": 256},
             {},

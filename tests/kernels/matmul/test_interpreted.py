@@ -127,7 +127,7 @@ def test_the_op_takes_whatever_is_a_matrix():
 
 def test_what_lies_across_k_is_copied_where_that_is_worth_it(monkeypatch):
     from foretune.kernels.matmul import matmul, op
-    from foretune.kernels.matmul.layouts import A_KM, B_KN
+    from foretune.kernels.matmul.space import A_KM, B_KN
 
     launched = []
 
