@@ -230,6 +230,65 @@ class GemmFamily(DeclaredFamily):
         return estimate
 
 
+class SteppedFamily(GemmFamily):
+    """Base class of tiled products whose N and K must be multiples of `width_step`, with at most one flag a problem."""
+
+    width_step: ClassVar[int]
+
+    def wrong_problem(self, problem: Problem) -> str | None:
+        """Return why no config can run a problem, or None."""
+        if len(problem.flags) > 1:
+            return f"a problem cannot have both flags {' and '.join(problem.flags)}"
+        n, k, groups, step = problem["n"], problem["k"], groups_of(problem), self.width_step
+        if min(n, k, groups) < 1:
+            return f"groups, N and K must be >= 1 but are {groups}, {n} and {k}"
+        if n % step or k % step:
+            return f"N and K must be multiples of {step} but are {n} and {k}"
+        return None
+
+    def supports_by(self, problem: Problem) -> Hashable:
+        """Return the properties of a problem on which `supports` depends; equal ones give equal answers."""
+        n, k, step = problem["n"], problem["k"], self.width_step
+        return problem.dtype, problem.flags, min(n, k, groups_of(problem)) < 1, n % step, k % step
+
+
+def groups_of(problem: Problem) -> int:
+    """Return the number of groups, 1 if the problem is dense."""
+    return dict(problem.dims).get("groups", 1)
+
+
+class RangedFamily(SteppedFamily):
+    """Base class of tiled products whose space is built from ranges of values, which a caller may replace."""
+
+    @abstractmethod
+    def ranged_space(self, **ranges: Sequence[int]) -> tuple[KernelConfig, ...]:
+        """Return every config worth measuring, for all devices, with values that replace those of ranges."""
+
+    def full_space(self) -> tuple[KernelConfig, ...]:
+        """Return every config worth measuring, for all devices."""
+        return self.ranged_space()
+
+    def space(self, device: DeviceSpec | None = None, **ranges: Sequence[int]) -> tuple[KernelConfig, ...]:
+        """Return every config worth measuring; with a device, only those that can run some problem on it.
+
+        Args:
+            device: The GPU, or None for the whole space.
+            **ranges: Values that replace those of a range, a field of `Ranges` in the family's module `space`, such as
+                block_m, num_warps or consumers.
+
+        Raises:
+            ForetuneError: A range does not exist or cannot have a value.
+
+        >>> from foretune.kernels import find_family
+        >>> len(find_family("grouped_gemm_fwd").space(DeviceSpec.named("h200"), block_m=[64], tma=[1])) > 10
+        True
+        """
+        if not ranges:
+            return super().space(device)
+        space = self.ranged_space(**ranges)
+        return space if device is None else self.able(space, device)
+
+
 @lru_cache(maxsize=64)
 def _space_of(family: GemmFamily, device: DeviceSpec) -> tuple[KernelConfig, ...]:
     return family.able(family.full_space(), device)

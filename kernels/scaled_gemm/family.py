@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import Case, DeviceSpec, KernelConfig, Problem
 from ..config_limits import TMA_ARCHS, Knobs
-from ..gemm_family import BANDS_AND_PROGRAMS, Binaries, Configs, GemmFamily, Groups, MeasuredFamily, seeded
+from ..gemm_family import (
+    BANDS_AND_PROGRAMS,
+    Binaries,
+    Configs,
+    Groups,
+    MeasuredFamily,
+    RangedFamily,
+    SteppedFamily,
+    groups_of,
+    seeded,
+)
 from ..grouped_gemm.family import KERNELS, MOST_COLUMNS, MOST_ROWS, MeasuredOverGroups
 from ..grouped_gemm.features import group_sizes_of
 from ..numerics import instruction_of, padded
@@ -24,7 +34,6 @@ from .space import (
     DTYPE,
     FLAGS,
     KNOBS,
-    ROWWISE,
     SCALED,
     STEP,
     TENSORWISE,
@@ -62,8 +71,10 @@ class Inputs:
     device: DeviceSpec
 
 
-class FP8Family(GemmFamily):
-    """Base class of the families of fp8 products; the flags of a problem name its scales."""
+class FP8Family(SteppedFamily):
+    """Base class of the families of fp8 products; the flag of a problem names its scales."""
+
+    width_step = STEP
 
     def limit_of(self, config: Knobs, elements: Any, device: DeviceSpec) -> str | None:
         """Return why a device cannot run a config for scales like these (`elements`), or None if it can."""
@@ -71,26 +82,12 @@ class FP8Family(GemmFamily):
             return f"{device.arch} does not support {DTYPE}; {', '.join(FP8_ARCHS)} do"
         return super().limit_of(config, elements, device)
 
-    def wrong_problem(self, problem: Problem) -> str | None:
-        """Return why no config can run a problem, or None."""
-        n, k, groups = problem["n"], problem["k"], _groups(problem)
-        if min(n, k, groups) < 1:
-            return f"groups, N and K must be >= 1 but are {groups}, {n} and {k}"
-        if n % STEP or k % STEP:
-            return f"N and K must be multiples of {STEP} but are {n} and {k}"
-        return None
-
-    def supports_by(self, problem: Problem) -> Hashable:
-        """Return the properties of a problem on which `supports` depends; equal ones give equal answers."""
-        n, k = problem["n"], problem["k"]
-        return problem.dtype, problem.flags, min(n, k, _groups(problem)) < 1, n % STEP, k % STEP
-
     def flags_of_call(self, arguments: Mapping[str, Any]) -> Sequence[str]:
         """Return the flags of the problem that a launch's arguments describe."""
         return [flag for flag in self.flags if arguments.get(flag.upper())]
 
 
-class ScaledGemmFamily(FP8Family, MeasuredFamily):
+class ScaledGemmFamily(FP8Family, RangedFamily, MeasuredFamily):
     """Base class of the dense and the grouped family of scaled GEMMs.
 
     They compute y = (x @ w.T) in fp8, times the scales of x and w, in bf16. Flags of a problem: "rowwise" (one scale
@@ -121,32 +118,9 @@ class ScaledGemmFamily(FP8Family, MeasuredFamily):
         "scaled_gemm.triton_kernels.specialized",
     )
 
-    def full_space(self) -> tuple[KernelConfig, ...]:
-        """Return every config worth measuring, for all devices."""
-        return full_space(Ranges.of(), "groups" in self.dims)
-
-    def space(self, device: DeviceSpec | None = None, **ranges: Sequence[int]) -> tuple[KernelConfig, ...]:
-        """Return every config worth measuring; with a device, only those that can run some problem on it.
-
-        Args:
-            device: The GPU, or None for the whole space.
-            **ranges: Values that replace those of a range: block_m, block_n, block_k, num_warps, num_stages,
-                programs_per_sm, split_k, consumers.
-
-        Returns:
-            The configs.
-
-        Raises:
-            ForetuneError: A range does not exist or cannot have a value.
-
-        >>> from foretune.kernels import find_family
-        >>> len(find_family("scaled_gemm").space(DeviceSpec.named("h200"), block_m=[64])) > 10
-        True
-        """
-        if not ranges:
-            return super().space(device)
-        space = full_space(Ranges.of(**ranges), "groups" in self.dims)
-        return space if device is None else self.able(space, device)
+    def ranged_space(self, **ranges: Sequence[int]) -> tuple[KernelConfig, ...]:
+        """Return every config worth measuring, for all devices, with values that replace those of ranges."""
+        return full_space(Ranges.of(**ranges), "groups" in self.dims)
 
     def elements_of(self, problem: Problem) -> str:
         """Return the property of a problem that decides its shared memory: the granularity of its scales."""
@@ -161,12 +135,6 @@ class ScaledGemmFamily(FP8Family, MeasuredFamily):
         if problem.dtype != DTYPE:
             return f"dtype must be {DTYPE} (of both operands) but is {problem.dtype_name}"
         return super().refused(problem)
-
-    def wrong_problem(self, problem: Problem) -> str | None:
-        """Return why no config can run a problem, or None."""
-        if len(problem.flags) > 1:
-            return f"a problem cannot have both flags {ROWWISE} and {BLOCKWISE}"
-        return super().wrong_problem(problem)
 
     def wrong_pair(self, config: KernelConfig, problem: Problem) -> str | None:
         """Return why a config cannot run a problem on any device, or None."""
@@ -207,13 +175,13 @@ class ScaledGemmFamily(FP8Family, MeasuredFamily):
         """Return the minimum number of bytes that a problem must read and write."""
         rows, n, k = problem[self.rows], problem["n"], problem["k"]
         # Only the weights of groups with rows are read.
-        groups = _groups(problem) if problem.ragged is None else problem.ragged.active
+        groups = groups_of(problem) if problem.ragged is None else problem.ragged.active
         return float(groups * n * k + rows * (k + 2 * n) + scale_bytes(granularity_of(problem), rows, n, k, groups))
 
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
         """Return the config to run when nothing was measured."""
         tma = int(device.arch in TMA_ARCHS)
-        rows = problem[self.rows] / max(dict(problem.dims).get("groups", 1), 1)
+        rows = problem[self.rows] / max(groups_of(problem), 1)
         block_m = 16 if rows <= 16 else 64 if rows <= 64 else 128
         large = block_m >= 64
         roomy = device.smem_per_block_bytes >= 192 * 1024  # enough for 4 stages of (128 + 128) x 128 and an output tile
@@ -366,8 +334,3 @@ class ScaledGroupedGemmForward(MeasuredOverGroups, ScaledGemmFamily):
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
         """Return the cases that `cases` draws from a file of models or the shipped one; see `MeasuredFamily.draw`."""
         return workload.draw_grouped(self.name, load_models(models), Draws(max_tflop, **drawn))
-
-
-def _groups(problem: Problem) -> int:
-    """Return the number of groups, 1 if the problem is dense."""
-    return dict(problem.dims).get("groups", 1)

@@ -125,7 +125,7 @@ def test_problems_and_devices_that_cannot_be_are_refused():
     each = config(128, 128, 0, 1, 1, 8, 4)
     for call, why in (
         (replace(LAYER, dtype="bf16"), "dtype must be fp8e4m3 (of both operands) but is bf16"),
-        (replace(LAYER, flags=("blockwise", "rowwise")), "a problem cannot have both flags rowwise and blockwise"),
+        (replace(LAYER, flags=("blockwise", "rowwise")), "a problem cannot have both flags blockwise and rowwise"),
         (replace(LAYER, flags=("columnwise",)), "flag columnwise is not one of"),
         (problem(DENSE, m=16, n=40, k=64), "N and K must be multiples of 16 but are 40 and 64"),
         (problem(GROUPED, groups=0, rows=16, n=64, k=64), "groups, N and K must be >= 1"),
