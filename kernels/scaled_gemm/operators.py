@@ -22,7 +22,7 @@ from ..op_calls import INTEGERS, Call, ConfiguredLaunch, Operand, device_at, on_
 from .dw_family import ScaledGroupedGemmDW
 from .family import ScaledGemm, ScaledGroupedGemmForward
 from .quantize import FP8, GRADIENTS, check_granularity
-from .scales import BLOCKWISE, DTYPE, ROWWISE, SCALED, STEP, flags_of, scale_shapes
+from .space import BLOCKWISE, DTYPE, ROWWISE, SCALED, STEP, flags_of, scale_shapes
 from .triton_kernels.blocks import PADDED
 from .triton_kernels.both_ways import quantize_both_ways, quantize_weights_both_ways
 from .triton_kernels.launches import prepare_scaled_dw, prepare_scaled_gemm
