@@ -278,7 +278,8 @@ def smem_bytes(variant: Variant, config: Knobs, itemsize: int, device: DeviceSpe
     blocks = (config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"])
     if config["CONSUMERS"]:
         return _specialized_smem_bytes(config)
-    tma = (config[variant.tma_left], config[variant.tma_right], config[variant.tma_out])
+    left, right, out = variant.tma
+    tma = config[left], config[right], config[out]
     needed = tile_smem_bytes(*blocks, config["num_stages"], config["num_warps"], tma, itemsize, arch=device.arch)
     # Combinations that no config of the space has: an upper bound.
     if variant is DW and blocks[0] < 64 and itemsize == 2 and tma[:2] == (1, 1):

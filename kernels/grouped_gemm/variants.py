@@ -21,18 +21,16 @@ class Variant:
     name: str
     columns: str
     depth: str
-    tma_left: str  # the knob that loads the left operand with TMA
-    tma_right: str
-    tma_out: str
-    permuted_by: tuple[tuple[str, str], ...]  # (permutation, the TMA knob that must then be 0)
+    tma: tuple[str, str, str]  # the knobs that turn on TMA for the left operand, the right operand and the output
     dtype_argument: str  # the kernel's parameter whose dtype is the problem's
     permuting: tuple[tuple[str, str], ...]  # (permutation, the kernel's parameter that turns it on)
     kernel_n_k: tuple[str, str] = ("n", "k")  # the layer's dimensions that the kernel names N and K
 
     @property
-    def tma(self) -> tuple[str, str, str]:
-        """The names of the knobs that turn on TMA for the left operand, the right operand and the output."""
-        return self.tma_left, self.tma_right, self.tma_out
+    def permuted_by(self) -> tuple[tuple[str, str], ...]:
+        """Pairs of a permutation and the TMA knob that must then be 0: of the gathered or scattered rows."""
+        left, _, out = self.tma
+        return tuple((flag, left if turned_on == "GATHER" else out) for flag, turned_on in self.permuting)
 
     @property
     def first_of_kernel(self) -> Variant:
@@ -48,10 +46,7 @@ FORWARD = Variant(
     "grouped_gemm_fwd",
     columns="n",
     depth="k",
-    tma_left="TMA_X",
-    tma_right="TMA_W",
-    tma_out="TMA_Y",
-    permuted_by=(("permute_x", "TMA_X"), ("permute_y", "TMA_Y")),
+    tma=("TMA_X", "TMA_W", "TMA_Y"),
     dtype_argument="x_ptr",
     permuting=(("permute_x", "GATHER"), ("permute_y", "SCATTER")),
 )
@@ -60,10 +55,7 @@ DX = Variant(
     "grouped_gemm_dx",
     columns="k",
     depth="n",
-    tma_left="TMA_X",
-    tma_right="TMA_W",
-    tma_out="TMA_Y",
-    permuted_by=(("permute_x", "TMA_Y"), ("permute_y", "TMA_X")),
+    tma=("TMA_X", "TMA_W", "TMA_Y"),
     dtype_argument="x_ptr",
     permuting=(("permute_x", "SCATTER"), ("permute_y", "GATHER")),
     kernel_n_k=("k", "n"),
@@ -73,10 +65,7 @@ DW = Variant(
     "grouped_gemm_dw",
     columns="k",
     depth="rows",
-    tma_left="TMA_DY",
-    tma_right="TMA_X",
-    tma_out="TMA_DW",
-    permuted_by=(),
+    tma=("TMA_DY", "TMA_X", "TMA_DW"),
     dtype_argument="dy_ptr",
     permuting=(),
 )
