@@ -4,11 +4,14 @@ Another package makes its families known by name with an entry point in the grou
 
     [project.entry-points."foretune.families"]
     row_softmax = "their_package.softmax:RowSoftmax"
+
+`attach_ops` imports the ops of a family's package at their first use.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -242,3 +245,40 @@ def _made(family: type[Family]) -> Family:
     except (Exception, SystemExit) as error:
         why = str(error) if isinstance(error, TypeError) else printable(reason_of(error))
         raise ForetuneError(f"{family.__name__} cannot be made without arguments: {why}") from error
+
+
+def attach_ops(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the `__getattr__` and the `__dir__` of a package whose ops need torch and triton.
+
+    Because a caller that looks up an op is about to call it, the first look-up also starts background work that a first
+    call would wait for (hashing Triton's sources, collecting compilations).
+
+    Args:
+        package: The package's name. The package has an `__all__`.
+        homes: The module of each op, relative to the package.
+
+    >>> get, _ = attach_ops("foretune.kernels.grouped_gemm", {"grouped_gemm": ".op"})
+    >>> get("grouped_gemm").__name__
+    'grouped_gemm'
+    """
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        from triton import knobs
+
+        # Imported here because every family's package imports this module, and predicting needs no threads.
+        from ..runtime.launching.collector import collecting_later
+        from ..runtime.launching.triton_hash import hash_triton_ahead
+
+        if not knobs.runtime.interpret:  # the interpreter compiles nothing
+            hash_triton_ahead()
+        with collecting_later():
+            found = getattr(import_module(homes[name], package), name)
+        setattr(sys.modules[package], name, found)
+        return found
+
+    def names() -> list[str]:
+        return list(sys.modules[package].__all__)
+
+    return get, names

@@ -21,7 +21,7 @@ from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row, judge_
 from ..workloads import Model, load_models
 from .group_sizes import drawn_sizes
 from .measurable import GroupedGemm, GroupedGemmForward, Inputs
-from .variants import DW, DX, FORWARD
+from .space import DW, DX, FORWARD
 from .workload import PERMUTATION
 
 if TYPE_CHECKING:

@@ -29,8 +29,7 @@ from ..config_table import (
     distinct,
 )
 from .group_sizes import typical_sizes
-from .space import smem_bytes
-from .variants import DW, PERMUTATIONS, Variant, chunk_rows
+from .space import DW, PERMUTATIONS, Variant, chunk_rows, smem_bytes
 
 Sizes: TypeAlias = NDArray[np.int64]
 

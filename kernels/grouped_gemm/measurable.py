@@ -17,7 +17,7 @@ from ..workloads import Draws, load_models
 from . import workload
 from .family import DW_KERNELS, KERNELS, GroupedGemmFamily, MeasuredOverGroups
 from .features import group_sizes_of
-from .variants import DW, DX, FORWARD, chunk_rows
+from .space import DW, DX, FORWARD, chunk_rows
 
 if TYPE_CHECKING:
     import torch

@@ -16,9 +16,9 @@ from ...runtime import Mode, stubbed
 from ...runtime.launching.ahead import only_compiling
 from ..op_calls import DTYPES, Call, ConfiguredLaunch, device_at, require
 from ..op_choice import HowChosen
+from .space import chunk_rows, is_few
 from .triton_kernels.launches import prepare_dw, prepare_gemm
 from .triton_kernels.tiles import TileMap, sizes_of
-from .variants import chunk_rows, is_few
 
 if TYPE_CHECKING:
     from ...datasets import DeviceSpec

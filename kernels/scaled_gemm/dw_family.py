@@ -15,7 +15,7 @@ from ..config_limits import TMA_ARCHS, Knobs, why_no_gluon
 from ..gemm_family import BANDS_AND_PROGRAMS, Binaries, Configs, Groups, seeded
 from ..grouped_gemm.family import DW_KERNELS, UNIFORM, MeasuredOverGroups
 from ..grouped_gemm.features import group_sizes_of
-from ..grouped_gemm.variants import chunk_rows
+from ..grouped_gemm.space import chunk_rows
 from ..numerics import instruction_of
 from ..workloads import Draws, load_models
 from . import workload

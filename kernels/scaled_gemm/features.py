@@ -15,7 +15,7 @@ from ...datasets.feature_groups import FeatureGroup
 from ...model.configs_memo import remembered
 from ..config_table import BLOCKS, TILE, TILING, ConfigTable, TiledWork, config_columns
 from ..grouped_gemm.features import OVER_GROUPS, call_columns, group_sizes_of, of_each, padded, tiles_of
-from ..grouped_gemm.variants import chunk_rows
+from ..grouped_gemm.space import chunk_rows
 from .space import BLOCKWISE, DTYPE, FLAGS, SCALED, dw_smem_bytes, granularity_of, scale_bytes, smem_bytes
 
 # Microseconds from requesting a step's operands to their arrival, under load; without load, Hopper's DRAM has a latency

@@ -15,8 +15,8 @@ from ...datasets import KernelConfig, Problem
 from .. import find_measurable
 from ..grouped_gemm.family import MOST_ROWS
 from ..grouped_gemm.passes import check_aligned, check_contents
+from ..grouped_gemm.space import chunk_rows
 from ..grouped_gemm.triton_kernels.tiles import TileMap
-from ..grouped_gemm.variants import chunk_rows
 from ..op import Op
 from ..op_calls import INTEGERS, Call, ConfiguredLaunch, Operand, device_at, on_device_of, ready, require
 from .dw_family import ScaledGroupedGemmDW

@@ -16,9 +16,9 @@ from foretune.kernels import find_family
 from foretune.kernels.grouped_gemm import unsloth_grouped_gemm
 from foretune.kernels.grouped_gemm.op import OP
 from foretune.kernels.grouped_gemm.passes import Options, Shape, Step
+from foretune.kernels.grouped_gemm.space import chunk_rows
 from foretune.kernels.grouped_gemm.triton_kernels import gemm, tiles
 from foretune.kernels.grouped_gemm.triton_kernels.rowwise import sum_rows
-from foretune.kernels.grouped_gemm.variants import chunk_rows
 from foretune.kernels.op_calls import Memo
 from foretune.runtime import ForetuneWarning, choice
 from foretune.runtime.launching.stub_driver import live
