@@ -277,8 +277,10 @@ def wrong_consumers(
     return None
 
 
-def spilled(block_m: int, block_n: int, num_warps: int, most: int) -> str | None:
+def spilled(block_m: int, block_n: int, num_warps: int, most: int, also: str = "") -> str | None:
     """Return why the registers of a tile would spill: a thread has more than `most` accumulators; or None.
+
+    `also` names other knobs on which `most` depends, for the reason, such as "CONSUMERS = 0 and ".
 
     >>> spilled(256, 128, 4, 128)
     'BLOCK_M x BLOCK_N must be at most 16384 elements with num_warps = 4, or registers spill, but is 256 x 128'
@@ -286,8 +288,8 @@ def spilled(block_m: int, block_n: int, num_warps: int, most: int) -> str | None
     if accumulator_registers(block_m, block_n, num_warps) <= most:
         return None
     return (
-        f"BLOCK_M x BLOCK_N must be at most {most * 32 * num_warps} elements with num_warps = {num_warps}, or "
-        f"registers spill, but is {block_m} x {block_n}"
+        f"BLOCK_M x BLOCK_N must be at most {most * 32 * num_warps} elements with {also}num_warps = {num_warps}, "
+        f"or registers spill, but is {block_m} x {block_n}"
     )
 
 

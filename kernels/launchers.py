@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..datasets import KernelConfig
 
 #: A function that launches a kernel on the tensors of one call.
-Launch: TypeAlias = "Callable[[Sequence[torch.Tensor | None]], object]"
+Launch: TypeAlias = "Callable[[Sequence[torch.Tensor | None]], None]"
 
 
 class Launchers:

@@ -315,8 +315,8 @@ class GroupedGemmDW(GroupedGemm):
         from .triton_kernels.launches import prepare_dw
 
         i = inputs
-        rows, groups, most = i.tile_map[1:]
-        launch = prepare_dw(rows, groups, most, *i.out.shape[1:], config, i.device.sm_count)
+        (rows, groups, most), (_, n, k) = i.tile_map[1:], i.out.shape
+        launch = prepare_dw(rows, groups, most, n, k, config, i.device.sm_count)
         launch((*self._sorted(i), i.out, i.tile_map.entries))
         return i.out
 

@@ -138,7 +138,7 @@ def smem_bytes(knobs: Knobs, itemsize: int, device: DeviceSpec) -> int:
         output += 1024  # TMA stores from an aligned buffer, which may be next to the bias
     elif tma == 1 and itemsize == 2 and not split:  # rows that are not aligned are converted all at once
         output = min(output, exchange_bytes(m, n, knobs["num_warps"], arch))
-    return (staged + output if knobs["PROGRAMS_PER_SM"] else max(staged, output)) + barriers
+    return int(staged + output if knobs["PROGRAMS_PER_SM"] else max(staged, output)) + barriers
 
 
 def _specialized_smem_bytes(knobs: Knobs) -> int:

@@ -376,14 +376,15 @@ def wrong_dw_tile(config: KernelConfig) -> str | None:
     """Return why the knobs of a config, each valid alone, cannot be combined, or None if they can.
 
     >>> wrong_dw_tile(KernelConfig.of(BLOCK_M=256, BLOCK_N=128, CONSUMERS=0, IN_FLIGHT=1, num_warps=8))
-    'BLOCK_M x BLOCK_N must be at most 16384 elements with num_warps = 8, or registers spill, but is 256 x 128'
+    'BLOCK_M x BLOCK_N must be at most 16384 elements with CONSUMERS = 0 and num_warps = 8, or registers spill, but ...'
     """
     if config["CONSUMERS"]:
         decided = {"BLOCK_N": _DW_N, "PROGRAMS_PER_SM": 1, "TMA": 1, "num_warps": 4}
         return wrong_consumers(config.to_json(), decided, _DW_SPECIALIZED, ("BLOCK_M", "IN_FLIGHT"))
     if config["IN_FLIGHT"] > 1:
         return f"IN_FLIGHT must be 1 with CONSUMERS = 0 but is {config['IN_FLIGHT']}"
-    return spilled(config["BLOCK_M"], config["BLOCK_N"], config.num_warps, _DW_MOST_ACCUMULATORS)
+    m, n = config["BLOCK_M"], config["BLOCK_N"]
+    return spilled(m, n, config.num_warps, _DW_MOST_ACCUMULATORS, "CONSUMERS = 0 and ")
 
 
 @lru_cache(maxsize=1)

@@ -111,7 +111,7 @@ def test_a_triton_without_gluon_runs_the_plain_kernel(monkeypatch):
         ({"CONSUMERS": 0}, "IN_FLIGHT must be 1 with CONSUMERS = 0 but is 2"),
         (
             {"CONSUMERS": 0, "IN_FLIGHT": 1},
-            "at most 8192 elements with num_warps = 4",
+            "at most 8192 elements with CONSUMERS = 0 and num_warps = 4",
         ),
     ],
 )
