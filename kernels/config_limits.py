@@ -177,14 +177,13 @@ def exchange_bytes(block_m: int, block_n: int, num_warps: int, arch: str) -> int
     return rows * block_n * 2
 
 
-def no_tma(knobs: Knobs, names: Iterable[str], device: DeviceSpec, words: str = "cannot be {value}") -> str | None:
+def no_tma(knobs: Knobs, names: Iterable[str], device: DeviceSpec) -> str | None:
     """Return why a device without TMA cannot run a config, or None. Triton's interpreter has TMA.
 
     Args:
         knobs: The config's knobs.
         names: The knobs that select TMA if they are not 0.
         device: The device.
-        words: The text after the knob's name in the reason; `{value}` is the knob's value.
 
     >>> no_tma({"TMA_X": 0, "TMA_Y": 1}, ("TMA_X", "TMA_Y"), DeviceSpec.named("h200")) is None
     True
@@ -193,7 +192,7 @@ def no_tma(knobs: Knobs, names: Iterable[str], device: DeviceSpec, words: str = 
         return None
     for knob in names:
         if value := knobs[knob]:
-            return f"{knob} {words.format(value=value)}: {device.arch} has {'none' if knob == 'TMA' else 'no TMA'}"
+            return f"{knob} cannot be {value}: {device.arch} has {'none' if knob == 'TMA' else 'no TMA'}"
     return None
 
 

@@ -42,10 +42,12 @@ class ConfigTable:
 
     Args:
         first: The number of columns of the call.
-        columns: The features of the config alone, each (n_configs,).
-        deciding: The values of the config that the last group depends on, each (n_configs,).
+        names: The features of the config alone.
+        columns: Values of the configs by name, each (n_configs,).
+        deciding: The names of the values that the last group depends on.
 
-    >>> table = ConfigTable(1, [np.array([4.0, 8.0, 8.0])], [np.array([2.0, 3.0, 2.0])])
+    >>> columns = {"a": np.array([4.0, 8.0, 8.0]), "b": np.array([2.0, 3.0, 2.0])}
+    >>> table = ConfigTable(1, ["a"], columns, ["b"])
     >>> table.combinations.tolist(), table.row_of_config.tolist()
     ([[2.0, 3.0]], [0, 1, 0])
     >>> from foretune.datasets.feature_groups import joined
@@ -53,27 +55,21 @@ class ConfigTable:
     [[7.0, 4.0, 20.0], [7.0, 8.0, 30.0], [7.0, 8.0, 20.0]]
     """
 
-    def __init__(self, first: int, columns: Sequence[Floats], deciding: Sequence[Floats]) -> None:
+    def __init__(
+        self, first: int, names: Sequence[str], columns: Mapping[str, Floats], deciding: Sequence[str]
+    ) -> None:
+        own = np.stack([columns[name] for name in names], axis=1).astype(np.float32)  # (n_configs, len(names))
         self.own = FeatureGroup(
-            columns=tuple(range(first, first + len(columns))),
-            values=np.stack(columns, axis=1).astype(np.float32)[None],
-            row_of_config=np.arange(len(columns[0])),
+            columns=tuple(range(first, first + len(names))),
+            values=own[None],
+            row_of_config=np.arange(len(own)),
             lasting=True,
         )
-        self.combinations, self.row_of_config = distinct(*deciding)  # (len(deciding), n_combinations); (n_configs,)
+        # (len(deciding), n_combinations), and (n_configs,)
+        self.combinations, self.row_of_config = distinct(*(columns[name] for name in deciding))
         #: The distinct values of the first `deciding` column, and each combination's index among them.
         self.ms, self.m = np.unique(self.combinations[0], return_inverse=True)
         self.same_row = np.zeros(len(self.row_of_config), np.intp)
-
-    @classmethod
-    def of(
-        cls, first: int, names: Sequence[str], columns: Mapping[str, Floats], deciding: Sequence[str]
-    ) -> ConfigTable:
-        """Return a table of the features `names` of `columns`; the last group depends on those in `deciding`.
-
-        `first` is the number of columns of the call.
-        """
-        return cls(first, [columns[name] for name in names], [columns[name] for name in deciding])
 
     def groups(self, of_calls: Sequence[Sequence[float]], of_kinds: Sequence[Floats]) -> tuple[FeatureGroup, ...]:
         """Return the feature groups of several problems.

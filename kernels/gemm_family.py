@@ -122,7 +122,11 @@ class DeclaredFamily(GroupedFeatures):
 
     def refused(self, problem: Problem) -> str | None:
         """Return why no config can run a problem, considering its dtype and flags too, or None."""
-        return wrong_signature(self, problem) or self.wrong_problem(problem)
+        if problem.dtype not in self.dtypes:
+            return f"dtype {problem.dtype_name} is not one of {', '.join(self.dtypes)}"
+        if unknown := [flag for flag in problem.flags if flag not in self.flags]:
+            return f"flag {unknown[0]} is not one of {', '.join(self.flags)}"
+        return self.wrong_problem(problem)
 
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
         """Return why a config cannot run a problem on a device, or None."""
@@ -137,6 +141,18 @@ class DeclaredFamily(GroupedFeatures):
         """Return the flags of the problem that a launch's arguments state."""
         return ()
 
+    def check_call(self, arguments: Mapping[str, Any], needed: Sequence[str]) -> None:
+        """Check that a launch has the `needed` arguments, which state its problem.
+
+        Raises:
+            ForetuneError: Arguments are missing; the message names them.
+        """
+        if missing := [name for name in needed if name not in arguments]:
+            raise ForetuneError(
+                f"the call has no argument {', '.join(missing)}: a kernel with other parameter names than "
+                f"{self.name}'s needs prune(..., problem=a function of the arguments)"
+            )
+
     def problem_from_call(self, arguments: Mapping[str, Any]) -> Problem:
         """Return the problem that a launch's arguments state.
 
@@ -145,35 +161,13 @@ class DeclaredFamily(GroupedFeatures):
         """
         sizes = {dim: (name, unit) for dim, (name, unit) in self.dims_from.items()}
         needed = (self.dtype_argument, *(name for name, _ in sizes.values()), *self.also_needed)
-        check_call(self, arguments, needed)
+        self.check_call(arguments, needed)
         return Problem.of(
             self.name,
             dtype=dtype_of_tensor(self.dtype_argument, arguments[self.dtype_argument]),
             flags=tuple(self.flags_of_call(arguments)),
             ragged=None,
             **{dim: unit * int(arguments[name]) for dim, (name, unit) in sizes.items()},
-        )
-
-
-def wrong_signature(family: Family, problem: Problem) -> str | None:
-    """Return why a problem's dtype or flags are not among the family's, or None if they are."""
-    if problem.dtype not in family.dtypes:
-        return f"dtype {problem.dtype_name} is not one of {', '.join(family.dtypes)}"
-    if unknown := [flag for flag in problem.flags if flag not in family.flags]:
-        return f"flag {unknown[0]} is not one of {', '.join(family.flags)}"
-    return None
-
-
-def check_call(family: Family, arguments: Mapping[str, Any], needed: Sequence[str]) -> None:
-    """Check that a launch has the `needed` arguments, which state its problem.
-
-    Raises:
-        ForetuneError: Arguments are missing; the message names them.
-    """
-    if missing := [name for name in needed if name not in arguments]:
-        raise ForetuneError(
-            f"the call has no argument {', '.join(missing)}: a kernel with other parameter names than {family.name}'s "
-            "needs prune(..., problem=a function of the arguments)"
         )
 
 

@@ -122,8 +122,8 @@ def _space(configs: tuple[KernelConfig, ...], dtype: str, device: DeviceSpec) ->
                 *(is_asynchronous(config, dtype, device), in_flight),
             )
         )
-    columns = list(np.array(rows, np.float64).T)
-    return ConfigTable(len(_PROBLEM_FEATURES), columns, [columns[CONFIG_FEATURES.index(name)] for name in _DECIDING])
+    columns = dict(zip(CONFIG_FEATURES, np.array(rows, np.float64).T, strict=True))
+    return ConfigTable(len(_PROBLEM_FEATURES), CONFIG_FEATURES, columns, _DECIDING)
 
 
 def _weights(product: Product) -> tuple[NDArray[np.int64], int]:
@@ -300,11 +300,7 @@ class FusedMoeFamily(DeclaredFamily):
         """
         topk = "ROUTER_TOPK" if self.down else "top_k"
         needed = ("a_ptr", "b_ptr", "N", "K", "num_valid_tokens", topk)
-        if missing := [name for name in needed if name not in arguments]:
-            raise ForetuneError(
-                f"the call has no argument {', '.join(missing)}, which {self.name} needs to know the problem: pass "
-                "prune(..., problem=FUNCTION), where FUNCTION returns the problem of a call's arguments"
-            )
+        self.check_call(arguments, needed)
         n, k = int(arguments["N"]), int(arguments["K"])
         choices = int(arguments[topk])
         if choices < 1:

@@ -219,7 +219,7 @@ def _space(configs: tuple[KernelConfig, ...], itemsize: int, device: DeviceSpec)
     """Return the part of the features that depends only on the configs, the element size and the device; cached."""
     smem = [smem_bytes(config, itemsize, device.arch) for config in configs]
     columns = config_columns(configs, smem, device, itemsize=itemsize, rights=2)
-    return ConfigTable.of(len(_PROBLEM_FEATURES), CONFIG_FEATURES, columns, _DECIDING)
+    return ConfigTable(len(_PROBLEM_FEATURES), CONFIG_FEATURES, columns, _DECIDING)
 
 
 def flags_of(activation: str, saves: bool) -> tuple[str, ...]:

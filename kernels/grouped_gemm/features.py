@@ -198,8 +198,7 @@ class _Space(ConfigTable):
         smem = [smem_bytes(variant, config, itemsize, device) for config in configs]
         columns = config_columns(configs, smem, device, itemsize=itemsize)
         columns |= {f"tma_{side}": columns[knob.lower()] for side, knob in zip(_SIDES, variant.tma, strict=True)}
-        own, deciding = ([columns[name] for name in names] for names in (CONFIG_FEATURES, _DECIDING))
-        super().__init__(len(_PROBLEM_FEATURES), own, deciding)
+        super().__init__(len(_PROBLEM_FEATURES), CONFIG_FEATURES, columns, _DECIDING)
         m, n, k = self.combinations[:3]
         self.step_flops, self.step_bytes = 2.0 * m * n * k, (m + n) * k * itemsize
         self.ks, self.k = np.unique(k, return_inverse=True)

@@ -150,4 +150,4 @@ def _space(configs: tuple[KernelConfig, ...], itemsize: int, device: DeviceSpec)
     """Return the table of the feature columns that depend only on the configs, the dtype and the device."""
     smem = [smem_bytes(config.to_json(), itemsize, device) for config in configs]
     columns = config_columns(configs, smem, device, itemsize=itemsize)
-    return ConfigTable.of(len(_PROBLEM_FEATURES), CONFIG_FEATURES, columns, _DECIDING)
+    return ConfigTable(len(_PROBLEM_FEATURES), CONFIG_FEATURES, columns, _DECIDING)

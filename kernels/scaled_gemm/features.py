@@ -163,7 +163,7 @@ def _space(configs: tuple[KernelConfig, ...], granularity: str, device: DeviceSp
     """Return the table of the columns that depend only on the configs, the granularity of the scales and the device."""
     smem = [smem_bytes(config, device, granularity) for config in configs]
     columns = config_columns(configs, smem, device, itemsize=1, sums=2)
-    return ConfigTable.of(len(_PROBLEM_FEATURES), CONFIG_FEATURES, columns, _DECIDING)
+    return ConfigTable(len(_PROBLEM_FEATURES), CONFIG_FEATURES, columns, _DECIDING)
 
 
 def dw_feature_groups(
@@ -240,4 +240,4 @@ def _dw_space(configs: tuple[KernelConfig, ...], blockwise: bool, device: Device
     """Return the table of the columns that depend only on the configs, the kind of scales and the device."""
     smem = [dw_smem_bytes(config, blockwise) for config in configs]
     columns = config_columns(configs, smem, device, itemsize=1, sums=2)
-    return ConfigTable.of(len(_DW_PROBLEM_FEATURES), DW_CONFIG_FEATURES, columns, _DW_DECIDING)
+    return ConfigTable(len(_DW_PROBLEM_FEATURES), DW_CONFIG_FEATURES, columns, _DW_DECIDING)
