@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...datasets import Case, DeviceSpec, Measurable, Problem
 from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row
-from ..comparisons import judge_predicted
+from ..registry import judge_predicted
 from ..workloads import load_dense_models
 from .family import GatedMlp, Inputs, activated, activation_of
 from .space import flags_of
@@ -84,7 +84,7 @@ class GatedMlpComparison:
         return judge_predicted(rows, {"eager": (1.0,), "compile": (1.0,), "liger": (1.0,), "cublas": (0.9,)})
 
 
-#: The object that `kernels.comparisons.comparison_of` looks up by this name.
+#: The object that `kernels.registry.comparison_of` looks up by this name.
 COMPARISON = GatedMlpComparison()
 
 

@@ -156,7 +156,7 @@ class GroupedGemmComparison:
         )
 
 
-#: Found by `kernels.comparisons.comparison_of`.
+#: Found by `kernels.registry.comparison_of`.
 COMPARISON = GroupedGemmComparison()
 
 

@@ -13,7 +13,7 @@ from ...datasets import Case, DeviceSpec, ForetuneError, Measurable, Problem
 from ...datasets.errors import warn
 from ...model.splits import RANDOM
 from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row
-from ..comparisons import judge_predicted
+from ..registry import judge_predicted
 from ..workloads import DenseModel, load_dense_models
 from .family import Inputs, Matmul
 from .space import A_KM, B_KN, BIAS, activation_of
@@ -128,7 +128,7 @@ class MatmulComparison:
         ]
 
 
-#: Found by `kernels.comparisons.comparison_of`.
+#: Found by `kernels.registry.comparison_of`.
 COMPARISON = MatmulComparison()
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...datasets import Case, DeviceSpec, Measurable, Problem
 from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row
-from ..comparisons import judge_predicted
+from ..registry import judge_predicted
 from ..workloads import load_dense_models
 from .family import Inputs, RmsNormRopeForward, rotated
 
@@ -84,7 +84,7 @@ class RmsNormRopeComparison:
         return judge_predicted(rows, dict.fromkeys(("eager", "compile", "liger"), (1.0,)))
 
 
-#: Found by `kernels.comparisons.comparison_of`.
+#: Found by `kernels.registry.comparison_of`.
 COMPARISON = RmsNormRopeComparison()
 
 if TYPE_CHECKING:

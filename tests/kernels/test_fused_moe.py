@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from foretune.kernels import find_measurable
-from foretune.kernels.comparisons import comparison_of
 from foretune.kernels.fused_moe import EngineMissingError, Layer, contenders, installed, workload
 from foretune.kernels.fused_moe.engines import SGLANG, VLLM
 from foretune.kernels.fused_moe.launching import Product, with_tma
 from foretune.kernels.fused_moe.tuned_files import Pair, TunedRow, TunedTable
+from foretune.kernels.registry import comparison_of
 from foretune.kernels.testing import FamilyContract
 
 H200 = DeviceSpec.named("h200")

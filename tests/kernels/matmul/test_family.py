@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from foretune.datasets import ForetuneError
-from foretune.kernels.comparisons import comparison_of
 from foretune.kernels.matmul.contenders import suite_cases
 from foretune.kernels.matmul.space import call_dims, is_aligned, row_lengths
 from foretune.kernels.matmul.workload import MOST_TFLOP, TOKENS, draw
+from foretune.kernels.registry import comparison_of
 from foretune.kernels.workloads import Draws, load_dense_models
 from foretune.model.splits import split_groups
 from foretune.runtime.timing.compare import Row

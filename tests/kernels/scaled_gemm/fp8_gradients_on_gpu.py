@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from foretune.datasets import DeviceSpec, Problem
 from foretune.kernels import find_family
-from foretune.kernels.comparisons import comparison_of
 from foretune.kernels.grouped_gemm.group_sizes import drawn_sizes
 from foretune.kernels.grouped_gemm.space import chunk_rows
 from foretune.kernels.grouped_gemm.triton_kernels.tiles import TileMap
+from foretune.kernels.registry import comparison_of
 from foretune.kernels.scaled_gemm.quantize import GRADIENTS, quantize_blocks_128, quantize_rows_128
 from foretune.kernels.scaled_gemm.triton_kernels.both_ways import quantize_both_ways, quantize_weights_both_ways
 from foretune.kernels.scaled_gemm.triton_kernels.launches import prepare_scaled_dw

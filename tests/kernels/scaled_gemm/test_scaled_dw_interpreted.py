@@ -11,8 +11,8 @@ import pytest
 import torch
 from foretune.datasets import KernelConfig, Problem
 from foretune.kernels import find_family
-from foretune.kernels.comparisons import comparison_of
 from foretune.kernels.grouped_gemm.triton_kernels.tiles import TileMap
+from foretune.kernels.registry import comparison_of
 from foretune.kernels.scaled_gemm.quantize import (
     GRADIENTS,
     dequantized_columns,
