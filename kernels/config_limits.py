@@ -177,14 +177,13 @@ def exchange_bytes(block_m: int, block_n: int, num_warps: int, arch: str) -> int
     return rows * block_n * 2
 
 
-def no_tma(knobs: Knobs, names: Iterable[str], device: DeviceSpec, words: str = "cannot be {value}") -> str | None:
+def no_tma(knobs: Knobs, names: Iterable[str], device: DeviceSpec) -> str | None:
     """Return why a device without TMA cannot run a config, or None. Triton's interpreter has TMA.
 
     Args:
         knobs: The config's knobs.
         names: The knobs that select TMA if they are not 0.
         device: The device.
-        words: The text after the knob's name in the reason; `{value}` is the knob's value.
 
     >>> no_tma({"TMA_X": 0, "TMA_Y": 1}, ("TMA_X", "TMA_Y"), DeviceSpec.named("h200")) is None
     True
@@ -193,7 +192,7 @@ def no_tma(knobs: Knobs, names: Iterable[str], device: DeviceSpec, words: str = 
         return None
     for knob in names:
         if value := knobs[knob]:
-            return f"{knob} {words.format(value=value)}: {device.arch} has {'none' if knob == 'TMA' else 'no TMA'}"
+            return f"{knob} cannot be {value}: {device.arch} has {'none' if knob == 'TMA' else 'no TMA'}"
     return None
 
 
@@ -230,20 +229,6 @@ def no_consumers(knobs: Knobs, device: DeviceSpec) -> str | None:
     return f"CONSUMERS cannot be {knobs['CONSUMERS']}: {where} has no wgmma; it must be 0"
 
 
-def undecided(knobs: Knobs, decided: Mapping[str, int]) -> str | None:
-    """Return why a knob differs from the value that configs with CONSUMERS must have, or None if none does.
-
-    `decided` has these values, by knob.
-
-    >>> undecided({"CONSUMERS": 2, "SPLIT_K": 4}, {"SPLIT_K": 1})
-    'SPLIT_K cannot be 4 with CONSUMERS = 2: 1'
-    """
-    for knob, value in decided.items():
-        if knobs[knob] != value:
-            return f"{knob} cannot be {knobs[knob]} with CONSUMERS = {knobs['CONSUMERS']}: {value}"
-    return None
-
-
 def wrong_tile_of_all_warps(knobs: Knobs) -> str | None:
     """Return why a tile is not valid for kernels without CONSUMERS, or None.
 
@@ -256,25 +241,55 @@ def wrong_tile_of_all_warps(knobs: Knobs) -> str | None:
     return None
 
 
-def wrong_tile_of_consumers(knobs: Knobs, tiles: Collection[tuple[int, int]]) -> str | None:
-    """Return why a tile or num_stages is not valid with the config's CONSUMERS and PINGPONG, or None.
+def wrong_consumers(
+    knobs: Knobs,
+    decided: Mapping[str, int],
+    tiles: Collection[tuple[int, ...]],
+    names: Sequence[str] = ("BLOCK_M", "BLOCK_N"),
+    given: Sequence[str] = ("CONSUMERS",),
+) -> str | None:
+    """Return why a config with CONSUMERS is not valid, or None.
 
     Args:
         knobs: The config's knobs.
-        tiles: The valid (BLOCK_M, BLOCK_N).
+        decided: The values that such configs must have, by knob.
+        tiles: The valid values of `names` together.
+        names: The knobs that decide the tile.
+        given: The knobs on which `tiles` depends, for the reason.
 
     >>> knobs = {"CONSUMERS": 2, "PINGPONG": 1, "BLOCK_M": 64, "BLOCK_N": 64, "num_stages": 4}
-    >>> wrong_tile_of_consumers(knobs, [(128, 128), (64, 256)])
+    >>> wrong_consumers(knobs, {}, [(128, 128), (64, 256)], given=("CONSUMERS", "PINGPONG"))
     'BLOCK_M x BLOCK_N cannot be 64 x 64 with CONSUMERS = 2 and PINGPONG = 1: 128 x 128, 64 x 256'
+    >>> wrong_consumers(knobs, {"num_stages": 3}, [])
+    'num_stages cannot be 4 with CONSUMERS = 2: 3'
     """
-    consumers, m, n = knobs["CONSUMERS"], knobs["BLOCK_M"], knobs["BLOCK_N"]
-    if (m, n) not in tiles:
-        able = ", ".join(f"{m} x {n}" for m, n in tiles)
-        given = f"CONSUMERS = {consumers} and PINGPONG = {knobs['PINGPONG']}"
-        return f"BLOCK_M x BLOCK_N cannot be {m} x {n} with {given}: {able}"
+    consumers = knobs["CONSUMERS"]
+    for knob, value in decided.items():
+        if knobs[knob] != value:
+            return f"{knob} cannot be {knobs[knob]} with CONSUMERS = {consumers}: {value}"
+    if (tile := tuple(knobs[name] for name in names)) not in tiles:
+        able, found = ", ".join(" x ".join(map(str, one)) for one in tiles), " x ".join(map(str, tile))
+        where = " and ".join(f"{name} = {knobs[name]}" for name in given)
+        return f"{' x '.join(names)} cannot be {found} with {where}: {able}"
     if knobs["num_stages"] < 2:
         return f"num_stages cannot be {knobs['num_stages']} with CONSUMERS = {consumers}: at least 2"
     return None
+
+
+def spilled(block_m: int, block_n: int, num_warps: int, most: int, also: str = "") -> str | None:
+    """Return why the registers of a tile would spill: a thread has more than `most` accumulators; or None.
+
+    `also` names other knobs on which `most` depends, for the reason, such as "CONSUMERS = 0 and ".
+
+    >>> spilled(256, 128, 4, 128)
+    'BLOCK_M x BLOCK_N must be at most 16384 elements with num_warps = 4, or registers spill, but is 256 x 128'
+    """
+    if accumulator_registers(block_m, block_n, num_warps) <= most:
+        return None
+    return (
+        f"BLOCK_M x BLOCK_N must be at most {most * 32 * num_warps} elements with {also}num_warps = {num_warps}, "
+        f"or registers spill, but is {block_m} x {block_n}"
+    )
 
 
 def default_without_gluon(

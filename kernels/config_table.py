@@ -42,10 +42,12 @@ class ConfigTable:
 
     Args:
         first: The number of columns of the call.
-        columns: The features of the config alone, each (n_configs,).
-        deciding: The values of the config that the last group depends on, each (n_configs,).
+        names: The features of the config alone.
+        columns: Values of the configs by name, each (n_configs,).
+        deciding: The names of the values that the last group depends on.
 
-    >>> table = ConfigTable(1, [np.array([4.0, 8.0, 8.0])], [np.array([2.0, 3.0, 2.0])])
+    >>> columns = {"a": np.array([4.0, 8.0, 8.0]), "b": np.array([2.0, 3.0, 2.0])}
+    >>> table = ConfigTable(1, ["a"], columns, ["b"])
     >>> table.combinations.tolist(), table.row_of_config.tolist()
     ([[2.0, 3.0]], [0, 1, 0])
     >>> from foretune.datasets.feature_groups import joined
@@ -53,27 +55,21 @@ class ConfigTable:
     [[7.0, 4.0, 20.0], [7.0, 8.0, 30.0], [7.0, 8.0, 20.0]]
     """
 
-    def __init__(self, first: int, columns: Sequence[Floats], deciding: Sequence[Floats]) -> None:
+    def __init__(
+        self, first: int, names: Sequence[str], columns: Mapping[str, Floats], deciding: Sequence[str]
+    ) -> None:
+        own = np.stack([columns[name] for name in names], axis=1).astype(np.float32)  # (n_configs, len(names))
         self.own = FeatureGroup(
-            columns=tuple(range(first, first + len(columns))),
-            values=np.stack(columns, axis=1).astype(np.float32)[None],
-            row_of_config=np.arange(len(columns[0])),
+            columns=tuple(range(first, first + len(names))),
+            values=own[None],
+            row_of_config=np.arange(len(own)),
             lasting=True,
         )
-        self.combinations, self.row_of_config = distinct(*deciding)  # (len(deciding), n_combinations); (n_configs,)
+        # (len(deciding), n_combinations), and (n_configs,)
+        self.combinations, self.row_of_config = distinct(*(columns[name] for name in deciding))
         #: The distinct values of the first `deciding` column, and each combination's index among them.
         self.ms, self.m = np.unique(self.combinations[0], return_inverse=True)
         self.same_row = np.zeros(len(self.row_of_config), np.intp)
-
-    @classmethod
-    def of(
-        cls, first: int, names: Sequence[str], columns: Mapping[str, Floats], deciding: Sequence[str]
-    ) -> ConfigTable:
-        """Return a table of the features `names` of `columns`; the last group depends on those in `deciding`.
-
-        `first` is the number of columns of the call.
-        """
-        return cls(first, [columns[name] for name in names], [columns[name] for name in deciding])
 
     def groups(self, of_calls: Sequence[Sequence[float]], of_kinds: Sequence[Floats]) -> tuple[FeatureGroup, ...]:
         """Return the feature groups of several problems.
@@ -232,3 +228,115 @@ def alignment(size: int) -> int:
     (3, 9, 9)
     """
     return min((size & -size).bit_length() - 1, 9) if size else 9
+
+
+#: One line on each feature of the families here, by name, which `foretune predict --explain` shows. Times are estimates
+#: of the analytic model; a feature that begins with log_ is the binary logarithm of what its line says.
+FEATURE_TEXTS: Mapping[str, str] = {
+    # The problem.
+    "log_groups": "groups",
+    "log_active": "groups (experts) that have rows",
+    "log_rows_per_active": "rows for each group that has any",
+    "log_rows_per_expert": "rows for each expert",
+    "skew": "rows of the largest group over the mean of all groups",
+    "sizes_known": "1 if the sizes of the groups are known",
+    "log_rows": "rows of the product, over all groups",
+    "log_m": "rows of the product",
+    "log_n": "columns of the product",
+    "log_k": "length of the contraction",
+    "fp8": "1 if the operands are fp8",
+    "fp16": "1 if the dtype is fp16",
+    "fp32": "1 if the dtype is fp32; 2 without TF32",
+    "int8": "1 if the dtype is int8",
+    "gelu": "1 if the activation is GELU",
+    "silu": "1 if the activation is SiLU",
+    "relu": "1 if the activation is ReLU",
+    "bias": "1 if a bias is added",
+    "a_km": "1 if a is stored transposed, as (k, m)",
+    "b_kn": "1 if b is stored as (k, n)",
+    "unsorted": "1 if the rows are not sorted by expert",
+    "tf32_across": "operands that asynchronous fp32 products cannot read as stored",
+    "a_alignment": "exponent of the largest power of 2 that divides the rows of a",
+    "b_alignment": "exponent of the largest power of 2 that divides the rows of b",
+    "y_alignment": "exponent of the largest power of 2 that divides the rows of the output",
+    "n_alignment": "exponent of the largest power of 2 that divides n",
+    "k_alignment": "exponent of the largest power of 2 that divides k",
+    # The config.
+    "block_m": "rows of a tile",
+    "block_n": "columns of a tile",
+    "block_k": "length of one step of the contraction",
+    "group_m": "rows of tiles in a band, whose programs share tiles of the right operand in L2",
+    "split_k": "parts of the contraction that programs share",
+    "consumers": "warp groups that multiply while others load; 0 if no warps are specialized",
+    "in_flight": "products that each multiplying warp group has in flight",
+    "pingpong": "1 if warp groups multiply different tiles in turn",
+    "tma": "1 if tiles are moved by the tensor memory accelerator",
+    "tma_left": "1 if the left operand is loaded by the tensor memory accelerator",
+    "tma_right": "1 if the right operand is loaded by the tensor memory accelerator",
+    "tma_out": "1 if the output is stored by the tensor memory accelerator",
+    "tile_area": "elements of an output tile",
+    "tile_aspect": "rows over columns of a tile",
+    "smem_bytes": "bytes of shared memory of one program",
+    "programs_asked": "the knob PROGRAMS_PER_SM; 0 means a program for each tile",
+    "programs_per_sm": "programs that an SM holds at a time",
+    "residents": "programs that an SM holds at a time",
+    "accumulators": "32-bit accumulators of one thread",
+    "accumulators_per_thread": "32-bit accumulators of one thread",
+    "accumulator_registers": "32-bit accumulators of one thread",
+    "asynchronous": "1 if products are asynchronous (wgmma)",
+    "in_flight_bytes_per_sm": "bytes that the programs of an SM load ahead",
+    # The tiles of the problem.
+    "log_tiles": "output tiles, with those of split-K",
+    "log_tiles_per_sm": "output tiles for each SM",
+    "log_rounds": "tiles that a program computes one after the other",
+    "round_efficiency": "tiles over those that all programs could compute in the same time",
+    "log_empty_programs": "programs without work, plus 1",
+    "padding_m": "rows that are computed over those of the problem",
+    "padding_n": "columns that are computed over those of the problem",
+    "padding_k": "length of the contraction that is computed over that of the problem",
+    "steps": "steps of BLOCK_K for each tile",
+    "steps_per_tile": "steps of BLOCK_K for each tile",
+    "log_steps_per_program": "steps of BLOCK_K that a program computes",
+    "stages_over_steps": "num_stages over the steps of BLOCK_K of a tile",
+    "m_tiles": "tiles along the rows",
+    "n_tiles": "tiles along the columns",
+    "m_tiles_per_group": "tiles along the rows of a group",
+    "m_blocks_per_expert": "tiles along the rows of an expert that has any",
+    "depth_per_group_over_block_k": "length of a group's contraction over BLOCK_K",
+    "longest_over_share": "steps of BLOCK_K of the longest tile over those of an SM",
+    "log_rows_per_group_over_block_m": "rows of a group over BLOCK_M",
+    "log_m_over_block_m": "rows of the product over BLOCK_M",
+    "log_n_over_block_n": "columns of the product over BLOCK_N",
+    "busy_share": "share of the SMs that have work",
+    "l2_reuse": "log2 of the rows and columns of operands that concurrent programs read",
+    "log_l2_footprint": "rows and columns of operands that concurrent programs read",
+    "band_over_l2": "log2 of the bytes that concurrent programs read over the size of L2",
+    "log_bands_at_once": "bands of tiles that concurrent programs cover",
+    "log_groups_at_once": "groups that concurrent programs cover",
+    "band_left": "the fraction of the last band that concurrent programs cover",
+    "group_left": "the fraction of the last group that concurrent programs cover",
+    # Estimated times.
+    "log_compute_us": "time of the busiest SM's products, in microseconds",
+    "log_dram_us": "time to move the operands and the output through memory, in microseconds",
+    "log_l2_us": "time to load all tiles from L2, in microseconds",
+    "log_promotion_us": "time to add up the products of the steps, in microseconds",
+    "log_partial_us": "time to write and add up partial sums of split-K, in microseconds",
+    "roofline_us": "largest of the times of products, memory and L2, in microseconds",
+    "latency_us": "time to wait for loads, in microseconds",
+    "estimate_us": "estimated time of the kernel, in microseconds",
+    "log_estimate_us": "estimated time of the kernel, in microseconds",
+    "model_log_us": "log2 of the estimated time of the template, in microseconds",
+    "model_resident": "programs that an SM holds at a time, by the analytic model",
+    "model_log_rounds": "log2 of the tiles that the busiest SM computes one after the other",
+    "model_fill": "share of the last round that has work",
+    "model_registers": "registers of a thread, by the analytic model",
+    "model_smem": "bytes of shared memory of one program, by the analytic model",
+    # RMSNorm with RoPE.
+    "elements_per_thread": "elements of a tile for each thread",
+    "tile_bytes": "bytes of a tile",
+    "head_use": "share of the tiles' heads that are not padding",
+    "token_use": "share of the tiles' tokens that are not padding",
+    "log_estimated_waves": "programs over those that the device holds at a time, by estimated registers",
+    "estimated_wave_fill": "share of these waves' places that have a program",
+    "log_partial_bytes": "bytes of the partial sums of all programs",
+}

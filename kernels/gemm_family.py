@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -25,8 +26,9 @@ from ..datasets import (
     dtype_of_tensor,
 )
 from ..datasets.feature_groups import FeatureGroup, joined, stacked
-from .config_limits import Knobs, no_consumers, no_tma, too_much_smem
-from .feature_texts import FEATURE_TEXTS
+from ..runtime.launching.source_hash import hash_of_modules
+from .config_limits import Knobs, KnobValues, no_consumers, no_tma, too_much_smem
+from .config_table import FEATURE_TEXTS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -88,6 +90,9 @@ class DeclaredFamily(GroupedFeatures):
     """Base class of families that declare their knobs' values and the launch parameters that state the problem."""
 
     feature_texts = FEATURE_TEXTS
+    #: The valid values of each knob.
+    values: KnobValues
+    ragged: ClassVar[Mapping[str, str]] = {}
     #: The kernel's parameter whose dtype is the problem's.
     dtype_argument: ClassVar[str]
     #: For each dimension: the kernel's parameter, and the factor from its unit to elements.
@@ -95,13 +100,13 @@ class DeclaredFamily(GroupedFeatures):
     #: Further parameters that a launch must have.
     also_needed: ClassVar[tuple[str, ...]] = ()
 
-    @abstractmethod
     def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
         """Return why knobs are not a valid config of the kernel for any problem, or None.
 
         Args:
             knobs: The knobs as `KernelConfig.to_json` returns them.
         """
+        return self.values.wrong(knobs)
 
     def wrong_problem(self, problem: Problem) -> str | None:
         """Return why no config can run a problem whose dtype and flags are valid, or None."""
@@ -117,7 +122,11 @@ class DeclaredFamily(GroupedFeatures):
 
     def refused(self, problem: Problem) -> str | None:
         """Return why no config can run a problem, considering its dtype and flags too, or None."""
-        return wrong_signature(self, problem) or self.wrong_problem(problem)
+        if problem.dtype not in self.dtypes:
+            return f"dtype {problem.dtype_name} is not one of {', '.join(self.dtypes)}"
+        if unknown := [flag for flag in problem.flags if flag not in self.flags]:
+            return f"flag {unknown[0]} is not one of {', '.join(self.flags)}"
+        return self.wrong_problem(problem)
 
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
         """Return why a config cannot run a problem on a device, or None."""
@@ -132,6 +141,18 @@ class DeclaredFamily(GroupedFeatures):
         """Return the flags of the problem that a launch's arguments state."""
         return ()
 
+    def check_call(self, arguments: Mapping[str, Any], needed: Sequence[str]) -> None:
+        """Check that a launch has the `needed` arguments, which state its problem.
+
+        Raises:
+            ForetuneError: Arguments are missing; the message names them.
+        """
+        if missing := [name for name in needed if name not in arguments]:
+            raise ForetuneError(
+                f"the call has no argument {', '.join(missing)}: a kernel with other parameter names than "
+                f"{self.name}'s needs prune(..., problem=a function of the arguments)"
+            )
+
     def problem_from_call(self, arguments: Mapping[str, Any]) -> Problem:
         """Return the problem that a launch's arguments state.
 
@@ -140,35 +161,13 @@ class DeclaredFamily(GroupedFeatures):
         """
         sizes = {dim: (name, unit) for dim, (name, unit) in self.dims_from.items()}
         needed = (self.dtype_argument, *(name for name, _ in sizes.values()), *self.also_needed)
-        check_call(self, arguments, needed)
+        self.check_call(arguments, needed)
         return Problem.of(
             self.name,
             dtype=dtype_of_tensor(self.dtype_argument, arguments[self.dtype_argument]),
             flags=tuple(self.flags_of_call(arguments)),
             ragged=None,
             **{dim: unit * int(arguments[name]) for dim, (name, unit) in sizes.items()},
-        )
-
-
-def wrong_signature(family: Family, problem: Problem) -> str | None:
-    """Return why a problem's dtype or flags are not among the family's, or None if they are."""
-    if problem.dtype not in family.dtypes:
-        return f"dtype {problem.dtype_name} is not one of {', '.join(family.dtypes)}"
-    if unknown := [flag for flag in problem.flags if flag not in family.flags]:
-        return f"flag {unknown[0]} is not one of {', '.join(family.flags)}"
-    return None
-
-
-def check_call(family: Family, arguments: Mapping[str, Any], needed: Sequence[str]) -> None:
-    """Check that a launch has the `needed` arguments, which state its problem.
-
-    Raises:
-        ForetuneError: Arguments are missing; the message names them.
-    """
-    if missing := [name for name in needed if name not in arguments]:
-        raise ForetuneError(
-            f"the call has no argument {', '.join(missing)}: a kernel with other parameter names than {family.name}'s "
-            "needs prune(..., problem=a function of the arguments)"
         )
 
 
@@ -225,6 +224,65 @@ class GemmFamily(DeclaredFamily):
         return estimate
 
 
+class SteppedFamily(GemmFamily):
+    """Base class of tiled products whose N and K must be multiples of `width_step`, with at most one flag a problem."""
+
+    width_step: ClassVar[int]
+
+    def wrong_problem(self, problem: Problem) -> str | None:
+        """Return why no config can run a problem, or None."""
+        if len(problem.flags) > 1:
+            return f"a problem cannot have both flags {' and '.join(problem.flags)}"
+        n, k, groups, step = problem["n"], problem["k"], groups_of(problem), self.width_step
+        if min(n, k, groups) < 1:
+            return f"groups, N and K must be >= 1 but are {groups}, {n} and {k}"
+        if n % step or k % step:
+            return f"N and K must be multiples of {step} but are {n} and {k}"
+        return None
+
+    def supports_by(self, problem: Problem) -> Hashable:
+        """Return the properties of a problem on which `supports` depends; equal ones give equal answers."""
+        n, k, step = problem["n"], problem["k"], self.width_step
+        return problem.dtype, problem.flags, min(n, k, groups_of(problem)) < 1, n % step, k % step
+
+
+def groups_of(problem: Problem) -> int:
+    """Return the number of groups, 1 if the problem is dense."""
+    return dict(problem.dims).get("groups", 1)
+
+
+class RangedFamily(SteppedFamily):
+    """Base class of tiled products whose space is built from ranges of values, which a caller may replace."""
+
+    @abstractmethod
+    def ranged_space(self, **ranges: Sequence[int]) -> tuple[KernelConfig, ...]:
+        """Return every config worth measuring, for all devices, with values that replace those of ranges."""
+
+    def full_space(self) -> tuple[KernelConfig, ...]:
+        """Return every config worth measuring, for all devices."""
+        return self.ranged_space()
+
+    def space(self, device: DeviceSpec | None = None, **ranges: Sequence[int]) -> tuple[KernelConfig, ...]:
+        """Return every config worth measuring; with a device, only those that can run some problem on it.
+
+        Args:
+            device: The GPU, or None for the whole space.
+            **ranges: Values that replace those of a range, a field of `Ranges` in the family's module `space`, such as
+                block_m, num_warps or consumers.
+
+        Raises:
+            ForetuneError: A range does not exist or cannot have a value.
+
+        >>> from foretune.kernels import find_family
+        >>> len(find_family("grouped_gemm_fwd").space(DeviceSpec.named("h200"), block_m=[64], tma=[1])) > 10
+        True
+        """
+        if not ranges:
+            return super().space(device)
+        space = self.ranged_space(**ranges)
+        return space if device is None else self.able(space, device)
+
+
 @lru_cache(maxsize=64)
 def _space_of(family: GemmFamily, device: DeviceSpec) -> tuple[KernelConfig, ...]:
     return family.able(family.full_space(), device)
@@ -233,6 +291,8 @@ def _space_of(family: GemmFamily, device: DeviceSpec) -> tuple[KernelConfig, ...
 class MeasuredFamily(Measurable):
     """Base class with the parts of `Measurable` that the families of this package share."""
 
+    #: The modules of the kernels that a launch runs, relative to this package, for `source_hash`.
+    kernel_modules: ClassVar[tuple[str, ...]] = ()
     #: The largest relative error of a correct result, by dtype.
     tolerances: ClassVar[Mapping[str, float]] = ROUNDED_ONCE
     #: Knobs that are run-time arguments of a launch, with the smallest and largest value that change the binary.
@@ -273,6 +333,10 @@ class MeasuredFamily(Measurable):
     def tolerance(self, problem: Problem) -> float:
         """Return the maximum relative error that a correct result may have."""
         return self.tolerances[problem.dtype_name]
+
+    def source_hash(self) -> str:
+        """Return a hash of the source of all kernels that a launch runs."""
+        return hash_of_modules(*(import_module(f"{__package__}.{name}") for name in self.kernel_modules))
 
     def binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:
         """Return a key that is equal for two configs and problems if they run the same compiled binary."""

@@ -244,7 +244,7 @@ def evaluate(
     (['1', '2', '4', '8', '16'], True)
     """
     from ..model.baselines import choose_rivals
-    from .comparisons import baselines_of
+    from .registry import baselines_of
 
     given = bundle_of(bundle)
     dataset = datasets_merged(data)

@@ -1,7 +1,9 @@
-"""The MoE sizes in a model's Hugging Face config.json, whatever the architecture calls them."""
+"""Read the sizes of models from a table (CSV), or from a Hugging Face config.json, whatever it calls them."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import re
@@ -11,8 +13,124 @@ from pathlib import Path
 from typing import Any
 
 from ..datasets import DatasetError, ForetuneError
+from ..datasets.console import whole_number
 from ..datasets.errors import abridged
 from ..datasets.files import read_regular
+
+#: The longest name of a model; and the largest table that is read, of which all models take a few kilobytes.
+MOST_NAME, _MOST_TABLE_BYTES = 200, 256 << 10
+
+
+def table_rows(
+    file: Path, columns: Sequence[str], optional: Sequence[str] = ()
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield (location, fields by column) of each row of a CSV file of models.
+
+    Empty lines are skipped.
+
+    Args:
+        file: The file.
+        columns: The required columns; the first one is the model's name.
+        optional: Columns that may be missing; their fields are then empty.
+
+    Raises:
+        DatasetError: A value, a column or the file is not valid, a model has two rows, or there are no rows. The
+            message names file, line, column, the bad value and valid values.
+    """
+    lines: dict[str, int] = {}
+    for line, fields in _rows(file, columns, optional):
+        where = f"{file}, line {line}"
+        name = name_of_model(fields[columns[0]], f"{where}, {columns[0]}")
+        if (earlier := lines.setdefault(name, line)) != line:
+            raise DatasetError(
+                f"{where}, {columns[0]}: {name!r} is already in line {earlier}: each model must have one row"
+            )
+        yield where, {**dict.fromkeys(optional, ""), **fields, columns[0]: name}
+    if not lines:
+        raise DatasetError(f"{file}: has no models: there must be a row for each below the column names")
+
+
+def count_in(fields: Mapping[str, str], column: str, where: str, low: int, high: int, step: int = 1) -> int:
+    """Return the integer in a row's column, between `low` and `high` and a multiple of `step`.
+
+    Raises:
+        DatasetError: It is not such a number; the message starts with `where`.
+    """
+    try:
+        count = whole_number(fields[column].strip(), low, high)
+    except ForetuneError as error:
+        raise DatasetError(f"{where}, {column}: {error}") from None
+    if count % step:
+        raise DatasetError(f"{where}, {column}: must be a multiple of {step} but is {count}")
+    return count
+
+
+def name_of_model(name: str, where: str) -> str:
+    """Return a model's name without spaces around it.
+
+    Raises:
+        DatasetError: It is not a valid name; the message starts with `where`.
+    """
+    name = name.strip()
+    # Evaluation holds out all models of a family, which the name's first word identifies.
+    if not (name[:1].isascii() and name[:1].isalpha() and name.isprintable() and len(name) <= MOST_NAME):
+        raise DatasetError(
+            f"{where}: must be a name that begins with a letter, A to Z, in at most {MOST_NAME} characters, "
+            f"but is {abridged(name, 60)!r}"
+        )
+    return name
+
+
+def _rows(file: Path, columns: Sequence[str], optional: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield (line number, fields by column) of each row."""
+    reader = csv.reader(io.StringIO(_text(file), newline=""), strict=True)
+    names: list[str] | None = None
+    try:
+        for fields in reader:
+            where = f"{file}, line {reader.line_num}"
+            if not fields:
+                continue
+            if names is None:
+                names = _columns([name.strip() for name in fields], columns, optional, where)
+            elif len(fields) != len(names):
+                raise DatasetError(f"{where}: must have {len(names)} fields as the first line has, but {len(fields)}")
+            else:
+                yield reader.line_num, dict(zip(names, fields, strict=True))
+    except csv.Error as error:  # a field of over 131,072 characters, or an unclosed quote
+        raise DatasetError(f"{file}, line {reader.line_num}: not CSV: {error}") from None
+    if names is None:
+        _columns([], columns, optional, str(file))
+
+
+def _text(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(_MOST_TABLE_BYTES + 1)
+    except OSError as error:
+        raise DatasetError(f"{file}: cannot be read as a CSV file: {error.strerror}") from None
+    if len(content) > _MOST_TABLE_BYTES:
+        raise DatasetError(f"{file}: larger than any table of models ({_MOST_TABLE_BYTES >> 10} KiB)")
+    try:
+        text = content.decode("utf-8-sig")  # Excel writes a byte order mark
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DatasetError(f"{file}, line {line}: must be text in UTF-8: save it as `CSV UTF-8`") from None
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise DatasetError(f"{file}, line {line}: must be text in UTF-8 but has a NUL byte")
+    return text
+
+
+def _columns(names: list[str], columns: Sequence[str], optional: Sequence[str], where: str) -> list[str]:
+    missing = [column for column in columns if column not in names]
+    others = [name for name in names if name not in (*columns, *optional)]
+    repeated = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    for wrong, found in (("missing", missing), ("unknown", others), ("there twice", repeated)):
+        if found:
+            due = ",".join(columns) + (f", and may have {' and '.join(optional)}" if optional else "")
+            raise DatasetError(f"{where}: columns {wrong}: {abridged(', '.join(found))}; the first line must be {due}")
+    return names
+
 
 #: What architectures call a size, the most specific name first.
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch._C._functorch import peek_interpreter_stack
@@ -35,11 +35,10 @@ from .op_choice import HowChosen
 if TYPE_CHECKING:
     from ..datasets import DeviceSpec
     from ..runtime.tuning.refine.refinement import Refinement
+    from .launchers import Launch
 
 #: The FLOP formulas of the operators, for PyTorch's `FlopCounterMode`.
 flop_formulas: dict[Any, Any] = {}
-#: A function that launches a kernel on the tensors of one call.
-Launch: TypeAlias = "Callable[[Sequence[torch.Tensor | None]], object]"
 #: The dtypes that ops compute in, and their names in `Problem`.
 DTYPES = {torch_dtype(name): name for name in ("bf16", "fp16", "fp32")}
 #: Dtypes of group sizes and indices.

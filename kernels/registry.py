@@ -4,13 +4,18 @@ Another package makes its families known by name with an entry point in the grou
 
     [project.entry-points."foretune.families"]
     row_softmax = "their_package.softmax:RowSoftmax"
+
+`comparison_of` finds what a family is compared with, in the module `contenders` of its package. `attach_ops` imports
+the ops of such a package at their first use.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +26,9 @@ from ..datasets.files import find_modules_here
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
     from types import ModuleType
+
+    from ..model.baselines import Baseline
+    from ..runtime.timing.compare import Comparison, Goal, Row
 
 #: The entry points that name families of other packages.
 GROUP = "foretune.families"
@@ -242,3 +250,101 @@ def _made(family: type[Family]) -> Family:
     except (Exception, SystemExit) as error:
         why = str(error) if isinstance(error, TypeError) else printable(reason_of(error))
         raise ForetuneError(f"{family.__name__} cannot be made without arguments: {why}") from error
+
+
+def comparison_of(family: Family) -> Comparison:
+    """Return the object `COMPARISON` of the module `contenders` in the family's package.
+
+    An exception raised while that module is imported propagates unchanged.
+
+    Raises:
+        ForetuneError: There is no such module or object.
+    """
+    module = _contenders(family)
+    comparison: Comparison | None = getattr(module, "COMPARISON", None)
+    if comparison is None:
+        place = f"{_package(family)}.contenders"
+        raise ForetuneError(f"{family.name} has nothing to be compared with: no COMPARISON in {place}")
+    return comparison
+
+
+def baselines_of(family: Family) -> Mapping[str, Baseline]:
+    """Return the rankers that only this family is compared with, by name.
+
+    They are the mapping `BASELINES` of the module `contenders` in the family's package; empty if there is none.
+
+    >>> from foretune.kernels import find_family
+    >>> dict(baselines_of(find_family("grouped_gemm_fwd")))
+    {}
+    """
+    found: Mapping[str, Baseline] = getattr(_contenders(family), "BASELINES", {})
+    return found
+
+
+def judge_predicted(
+    rows: Sequence[Row], over: Mapping[str, Sequence[float]], what: str = "predicted config, over {}"
+) -> list[Goal]:
+    """Return the goals for the speed of the predicted config relative to each contender.
+
+    Args:
+        rows: The rows of a comparison. A row without a contender's time does not count for that contender.
+        over: The minimum speedups over each contender, in the order of `judge_least`'s parameters.
+        what: The text of a goal, with `{}` for the contender's name.
+    """
+    from ..runtime.timing.compare import judge_least
+
+    goals: list[Goal] = []
+    for name, least in over.items():
+        chosen = [row for row in rows if name in row.others_us]
+        ratios = [row.others_us[name] / row.predicted_us for row in chosen]
+        goals += judge_least(what.format(name), chosen, ratios, *least)
+    return goals
+
+
+def _contenders(family: Family) -> ModuleType | None:
+    """Return the family's module `contenders`, or None if there is none; exceptions of its import propagate."""
+    package = _package(family)
+    place = f"{package}.contenders"
+    return import_module(place) if package and find_spec(place) else None
+
+
+def _package(family: Family) -> str:
+    return type(family).__module__.rpartition(".")[0]
+
+
+def attach_ops(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the `__getattr__` and the `__dir__` of a package whose ops need torch and triton.
+
+    Because a caller that looks up an op is about to call it, the first look-up also starts background work that a first
+    call would wait for (hashing Triton's sources, collecting compilations).
+
+    Args:
+        package: The package's name. The package has an `__all__`.
+        homes: The module of each op, relative to the package.
+
+    >>> get, _ = attach_ops("foretune.kernels.grouped_gemm", {"grouped_gemm": ".op"})
+    >>> get("grouped_gemm").__name__
+    'grouped_gemm'
+    """
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        from triton import knobs
+
+        from ..runtime.launching.ahead import hash_triton_ahead
+
+        # Imported here because every family's package imports this module, and predicting needs no threads.
+        from ..runtime.launching.collector import collecting_later
+
+        if not knobs.runtime.interpret:  # the interpreter compiles nothing
+            hash_triton_ahead()
+        with collecting_later():
+            found = getattr(import_module(homes[name], package), name)
+        setattr(sys.modules[package], name, found)
+        return found
+
+    def names() -> list[str]:
+        return list(sys.modules[package].__all__)
+
+    return get, names

@@ -1,134 +1,22 @@
-"""Tables of real models (dense_llms.csv, grouped_gemm/models.csv), and how workloads sample problems."""
+"""Real models (dense_llms.csv, grouped_gemm/models.csv), and how workloads sample problems."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from ..datasets import DatasetError, Family, ForetuneError
-from ..datasets.console import whole_number
+from ..datasets import Case, DatasetError, Family, ForetuneError
 from ..datasets.errors import abridged, shown
-from .model_config import is_config, read_moe_config
-
-#: The largest width of a layer and the longest name of a model, far above those of real models.
-MOST_WIDTH, MOST_NAME = 1 << 20, 200
-#: The largest file that is read; a table of all models takes a few kilobytes.
-_MOST_BYTES = 256 << 10
-
-
-def table_rows(
-    file: Path, columns: Sequence[str], optional: Sequence[str] = ()
-) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield (location, fields by column) of each row of a CSV file of models.
-
-    Empty lines are skipped.
-
-    Args:
-        file: The file.
-        columns: The required columns; the first one is the model's name.
-        optional: Columns that may be missing; their fields are then empty.
-
-    Raises:
-        DatasetError: A value, a column or the file is not valid, a model has two rows, or there are no rows. The
-            message names file, line, column, the bad value and valid values.
-    """
-    lines: dict[str, int] = {}
-    for line, fields in _rows(file, columns, optional):
-        where = f"{file}, line {line}"
-        name = _name(fields[columns[0]], f"{where}, {columns[0]}")
-        if (earlier := lines.setdefault(name, line)) != line:
-            raise DatasetError(
-                f"{where}, {columns[0]}: {name!r} is already in line {earlier}: each model must have one row"
-            )
-        yield where, {**dict.fromkeys(optional, ""), **fields, columns[0]: name}
-    if not lines:
-        raise DatasetError(f"{file}: has no models: there must be a row for each below the column names")
-
-
-def count_in(fields: Mapping[str, str], column: str, where: str, low: int, high: int, step: int = 1) -> int:
-    """Return the integer in a row's column, between `low` and `high` and a multiple of `step`.
-
-    Raises:
-        DatasetError: It is not such a number; the message starts with `where`.
-    """
-    try:
-        count = whole_number(fields[column].strip(), low, high)
-    except ForetuneError as error:
-        raise DatasetError(f"{where}, {column}: {error}") from None
-    if count % step:
-        raise DatasetError(f"{where}, {column}: must be a multiple of {step} but is {count}")
-    return count
-
-
-def _name(name: str, where: str) -> str:
-    name = name.strip()
-    # Evaluation holds out all models of a family, which the name's first word identifies.
-    if not (name[:1].isascii() and name[:1].isalpha() and name.isprintable() and len(name) <= MOST_NAME):
-        raise DatasetError(
-            f"{where}: must be a name that begins with a letter, A to Z, in at most {MOST_NAME} characters, "
-            f"but is {abridged(name, 60)!r}"
-        )
-    return name
-
-
-def _rows(file: Path, columns: Sequence[str], optional: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield (line number, fields by column) of each row."""
-    reader = csv.reader(io.StringIO(_text(file), newline=""), strict=True)
-    names: list[str] | None = None
-    try:
-        for fields in reader:
-            where = f"{file}, line {reader.line_num}"
-            if not fields:
-                continue
-            if names is None:
-                names = _columns([name.strip() for name in fields], columns, optional, where)
-            elif len(fields) != len(names):
-                raise DatasetError(f"{where}: must have {len(names)} fields as the first line has, but {len(fields)}")
-            else:
-                yield reader.line_num, dict(zip(names, fields, strict=True))
-    except csv.Error as error:  # a field of over 131,072 characters, or an unclosed quote
-        raise DatasetError(f"{file}, line {reader.line_num}: not CSV: {error}") from None
-    if names is None:
-        _columns([], columns, optional, str(file))
-
-
-def _text(file: Path) -> str:
-    try:
-        with file.open("rb") as opened:
-            content = opened.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise DatasetError(f"{file}: cannot be read as a CSV file: {error.strerror}") from None
-    if len(content) > _MOST_BYTES:
-        raise DatasetError(f"{file}: larger than any table of models ({_MOST_BYTES >> 10} KiB)")
-    try:
-        text = content.decode("utf-8-sig")  # Excel writes a byte order mark
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise DatasetError(f"{file}, line {line}: must be text in UTF-8: save it as `CSV UTF-8`") from None
-    if "\0" in text:
-        line = text.count("\n", 0, text.index("\0")) + 1
-        raise DatasetError(f"{file}, line {line}: must be text in UTF-8 but has a NUL byte")
-    return text
-
-
-def _columns(names: list[str], columns: Sequence[str], optional: Sequence[str], where: str) -> list[str]:
-    missing = [column for column in columns if column not in names]
-    others = [name for name in names if name not in (*columns, *optional)]
-    repeated = [name for name in dict.fromkeys(names) if names.count(name) > 1]
-    for wrong, found in (("missing", missing), ("unknown", others), ("there twice", repeated)):
-        if found:
-            due = ",".join(columns) + (f", and may have {' and '.join(optional)}" if optional else "")
-            raise DatasetError(f"{where}: columns {wrong}: {abridged(', '.join(found))}; the first line must be {due}")
-    return names
-
+from .model_config import count_in, is_config, name_of_model, read_moe_config, table_rows
 
 COLUMNS = ("model", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size")
+#: The largest width of a layer, far above those of real models.
+MOST_WIDTH = 1 << 20
 #: The most heads and the largest head dimension; models have a few hundred.
 MOST_HEADS, MOST_HEAD_DIM = 4096, 4096
 #: Widths of layers must be multiples of 16 bytes: 8 elements of 16 bits.
@@ -300,7 +188,7 @@ def load_models(path: Path | str | None = None) -> tuple[Model, ...]:
     file = Path(__file__).parent / "grouped_gemm" / "models.csv" if path is None else Path(path)
     if is_config(file):
         config = read_moe_config(file)
-        name = _name(config.fields["model"], f"{config.file}, the model's name")
+        name = name_of_model(config.fields["model"], f"{config.file}, the model's name")
         return (_moe_model({**config.fields, "model": name}, str(config.file)),)
     return tuple(_moe_model(fields, where) for where, fields in table_rows(file, MOE_COLUMNS, OPTIONAL_COLUMNS))
 
@@ -324,6 +212,8 @@ T = TypeVar("T")
 TOKENS = tuple(2**exponent for exponent in range(15))
 #: The largest token count; above it, hardly any layer is within the limits of a problem.
 MOST_TOKENS = 1 << 22
+#: Draws of a random shape in a row that may exceed the limits before drawing fails.
+_MOST_DRAWS = 10_000
 #: Tensor-parallel degrees: ranks that share a layer.
 TENSOR_PARALLEL = (1, 2, 4, 8)
 
@@ -347,6 +237,85 @@ def check_drawn(tokens: Sequence[int] | None, **counts: int) -> None:
             raise ForetuneError(f"{name} must be >= 0 but got {value}")
     if tokens is not None and not (tokens and all(1 <= count <= MOST_TOKENS for count in tokens)):
         raise ForetuneError(f"token counts must be between 1 and {MOST_TOKENS} but got {abridged(str(list(tokens)))}")
+
+
+class Draws:
+    """How many problems a workload draws, from which token counts and within which limit, and its random generator.
+
+    The order of the drawn cases is random, so that a run cut short by its budget has a representative sample. The same
+    arguments give the same cases.
+
+    Args:
+        max_tflop: The maximum size of a problem, in 1e12 floating-point operations; the workload's own if None.
+        tokens: Token counts; the workload's own if None.
+        per_layer: The number of problems per layer of the models.
+        random: The number of random shapes.
+        invented: The number of layers of synthetic models, in workloads that have these.
+        seed: The random seed.
+
+    Raises:
+        ForetuneError: An argument is invalid.
+    """
+
+    def __init__(
+        self,
+        max_tflop: float | None = None,
+        *,
+        tokens: Sequence[int] | None = None,
+        per_layer: int = 2,
+        random: int = 40,
+        invented: int = 0,
+        seed: int = 0,
+    ) -> None:
+        check_drawn(tokens, per_layer=per_layer, random=random, invented=invented, seed=seed)
+        self.max_tflop, self.tokens, self.per_layer = max_tflop, tokens, per_layer
+        self.random, self.invented, self.seed = random, invented, seed
+        self.rng = np.random.default_rng(seed)
+        self.drawn: list[Case] = []
+
+    def limit(self, own: float) -> float:
+        """Return `max_tflop`; the first call sets it to the workload's `own` limit if it is None."""
+        self.max_tflop = own if self.max_tflop is None else self.max_tflop
+        return self.max_tflop
+
+    def between(self, counts: Sequence[int]) -> int:
+        """Return a log-uniform number between the smallest and the largest of these counts."""
+        return int(np.exp(self.rng.uniform(np.log(min(counts)), np.log(max(counts) + 1))))
+
+    def cases(
+        self,
+        layers: Iterable[T],
+        of_layer: Callable[[T], Case | None],
+        of_chance: Sequence[Callable[[], Case | None]],
+        tries: int = 50,
+    ) -> tuple[Case, ...]:
+        """Return the cases of all layers and those of random shapes, in random order.
+
+        Args:
+            layers: The layers.
+            of_layer: Draws one case of a layer; None if it exceeds the limits or repeats one. It is then called again.
+            of_chance: Functions that each draw one case of a random shape in this way.
+            tries: How often `of_layer` is called for one case; the layer gets fewer if all are None.
+
+        Raises:
+            ForetuneError: One of `of_chance` returns None 10,000 times in a row.
+        """
+        for layer in layers:
+            for _ in range(self.per_layer):
+                self._add(partial(of_layer, layer), tries)
+        for draw in of_chance:
+            if not self._add(draw, _MOST_DRAWS):
+                raise ForetuneError(
+                    f"found no random shape with at most {self.max_tflop} TFLOP: raise the TFLOP limit or lower the "
+                    "token counts"
+                )
+        return shuffled(self.drawn, self.rng)
+
+    def _add(self, draw: Callable[[], Case | None], tries: int) -> bool:
+        """Add the first case that `draw` returns to `drawn`; return whether there was one."""
+        found = next((case for _ in range(tries) if (case := draw()) is not None), None)
+        self.drawn += [] if found is None else [found]
+        return found is not None
 
 
 class Deck:

@@ -147,3 +147,12 @@ def guarded(tensor, guard=300, value=float("nan")):
     whole = torch.full((len(tensor) + 2 * guard, *tensor.shape[1:]), value, dtype=tensor.dtype, device=tensor.device)
     whole[guard : guard + len(tensor)] = tensor
     return whole[guard : guard + len(tensor)], (whole[:guard], whole[guard + len(tensor) :])
+
+
+def launch_gemm(x, w, y, tile_map, config, sm_count, *, gather=None, scatter=None, scale=None, bias=None, **options):
+    """Launch forward, or dX with `transposed`, of these tensors; at most one of `gather` and `scatter` is given."""
+    from foretune.kernels.grouped_gemm.triton_kernels.launches import prepare_gemm
+
+    sides = {"x_rows": len(x), "gathers": gather is not None, "scatters": scatter is not None}
+    launch = prepare_gemm(tile_map.rows, tile_map.groups, y.shape[1], x.shape[1], config, sm_count, **sides, **options)
+    launch((x, w, y, tile_map.entries, scatter if gather is None else gather, scale, bias))

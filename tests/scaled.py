@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from foretune.datasets import DeviceSpec, KernelConfig, Problem
 from foretune.kernels import find_family
-from foretune.kernels.scaled_gemm.scales import flags_of, granularity_of
+from foretune.kernels.scaled_gemm.space import flags_of, granularity_of
 
 DENSE, GROUPED = (find_family(name) for name in ("scaled_gemm", "scaled_grouped_gemm_fwd"))
 FAMILIES = (DENSE, GROUPED)

@@ -182,7 +182,7 @@ def collect(
     from ...collect.cases import cases_like, draw_cases, first_cases
     from ...datasets import load
     from ...datasets.progress import showing_steps
-    from ..comparisons import comparison_of
+    from ..registry import comparison_of
 
     kernels = [find_measurable(name) for name in dict.fromkeys(family)]
     known = load(like) if like else None

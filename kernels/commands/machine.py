@@ -190,7 +190,7 @@ def bench_kernels(
     from ...datasets import describe, names
     from ...runtime.timing.compare import Row, compare_kernels
     from ...runtime.timing.device_rates import measured
-    from ..comparisons import comparison_of
+    from ..registry import comparison_of
 
     gpu = gpu_needed("bench kernels")
     comparisons = {kernel: comparison_of(kernel) for kernel in map(find_measurable, family or _GROUPED_GEMMS)}

@@ -257,7 +257,7 @@ def evaluate(
         )
 
     from ...model.baselines import choose_rivals
-    from ..comparisons import baselines_of
+    from ..registry import baselines_of
 
     given = bundle_at(bundle)
     names = ",".join(baselines or ["fast"]).split(",")

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...datasets import Case, DeviceSpec, KernelConfig, Measurable, Problem
 from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row
-from ..comparisons import judge_predicted
+from ..registry import judge_predicted
 from .engines import SGLANG, Layer, engine_of, installed
 from .measurable import Inputs
 from .tuned_files import row_for, table_in_force
@@ -66,7 +66,7 @@ class FusedMoeComparison:
         return judge_predicted(rows, over, "predicted config, over the engine's {} one")
 
 
-#: `kernels.comparisons.comparison_of` looks up this name.
+#: `kernels.registry.comparison_of` looks up this name.
 COMPARISON = FusedMoeComparison()
 
 

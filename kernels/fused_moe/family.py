@@ -7,8 +7,7 @@ estimate of its time.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem, dtype_of_tensor
 from ...datasets.feature_groups import FeatureGroup
 from ...model.configs_memo import remembered
-from ..config_table import L2_OVER_DRAM, ConfigTable
+from ..config_table import L2_OVER_DRAM, ConfigTable, TiledWork
 from ..gemm_family import Configs, DeclaredFamily, Groups
 from ..grouped_gemm.group_sizes import typical_sizes
 from ..numerics import instruction_of
@@ -31,13 +30,9 @@ from .launching import (
     residents,
     smem_bytes,
     uses_tma,
+    values_of,
     wrong_for,
-    wrong_knob,
 )
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 # Constants of the analytic estimate.
 # Rate of Hopper's synchronous products relative to its asynchronous ones (vendor documentation of mma.sync).
@@ -127,24 +122,8 @@ def _space(configs: tuple[KernelConfig, ...], dtype: str, device: DeviceSpec) ->
                 *(is_asynchronous(config, dtype, device), in_flight),
             )
         )
-    columns = list(np.array(rows, np.float64).T)
-    return ConfigTable(len(_PROBLEM_FEATURES), columns, [columns[CONFIG_FEATURES.index(name)] for name in _DECIDING])
-
-
-@dataclass(frozen=True)
-class _Work:
-    """One product's work for each distinct combination of the config columns in `_DECIDING`; arrays are (n_kinds,)."""
-
-    tiles: NDArray[np.float64]
-    n_tiles: NDArray[np.float64]
-    steps: NDArray[np.float64]  # steps of BLOCK_SIZE_K per tile
-    rounds: NDArray[np.float64]
-    empty: NDArray[np.float64]  # programs without work
-    padding_m: NDArray[np.float64]
-    compute_us: NDArray[np.float64]
-    dram_us: NDArray[np.float64]
-    l2_us: NDArray[np.float64]
-    estimate_us: NDArray[np.float64]
+    columns = dict(zip(CONFIG_FEATURES, np.array(rows, np.float64).T, strict=True))
+    return ConfigTable(len(_PROBLEM_FEATURES), CONFIG_FEATURES, columns, _DECIDING)
 
 
 def _weights(product: Product) -> tuple[NDArray[np.int64], int]:
@@ -153,11 +132,12 @@ def _weights(product: Product) -> tuple[NDArray[np.int64], int]:
     return sizes, max(int((sizes > 0).sum()), 1)
 
 
-def _work(product: Product, device: DeviceSpec, space: ConfigTable) -> _Work:
-    """Return the number of tiles that have rows, and the time of each bottleneck, for the configs in `space`.
+def _work(product: Product, device: DeviceSpec, space: ConfigTable) -> Mapping[str, NDArray[np.float64]]:
+    """Return the features of a product and the configs in `space` together, and "estimate_us", by name, (n_kinds,).
 
-    The bottlenecks are the products of the busiest SM, weights from memory, and tiles from the L2 cache. The bytes in
-    flight limit the memory bandwidth (Little's law).
+    They are of the tiles that have rows, and of the time of each bottleneck: the products of the busiest SM, weights
+    from memory, and tiles from the L2 cache. The bytes in flight limit the memory bandwidth (Little's law). There is
+    one kind for each distinct combination of the config columns in `_DECIDING`.
     """
     block_m, block_n, block_k, stages, held, accumulated, asynchronous, in_flight = space.combinations
     itemsize, n, k = product.problem.itemsize, product.n, product.k
@@ -167,29 +147,32 @@ def _work(product: Product, device: DeviceSpec, space: ConfigTable) -> _Work:
     m_blocks = np.array(in_use, np.float64)[space.m]
     launched_m = np.array([-(-product.padded_rows(block) // block) for block in blocks], np.float64)[space.m]
     n_tiles, steps = np.ceil(n / block_n), np.ceil(k / block_k)
-    tiles = np.maximum(m_blocks * n_tiles, 1.0)
     empty = np.maximum(launched_m - m_blocks, 0.0) * n_tiles
-    slots = device.sm_count * held
-    rounds = np.ceil(tiles / slots)
-    busiest = np.minimum(rounds * held, np.ceil(tiles / device.sm_count))
+    work = TiledWork(device, held, np.maximum(m_blocks * n_tiles, 1.0), steps)
     rate = device.matrix_tflops_of("fp8e4m3" if product.is_scaled else "bf16") * 1e6
     rate = (
         rate
         * np.where(asynchronous > 0, 1.0, _SYNCHRONOUS_RATE)
         * np.where(accumulated > _SPILLING, _SPILLED_RATE, 1.0)
     )
-    compute_us = busiest * steps * 2.0 * block_m * block_n * block_k * device.sm_count / rate
+    compute_us = work.most_tiles * steps * 2.0 * block_m * block_n * block_k * device.sm_count / rate
     touched = active * float(n) * k * itemsize + product.input_rows * float(k) * itemsize + product.rows * 2.0 * n
     bandwidth = device.copy_bandwidth_gbs * 1e3  # bytes per us
-    busy = np.minimum(tiles, slots) / held
+    busy = np.minimum(work.tiles, work.slots) / held
     dram_us = touched / np.minimum(bandwidth, busy * in_flight / _LATENCY_US)
-    l2_us = tiles * steps * (block_m + block_n) * block_k * itemsize / (bandwidth * L2_OVER_DRAM)
+    l2_us = work.moved_us(work.tiles * steps * (block_m + block_n) * block_k * itemsize, L2_OVER_DRAM)
     # Each round first waits for its first loads, and then each step takes its share of the pipelined latency.
-    waiting_us = rounds * steps * _STEP_LATENCY_US / np.maximum(stages - 1, 1)
-    estimate_us = np.maximum(np.maximum(compute_us, waiting_us), np.maximum(l2_us, dram_us)) + _LATENCY_US * rounds
-    estimate_us = estimate_us + empty / slots * _EMPTY_PROGRAM_US + _LAUNCH_US
-    padding_m = m_blocks * block_m / product.rows
-    return _Work(tiles, n_tiles, steps, rounds, empty, padding_m, compute_us, dram_us, l2_us, estimate_us)
+    waiting_us = work.rounds * steps * _STEP_LATENCY_US / np.maximum(stages - 1, 1)
+    estimate_us = np.maximum(np.maximum(compute_us, waiting_us), np.maximum(l2_us, dram_us))
+    estimate_us = estimate_us + _LATENCY_US * work.rounds + empty / work.slots * _EMPTY_PROGRAM_US + _LAUNCH_US
+    times_us = {"compute_us": compute_us, "dram_us": dram_us, "l2_us": l2_us, "estimate_us": estimate_us}
+    return work.columns((product.rows, n, k), (block_m, block_n, block_k), m_blocks, n_tiles, **times_us) | {
+        "estimate_us": estimate_us,
+        "log_empty_programs": np.log2(empty + 1.0),
+        "steps": steps,
+        "stages_over_steps": stages / steps,
+        "m_blocks_per_expert": work.tiles / n_tiles / active,
+    }
 
 
 def estimates(product: Product, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
@@ -201,7 +184,7 @@ def estimates(product: Product, device: DeviceSpec, configs: Sequence[KernelConf
     if not len(configs):
         return np.empty(0)
     space = _space(tuple(configs), product.problem.dtype_name, device)
-    return _work(product, device, space).estimate_us[space.row_of_config]
+    return _work(product, device, space)["estimate_us"][space.row_of_config]
 
 
 def feature_groups(product: Product, device: DeviceSpec, configs: Sequence[KernelConfig]) -> tuple[FeatureGroup, ...]:
@@ -209,7 +192,6 @@ def feature_groups(product: Product, device: DeviceSpec, configs: Sequence[Kerne
     problem, n, k = product.problem, product.n, product.k
     space = _space(tuple(configs), problem.dtype_name, device)
     work = _work(product, device, space)
-    _, block_n, block_k, stages, held, *_ = space.combinations
     _, active = _weights(product)
     flops = 2.0 * product.rows * n * k
     touched = active * float(n) * k * problem.itemsize
@@ -223,24 +205,7 @@ def feature_groups(product: Product, device: DeviceSpec, configs: Sequence[Kerne
         device.sm_count,
         device.matrix_tflops * 1e3 / device.copy_bandwidth_gbs,
     ]
-    of_kinds = [
-        np.log2(work.tiles),
-        np.log2(work.rounds),
-        work.tiles / (work.rounds * device.sm_count * held),
-        np.log2(work.empty + 1.0),
-        work.padding_m,
-        work.n_tiles * block_n / n,
-        work.steps * block_k / k,
-        work.steps,
-        stages / work.steps,
-        work.tiles / work.n_tiles / active,
-        work.n_tiles,
-        np.log2(work.compute_us),
-        np.log2(work.dram_us),
-        np.log2(work.l2_us),
-        np.log2(work.estimate_us),
-    ]
-    return space.groups([of_call], of_kinds)
+    return space.groups([of_call], [work[name] for name in _MIXED_FEATURES])
 
 
 DTYPES = ("bf16", "fp16", "fp8e4m3")
@@ -263,7 +228,6 @@ class FusedMoeFamily(DeclaredFamily):
     dtypes = DTYPES
     flags = (VLLM,)
     largest: ClassVar[Mapping[str, int]] = LARGEST
-    ragged: ClassVar[Mapping[str, str]] = {}
     bucketed = ("tokens",)
     independent = ("tokens",)
     feature_names = FEATURE_NAMES
@@ -271,6 +235,7 @@ class FusedMoeFamily(DeclaredFamily):
     def __init__(self) -> None:
         self.name = DOWN if self.down else UP  # type: ignore[misc]
         self.knobs = (*KNOBS, TMA) if self.down else KNOBS  # type: ignore[misc]
+        self.values = values_of(self.name, self.knobs)
 
     def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:
         """Return the 1,920 configs that SGLang's tuner measures; for the second product each with and without TMA.
@@ -287,10 +252,6 @@ class FusedMoeFamily(DeclaredFamily):
             return space
         able = [Layer(8, 2, 1024, 1024, dtype).problem(self.name, SGLANG, 64) for dtype in ("bf16", "fp8e4m3")]
         return tuple(c for c in space if any(wrong_for(c, problem, device) is None for problem in able))
-
-    def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
-        """Return why knob values are not a config of the kernel, or None."""
-        return wrong_knob(knobs, self.down)
 
     def wrong_problem(self, problem: Problem) -> str | None:
         """Return why no config can run a problem, or None."""
@@ -339,11 +300,7 @@ class FusedMoeFamily(DeclaredFamily):
         """
         topk = "ROUTER_TOPK" if self.down else "top_k"
         needed = ("a_ptr", "b_ptr", "N", "K", "num_valid_tokens", topk)
-        if missing := [name for name in needed if name not in arguments]:
-            raise ForetuneError(
-                f"the call has no argument {', '.join(missing)}, which {self.name} needs to know the problem: pass "
-                "prune(..., problem=FUNCTION), where FUNCTION returns the problem of a call's arguments"
-            )
+        self.check_call(arguments, needed)
         n, k = int(arguments["N"]), int(arguments["K"])
         choices = int(arguments[topk])
         if choices < 1:

@@ -7,13 +7,13 @@ error that names the parameter.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
 from ...datasets import DeviceSpec, KernelConfig, Problem
-from ..config_limits import ASYNC_PRODUCT_ARCHS, TMA_ARCHS, programs_that_fit, too_much_smem
+from ..config_limits import ASYNC_PRODUCT_ARCHS, TMA_ARCHS, KnobValues, programs_that_fit, too_much_smem
 from .engines import SCALED_BLOCK, SGLANG, VLLM, engine_of, swaps, tuner_space
 
 KNOBS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
@@ -23,7 +23,7 @@ TMA = "USE_TMA"
 BLOCKS_M = (16, 32, 64, 128, 256)
 #: Valid values of each knob. They include values that the tuners do not measure, but default configs and shipped files
 #: contain.
-_VALID: dict[str, tuple[str, Collection[int]]] = {
+_VALID: dict[str, tuple[str, Sequence[int]]] = {
     "BLOCK_SIZE_M": ("16, 32, 64, 128 or 256", BLOCKS_M),
     "BLOCK_SIZE_N": ("32, 64, 128 or 256", (32, 64, 128, 256)),
     "BLOCK_SIZE_K": ("32, 64, 128 or 256", (32, 64, 128, 256)),
@@ -53,19 +53,10 @@ def with_tma(config: KernelConfig, tma: int) -> KernelConfig:
     return KernelConfig.of(**config.to_json() | {TMA: tma})
 
 
-def wrong_knob(named: Mapping[str, Any], down: bool) -> str | None:
-    """Return why the knob values `named` are not a config of the kernel (for the second product if `down`), or None."""
-    knobs = (*KNOBS, TMA) if down else KNOBS
-    for knob in knobs:
-        if knob not in named:
-            return f"a config must have {knob}, which must be {_VALID[knob][0]}"
-        accepted, values = _VALID[knob]
-        if type(named[knob]) is not int or named[knob] not in values:
-            return f"{knob} must be {accepted} but is {named[knob]!r}"
-    unknown = sorted(set(named) - {*knobs, "num_ctas"})
-    if unknown or named["num_ctas"] != 1:
-        return f"{unknown[0] if unknown else 'num_ctas'} is not a knob of the kernel; its knobs are {', '.join(knobs)}"
-    return None
+@cache
+def values_of(family: str, knobs: tuple[str, ...]) -> KnobValues:
+    """Return the valid values of a family's knobs: `KNOBS`, for the second product with `TMA`."""
+    return KnobValues.in_words(family, {knob: _VALID[knob] for knob in knobs})
 
 
 def wrong_for(config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:

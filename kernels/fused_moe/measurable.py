@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...datasets import Case, DeviceSpec, KernelConfig, Problem, torch_dtype
 from ...runtime.launching.source_hash import combined_hash
 from ..gemm_family import ROUNDED_ONCE, MeasuredFamily, seeded
+from ..workloads import Draws
 from . import workload
 from .engines import (
     ENGINES,
@@ -82,11 +83,10 @@ class FusedMoe(FusedMoeFamily, MeasuredFamily):
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
         """Return problems of real models and random layers for the installed engines, or for SGLang if there are none.
 
-        `models` is a CSV file of models, the shipped one if None. `max_tflop` is the maximum size of a problem,
-        in 1e12 floating-point operations, `MOST_TFLOP` if None. `drawn` are other arguments of `workload.draw`.
+        The arguments are those of `MeasuredFamily.draw`.
         """
-        drawn["most_tflop"] = workload.MOST_TFLOP if max_tflop is None else max_tflop
-        return workload.draw(self.name, self.down, installed() or (SGLANG,), models=models, **drawn)
+        engines = installed() or (SGLANG,)
+        return workload.draw(self.name, self.down, engines, Draws(max_tflop, **drawn), models=models)
 
     def flops(self, problem: Problem) -> float:
         """Return the floating-point operations of a problem."""

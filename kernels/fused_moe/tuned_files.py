@@ -62,11 +62,6 @@ class Pair:
         return cls(config, with_tma(config, 0))
 
     @property
-    def is_alike(self) -> bool:
-        """True if both products have the same config, without TMA."""
-        return self.down == with_tma(self.up, 0)
-
-    @property
     def entries(self) -> FileEntries:
         """The rows of the engine's tuned files that make it run these configs."""
         return FileEntries(file_entry(self.up), file_entry(self.down))

@@ -13,7 +13,7 @@ import numpy as np
 from ...datasets import Case, ForetuneError, Problem
 from ...datasets.errors import check_integer, shown
 from ...model.splits import RANDOM
-from ..workloads import TENSOR_PARALLEL, Deck, Model, check_drawn, find_model, load_models, shuffled
+from ..workloads import TENSOR_PARALLEL, Deck, Draws, Model, find_model, load_models
 from .engines import BATCH_SIZES, SCALED_BLOCK, Layer
 from .family import DTYPES, LARGEST
 from .launching import Product
@@ -30,68 +30,49 @@ _TRIES = 1000
 
 
 def draw(
-    family: str,
-    down: bool,
-    engines: Sequence[str],
-    *,
-    models: Path | str | None = None,
-    tokens: Sequence[int] | None = None,
-    per_layer: int = 2,
-    random: int = 40,
-    most_tflop: float = MOST_TFLOP,
-    seed: int = 0,
+    family: str, down: bool, engines: Sequence[str], draws: Draws, *, models: Path | str | None = None
 ) -> tuple[Case, ...]:
-    """Draw problems of one product, in random order.
-
-    Engines alternate. Equal arguments give equal cases.
+    """Draw problems of one product. Engines alternate.
 
     Args:
         family: The name of the product's family.
         down: Whether it is the second product.
         engines: Engines whose kernels run the problems.
+        draws: What to draw, per distinct layer on a rank. Token counts are by default the batch sizes of the engines'
+            tuners. Random layers have log-uniform counts in the same range.
         models: A CSV file of models; the shipped table by default.
-        tokens: Token counts to draw from; the batch sizes of the engines' tuners by default. Random layers have
-            log-uniform counts in the same range.
-        per_layer: Problems per distinct layer on a rank.
-        random: Number of random layers.
-        most_tflop: The largest problem, in 1e12 floating-point operations.
-        seed: Seed of the random generator.
 
     Raises:
-        ForetuneError: An argument is out of range, or almost no random layer is within `most_tflop`.
+        ForetuneError: Almost no random layer is within the limits.
 
-    >>> len(draw("fused_moe", False, ["sglang"], per_layer=1, random=3))
+    >>> len(draw("fused_moe", False, ["sglang"], Draws(per_layer=1, random=3)))
     98
     """
-    check_drawn(tokens, per_layer=per_layer, random=random, seed=seed)
-    rng = np.random.default_rng(seed)
-    batches = [int(count) for count in tokens or BATCH_SIZES]
-    drawn: list[Case] = []
+    rng, most_tflop = draws.rng, draws.limit(MOST_TFLOP)
+    batches = [int(count) for count in draws.tokens or BATCH_SIZES]
     deck = Deck(batches, rng)
-    for (experts, inter), found in layers_on_ranks(load_models(models)).items():
-        taken: set[Problem] = set()
-        for _ in range(per_layer):
-            for _ in range(_TRIES):  # draw again if over the limits or repeated
-                model = found[int(rng.integers(len(found)))][0]
-                count, hidden = deck.draw(), model.expert_hidden_size
-                layer = Layer(experts, model.top_k, hidden, inter, _dtype(hidden, inter, rng))
-                problem = layer.problem(family, engines[len(drawn) % len(engines)], count)
-                if problem not in taken and _affordable(Product(problem, down), most_tflop):
-                    taken.add(problem)
-                    sources = tuple(dict.fromkeys(f"{model.model}/tp{degree}" for model, degree in found))
-                    drawn.append(Case(problem, sources))
-                    break
-    for _ in range(random):
-        for _ in range(_TRIES):
-            layer = _random_layer(rng)
-            count = int(np.exp(rng.uniform(np.log(min(batches)), np.log(max(batches) + 1))))
-            problem = layer.problem(family, engines[len(drawn) % len(engines)], count)
-            if _affordable(Product(problem, down), most_tflop):
-                drawn.append(Case(problem, (RANDOM,)))
-                break
-        else:
-            raise ForetuneError(f"no random layer has at most {most_tflop} TFLOP: raise the limit or lower tokens")
-    return shuffled(drawn, rng)
+    taken: set[tuple[tuple[str, ...], Problem]] = set()
+
+    def case(layer: Layer, count: int, sources: tuple[str, ...]) -> Case | None:
+        problem = layer.problem(family, engines[len(draws.drawn) % len(engines)], count)
+        return Case(problem, sources) if _affordable(Product(problem, down), most_tflop) else None
+
+    def of_layer(item: tuple[tuple[int, int], list[tuple[Model, int]]]) -> Case | None:
+        (experts, inter), found = item
+        model = found[int(rng.integers(len(found)))][0]
+        count, hidden = deck.draw(), model.expert_hidden_size
+        layer = Layer(experts, model.top_k, hidden, inter, _dtype(hidden, inter, rng))
+        made = case(layer, count, tuple(dict.fromkeys(f"{model.model}/tp{degree}" for model, degree in found)))
+        if made is None or (made.sources, made.problem) in taken:
+            return None
+        taken.add((made.sources, made.problem))
+        return made
+
+    def of_chance() -> Case | None:
+        layer = _random_layer(rng)
+        return case(layer, draws.between(batches), (RANDOM,))
+
+    return draws.cases(layers_on_ranks(load_models(models)).items(), of_layer, [of_chance] * draws.random, _TRIES)
 
 
 def layers_on_ranks(models: Sequence[Model]) -> dict[tuple[int, int], list[tuple[Model, int]]]:

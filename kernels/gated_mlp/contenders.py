@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...datasets import Case, DeviceSpec, Measurable, Problem
 from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row
-from ..comparisons import judge_predicted
+from ..registry import judge_predicted
 from ..workloads import load_dense_models
 from .family import GatedMlp, Inputs, activated, activation_of
 from .space import flags_of
@@ -68,7 +68,6 @@ class GatedMlpComparison:
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath:
         """Return the host times of a call of `foretune.gated_mlp` and of a bare launch of its kernel."""
-        from .launches import launch_gated
         from .op import gated_mlp
 
         family = GatedMlp()
@@ -77,7 +76,7 @@ class GatedMlpComparison:
         return LaunchPath.timed(
             "foretune.gated_mlp",
             lambda: gated_mlp(i.x, i.w, config=config),
-            lambda: launch_gated(i.x, i.w, i.h, None, config, device.sm_count, "silu"),
+            lambda: family.launch(i, config),
         )
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
@@ -85,7 +84,7 @@ class GatedMlpComparison:
         return judge_predicted(rows, {"eager": (1.0,), "compile": (1.0,), "liger": (1.0,), "cublas": (0.9,)})
 
 
-#: The object that `kernels.comparisons.comparison_of` looks up by this name.
+#: The object that `kernels.registry.comparison_of` looks up by this name.
 COMPARISON = GatedMlpComparison()
 
 

@@ -5,16 +5,19 @@ torch and triton are imported inside the functions that use them, because a pred
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from ...datasets import Case, DeviceSpec, KernelConfig, Problem, torch_dtype
+from ...model.splits import RANDOM
 from ..config_limits import TMA_ARCHS, Knobs
 from ..gemm_family import BANDS_AND_PROGRAMS, Configs, GemmFamily, Groups, MeasuredFamily, seeded
 from ..numerics import product_class
-from ..workloads import load_dense_models
+from ..workloads import TENSOR_PARALLEL, TOKENS, Deck, DenseModel, Draws, load_dense_models
 from .space import (
     ACTIVATIONS,
     FEATURE_NAMES,
@@ -36,6 +39,16 @@ if TYPE_CHECKING:
 _COMPARED = ("bf16", "fp16")
 #: The largest M, and the largest N and K: the kernel holds each of them in a 32-bit integer.
 MOST_ROWS, MOST_COLUMNS = 2**30, 2**30
+
+#: Prefixes of the names of models that use gelu_tanh; all others use silu.
+GELU_TANH = ("Gemma",)
+#: Share of problems in fp16 (the others are bf16), of random shapes with gelu_tanh, and of problems with the flag
+#: "saves", as in training.
+FP16_SHARE, GELU_SHARE, SAVING_SHARE = 0.15, 0.15, 0.3
+#: The ranges of N and of K of random shapes.
+RANDOM_WIDTHS = ((128, 28672), (256, 16384))
+#: The most floating-point operations of one problem, in 1e12: a few milliseconds with the best config on an H200.
+MOST_TFLOP = 2.5
 
 
 @dataclass(frozen=True)
@@ -83,9 +96,8 @@ class GatedMlp(GemmFamily, MeasuredFamily):
     dims = ("m", "n", "k")
     dtypes = ("bf16", "fp16", "fp32")
     flags = FLAGS
-    knobs = tuple(SPACE)
+    knobs, values = tuple(SPACE), VALUES
     largest: ClassVar[Mapping[str, int]] = {"m": MOST_ROWS, "n": MOST_COLUMNS, "k": MOST_COLUMNS}
-    ragged: ClassVar[Mapping[str, str]] = {}
     bucketed = ("m",)
     independent = ("m",)
     feature_names = FEATURE_NAMES
@@ -93,10 +105,6 @@ class GatedMlp(GemmFamily, MeasuredFamily):
     dims_from: ClassVar[Mapping[str, tuple[str, int]]] = {"m": ("M", 1), "n": ("N8", 8), "k": ("K8", 8)}
     also_needed = ("ACTIVATION",)
     launch_knobs = BANDS_AND_PROGRAMS
-
-    def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
-        """Return why these knob values are invalid for every problem, or None if they are valid for some."""
-        return VALUES.wrong(knobs)
 
     def full_space(self) -> tuple[KernelConfig, ...]:
         """Return every config worth measuring on some device."""
@@ -139,10 +147,7 @@ class GatedMlp(GemmFamily, MeasuredFamily):
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
         """Return the cases that `cases` draws from a file of models or the shipped one; see `MeasuredFamily.draw`."""
-        from . import workload
-
-        most_tflop = workload.MOST_TFLOP if max_tflop is None else max_tflop
-        return workload.draw(load_dense_models(models), most_tflop=most_tflop, **drawn)
+        return draw_cases(load_dense_models(models), Draws(max_tflop, **drawn))
 
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
         """Return the config to run when nothing was measured or predicted."""
@@ -184,11 +189,11 @@ class GatedMlp(GemmFamily, MeasuredFamily):
 
     def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
         """Launch the kernel with a config, and return the output buffer without waiting for it."""
-        from .launches import launch_gated
+        from .op import prepare_gated
 
-        activation = activation_of(inputs.problem)
-        launch_gated(inputs.x, inputs.w, inputs.h, inputs.saved, config, inputs.device.sm_count, activation)
-        return inputs.out
+        i, (m, n, k) = inputs, (inputs.problem[dim] for dim in self.dims)
+        prepare_gated(m, n, k, config, i.device.sm_count, activation_of(i.problem))((i.x, i.w, i.h, i.saved))
+        return i.out
 
     def reference(self, inputs: Inputs) -> torch.Tensor:
         """Return the correct output buffer in float32, computed by PyTorch."""
@@ -240,3 +245,61 @@ def activated(gate: torch.Tensor, activation: str) -> torch.Tensor:
     if activation == "silu":
         return functional.silu(gate)
     return functional.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none")
+
+
+def draw_cases(models: Sequence[DenseModel], draws: Draws) -> tuple[Case, ...]:
+    """Draw problems of the gate-up layers of dense models, and random shapes.
+
+    The layers are the distinct ones among those of each model on one of 1, 2, 4 or 8 tensor-parallel ranks. Each token
+    count is drawn equally often for them.
+
+    Args:
+        models: The models whose layers to draw.
+        draws: What to draw. Token counts (rows of x) are those of `kernels.workloads.TOKENS` if there are none; random
+            shapes have a number of rows between the smallest and the largest.
+
+    Raises:
+        ForetuneError: Too few random shapes are within the limit.
+
+    >>> from ..workloads import load_dense_models
+    >>> len(draw_cases(load_dense_models()[:1], Draws(random=3)))
+    11
+    """
+    rng, most_tflop, tokens = draws.rng, draws.limit(MOST_TFLOP), draws.tokens or TOKENS
+    deck = Deck(tokens, rng)
+    drawn: set[Problem] = set()
+
+    def case(count: int, n: int, k: int, sources: tuple[str, ...]) -> Case | None:
+        if 4e-12 * count * n * k > most_tflop or (problem := _problem(count, n, k, sources, rng)) in drawn:
+            return None
+        drawn.add(problem)
+        return Case(problem, sources)
+
+    def of_layer(layer: tuple[tuple[int, int], tuple[str, ...]]) -> Case | None:
+        return case(deck.draw(), *layer[0], layer[1])
+
+    def of_chance() -> Case | None:
+        n, k = (int(np.exp(rng.uniform(*np.log(widths)))) for widths in RANDOM_WIDTHS)
+        step = int(rng.choice((8, 64, 128)))
+        n, k = (max(size // step * step, step) for size in (n, k))
+        return case(draws.between(tokens), n, k, (RANDOM,))
+
+    return draws.cases(_layers(models).items(), of_layer, [of_chance] * draws.random)
+
+
+def _layers(models: Sequence[DenseModel]) -> dict[tuple[int, int], tuple[str, ...]]:
+    """Return the names of the gate-up layers on one rank by their shape, (N, K)."""
+    layers: dict[tuple[int, int], tuple[str, ...]] = {}
+    for model in models:
+        for degree in TENSOR_PARALLEL:
+            if model.splits(degree):
+                shape = (model.intermediate_size // degree, model.hidden_size)
+                layers[shape] = (*layers.get(shape, ()), f"{model.model}/gate_up")
+    return layers
+
+
+def _problem(m: int, n: int, k: int, sources: Sequence[str], rng: np.random.Generator) -> Problem:
+    dtype = "fp16" if rng.uniform() < FP16_SHARE else "bf16"
+    gelu = sources[0].startswith(GELU_TANH) or (sources[0] == RANDOM and rng.uniform() < GELU_SHARE)
+    flags = flags_of("gelu_tanh" if gelu else "silu", saves=bool(rng.uniform() < SAVING_SHARE))
+    return Problem.of("gated_mlp", dtype=dtype, flags=flags, m=m, n=n, k=k)

@@ -14,6 +14,8 @@ import torch
 from ...datasets import ForetuneError, KernelConfig, Problem
 from ...datasets.errors import check_flag
 from ...runtime import Mode
+from ...runtime.launching.launcher import Launcher, launch_nothing, with_scratch
+from ..launchers import programs_of
 from ..matmul.op import matmul
 from ..op import Op
 from ..op_calls import (
@@ -30,13 +32,18 @@ from ..op_calls import (
 )
 from ..op_choice import HowChosen, how_chosen
 from .family import MOST_COLUMNS, MOST_ROWS, wrong_widths
-from .launches import launch_backward, prepare_gated
 from .space import ACTIVATIONS, flags_of
+from .triton_kernels import gated_backward_kernel, gated_mlp_kernel
 
 if TYPE_CHECKING:
     from ...datasets import DeviceSpec
-    from ..op_calls import Launch
+    from ..launchers import Launch
 
+_launch = Launcher(gated_mlp_kernel)
+_launch_backward = Launcher(gated_backward_kernel)
+#: Columns that one program of the activation's backward kernel takes, and its warps: 8 elements per thread of 32-thread
+#: warps.
+_BACKWARD_BLOCK, _BACKWARD_WARPS = 1024, 4
 _OPERANDS = (Operand("x", dtypes=tuple(DTYPES)), Operand("w_gate_up", dtypes=tuple(DTYPES), alike=True))
 
 
@@ -220,6 +227,47 @@ def _product(a: torch.Tensor, b: torch.Tensor, mode: str | None) -> torch.Tensor
 
 def _flops(x: Any, w: Any, *_: Any, **__: Any) -> Any:
     return 2 * prod(x) * w[0]
+
+
+def prepare_gated(m: int, n: int, k: int, config: KernelConfig, sm_count: int, activation: str) -> Launch:
+    """Return a function that launches h = act(x @ gate.T) * (x @ up.T) on (x, w, h, saved) of these sizes.
+
+    It does not wait for the result. Tensors must be contiguous, and of one dtype on one CUDA or HIP device: x (M, K),
+    w (2 N, K), gate's rows first, h (M, N), and saved, None or (M, 2 N), which gets gate and up, side by side.
+
+    Args:
+        m: The number of rows.
+        n: The number of columns of h.
+        k: The number of columns of x.
+        config: A config of the family `gated_mlp`.
+        sm_count: The number of SMs of the device, which bounds the grid if the config is persistent.
+        activation: "silu", "gelu" or "gelu_tanh".
+    """
+    if m == 0:
+        return launch_nothing
+    tiles = -(-m // int(config["BLOCK_M"])) * -(-n // int(config["BLOCK_N"]))
+    prepared = _launch.prepare(
+        (programs_of(tiles, config, sm_count), 1, 1), (m, n // 8, k // 8), config, ACTIVATION=activation
+    )
+    return with_scratch(prepared) if config["TMA"] else prepared
+
+
+def launch_backward(dh: torch.Tensor, saved: torch.Tensor, grad: torch.Tensor, activation: str) -> None:
+    """Compute the gradients of gate and up from the output's gradient, without waiting for them.
+
+    All tensors must be contiguous.
+
+    Args:
+        dh: The gradient of h, (M, N).
+        saved: Gate and up before the activation, (M, 2 N).
+        grad: The result, (M, 2 N): the gradients of gate and up; overwritten.
+        activation: "silu", "gelu" or "gelu_tanh".
+    """
+    m, n = dh.shape
+    if m == 0:
+        return
+    constants = {"ACTIVATION": activation, "BLOCK": _BACKWARD_BLOCK, "num_warps": _BACKWARD_WARPS}
+    _launch_backward((m * -(-n // _BACKWARD_BLOCK), 1, 1), (dh, saved, grad), (m, n // 8), None, **constants)
 
 
 OP = Op(

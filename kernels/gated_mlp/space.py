@@ -10,7 +10,7 @@ import numpy as np
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from ...datasets.feature_groups import FeatureGroup
 from ...model.configs_memo import remembered
-from ..config_limits import Knobs, KnobValues, programs_that_fit
+from ..config_limits import Knobs, KnobValues, programs_that_fit, spilled
 from ..config_table import BLOCKS, L2_OVER_DRAM, TILE, ConfigTable, TiledWork, alignment, config_columns
 
 #: Knobs and their values. A tile is BLOCK_M x BLOCK_N elements of the output, and needs 2 BLOCK_N rows of the weights.
@@ -97,12 +97,6 @@ def smem_bytes(config: Knobs, itemsize: int, arch: str = "sm_90") -> int:
     return int(operands + m * n * (2 if warps_hold_rows else 4) + 16 * config["num_stages"] + 64)
 
 
-def programs_of(m: int, n: int, config: KernelConfig, sm_count: int) -> int:
-    """Return the number of programs for (m, n) outputs: PROGRAMS_PER_SM per SM of `sm_count`, or one per tile if 0."""
-    tiles = -(-m // int(config["BLOCK_M"])) * -(-n // int(config["BLOCK_N"]))
-    return min(sm_count * int(config["PROGRAMS_PER_SM"]) or tiles, tiles)
-
-
 def wrong_tile(config: KernelConfig, dtype: str) -> str | None:
     """Return why the blocks of a config cannot be combined for a dtype, or None; each knob alone must be valid."""
     m, n = config["BLOCK_M"], config["BLOCK_N"]
@@ -111,13 +105,7 @@ def wrong_tile(config: KernelConfig, dtype: str) -> str | None:
             f"BLOCK_M x BLOCK_N x BLOCK_K cannot be {m} x {n} x {config['BLOCK_K']} in fp32: BLOCK_M x BLOCK_N can be "
             f"at most {_MOST_FP32_TILE}, and BLOCK_K at most {_MOST_FP32_BLOCK_K}"
         )
-    if accumulators_per_thread(config) > _MOST_ACCUMULATORS:
-        most = _MOST_ACCUMULATORS * 16 * config.num_warps
-        return (
-            f"BLOCK_M x BLOCK_N cannot be {m} x {n} with num_warps = {config.num_warps}: it can be at most {most}, or "
-            "the accumulators of gate and up do not fit into registers"
-        )
-    return None
+    return spilled(m, n, config.num_warps, _MOST_ACCUMULATORS // 2)  # gate and up have as many each
 
 
 #: The activations of the gate. Each but the first, the default, is a flag of a problem.
@@ -231,7 +219,7 @@ def _space(configs: tuple[KernelConfig, ...], itemsize: int, device: DeviceSpec)
     """Return the part of the features that depends only on the configs, the element size and the device; cached."""
     smem = [smem_bytes(config, itemsize, device.arch) for config in configs]
     columns = config_columns(configs, smem, device, itemsize=itemsize, rights=2)
-    return ConfigTable.of(len(_PROBLEM_FEATURES), CONFIG_FEATURES, columns, _DECIDING)
+    return ConfigTable(len(_PROBLEM_FEATURES), CONFIG_FEATURES, columns, _DECIDING)
 
 
 def flags_of(activation: str, saves: bool) -> tuple[str, ...]:

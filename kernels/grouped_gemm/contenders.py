@@ -21,7 +21,7 @@ from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row, judge_
 from ..workloads import Model, load_models
 from .group_sizes import drawn_sizes
 from .measurable import GroupedGemm, GroupedGemmForward, Inputs
-from .variants import DW, DX, FORWARD
+from .space import DW, DX, FORWARD
 from .workload import PERMUTATION
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class GroupedGemmComparison:
         )
 
 
-#: Found by `kernels.comparisons.comparison_of`.
+#: Found by `kernels.registry.comparison_of`.
 COMPARISON = GroupedGemmComparison()
 
 
@@ -208,20 +208,19 @@ def _permutation(family: str, inputs: Any) -> Callable[[], Any]:
     return lambda: moved.index_select(0, indices)
 
 
-def time_launch_path(family: Measurable, device: DeviceSpec) -> LaunchPath:
+def time_launch_path(family: GroupedGemm, device: DeviceSpec) -> LaunchPath:
     """Return the host times of the op and of a bare launch of its main kernel, on a small problem of `family`."""
     from .op import grouped_gemm
     from .triton_kernels.gemm import grouped_gemm_kernel
-    from .triton_kernels.gemm_launches import arguments
 
     problem = Problem.of(family.name, groups=8, rows=64, n=256, k=256)
     inputs = family.inputs(problem, device)
     config = family.default(problem, device)
     constants = {"TRANSPOSED": False, "GATHER": False, "SCATTER": False} | config.to_json()
-    tensors = arguments(inputs.left, inputs.right, inputs.out, inputs.tile_map)
+    arguments = family.arguments(inputs)
 
     def bare() -> None:
-        grouped_gemm_kernel[(device.sm_count,)](*tensors, **constants)
+        grouped_gemm_kernel[(device.sm_count,)](*arguments, **constants)
 
     def op() -> torch.Tensor:
         return grouped_gemm(inputs.left, inputs.right, inputs.group_sizes, config=config)

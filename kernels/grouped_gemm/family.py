@@ -12,12 +12,11 @@ from typing import Any, ClassVar
 
 from ...datasets import Case, DeviceSpec, Family, KernelConfig, Problem
 from ..config_limits import WITHOUT_CONSUMERS, Knobs
-from ..gemm_family import Binaries, Configs, GemmFamily, Groups, MeasuredFamily
+from ..gemm_family import Binaries, Configs, Groups, MeasuredFamily, RangedFamily
 from ..numerics import instruction_of, product_class
 from .features import feature_groups, feature_names
 from .group_sizes import plausible_problems
-from .space import Ranges, full_space, knobs_of, smem_bytes, values_of, wrong_tile
-from .variants import DW, PERMUTATIONS, Variant
+from .space import DW, PERMUTATIONS, Ranges, Variant, full_space, knobs_of, smem_bytes, values_of, wrong_tile
 
 DTYPES = ("bf16", "fp16", "fp32")
 #: The largest number of groups that is accepted; no known model has a tenth as many experts.
@@ -29,6 +28,9 @@ MOST_ROWS = 2**30 - 1
 MOST_COLUMNS = 2**31 - 1
 #: The weight of each routing when group sizes are unknown: the workload's shares, with those of "hot" added to "zipf".
 _ROUTING_SHARES, UNIFORM = {"uniform": 0.4, "balanced": 0.2, "zipf": 0.4}, {"uniform": 1.0}
+#: Modules with the kernels of all products over groups, and those with dW's, for `MeasuredFamily.kernel_modules`.
+KERNELS = ("warp_jobs", *(f"grouped_gemm.triton_kernels.{name}" for name in ("ragged", "ragged_boxes", "tiles")))
+DW_KERNELS = (*KERNELS, "grouped_gemm.triton_kernels.dw", "grouped_gemm.triton_kernels.specialized_dw")
 
 
 class OverGroups(Family):
@@ -76,6 +78,10 @@ class MeasuredOverGroups(OverGroups, MeasuredFamily):
         drawn = {"tokens": tokens, "per_layer": per_layer, "random": random, "invented": invented, "seed": seed}
         return self.draw(models, max_tflop, **drawn)
 
+    def flops(self, problem: Problem) -> float:
+        """Return the number of floating-point operations of a problem."""
+        return 2.0 * problem["rows"] * problem["n"] * problem["k"]
+
     def check_problem(self, config: KernelConfig, problem: Problem) -> Problem:
         """Return a small problem, with no size a multiple of a block size, to check a config's results on."""
         # Groups of 0 and of 1 row, and one with more rows than any BLOCK_M.
@@ -86,7 +92,7 @@ class MeasuredOverGroups(OverGroups, MeasuredFamily):
         return Problem.of(self.name, dtype=dtype, flags=flags, ragged={"rows": sizes}, **dims)
 
 
-class GroupedGemmFamily(OverGroups, GemmFamily):
+class GroupedGemmFamily(OverGroups, RangedFamily):
     """Base class of the grouped GEMMs' families: all that prediction and pruning need, for all three variants.
 
     A problem has the dimensions of the layer: w is (groups, n, k) in all three. Flags: "permute_x" (the layer gathers
@@ -96,13 +102,14 @@ class GroupedGemmFamily(OverGroups, GemmFamily):
 
     variant: ClassVar[Variant]
     dtypes = DTYPES
-    flags = PERMUTATIONS
+    flags = PERMUTATIONS  # of which only one side can be permuted
+    width_step = 8
     default_knobs: ClassVar[Mapping[str, Any]] = WITHOUT_CONSUMERS
 
     def __init__(self) -> None:
         variant = self.variant
         self.name = variant.name  # type: ignore[misc]
-        self.knobs = knobs_of(variant)  # type: ignore[misc]
+        self.knobs, self.values = knobs_of(variant), values_of(variant)  # type: ignore[misc]
         self.feature_names = feature_names(variant)  # type: ignore[misc]
         self.tma = variant.tma
         self.dtype_argument = variant.dtype_argument  # type: ignore[misc]
@@ -112,50 +119,13 @@ class GroupedGemmFamily(OverGroups, GemmFamily):
             self.routings = UNIFORM
             self.independent = ()  # type: ignore[misc] # it sums over the rows
 
-    def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
-        """Return why these knob values are invalid for every problem, or None if they are valid for some."""
-        return values_of(self.variant).wrong(knobs)
-
-    def full_space(self) -> tuple[KernelConfig, ...]:
-        """Return every config worth measuring, for all devices."""
-        return full_space(self.variant.first_of_kernel, Ranges.of(self.variant))
-
-    def space(self, device: DeviceSpec | None = None, **ranges: Sequence[int]) -> tuple[KernelConfig, ...]:
-        """Return every config worth measuring; with a device, only those that can run some problem on it.
-
-        Args:
-            device: The GPU, or None for the whole space.
-            **ranges: Values that replace those of a range: block_m, block_n, block_k, num_warps, num_stages, tma (0 and
-                1), consumers (0 and 2).
-
-        Returns:
-            The configs.
-
-        Raises:
-            ForetuneError: A range does not exist or cannot have a value.
-
-        >>> from foretune.kernels import find_family
-        >>> len(find_family("grouped_gemm_fwd").space(DeviceSpec.named("h200"), block_m=[64], tma=[1])) > 10
-        True
-        """
-        if not ranges:
-            return super().space(device)
-        space = full_space(self.variant.first_of_kernel, Ranges.of(self.variant, **ranges))
-        return space if device is None else self.able(space, device)
+    def ranged_space(self, **ranges: Sequence[int]) -> tuple[KernelConfig, ...]:
+        """Return every config worth measuring, for all devices, with values that replace those of ranges."""
+        return full_space(self.variant.first_of_kernel, Ranges.of(self.variant, **ranges))
 
     def smem_bytes(self, config: Knobs, elements: Any, device: DeviceSpec) -> int:
         """Return the bytes of shared memory of one program; `elements` is the size of an element of x and w."""
         return smem_bytes(self.variant, config, elements, device)
-
-    def wrong_problem(self, problem: Problem) -> str | None:
-        """Return why no config can run a problem, or None."""
-        if len(problem.flags) > 1:
-            return "a problem cannot have both flags permute_x and permute_y: only one side can be permuted"
-        if min(problem["groups"], problem["n"], problem["k"]) < 1:
-            return f"groups, N and K must be >= 1 but are {problem['groups']}, {problem['n']} and {problem['k']}"
-        if problem["n"] % 8 or problem["k"] % 8:
-            return f"N and K must be multiples of 8 but are {problem['n']} and {problem['k']}"
-        return None
 
     def wrong_pair(self, config: KernelConfig, problem: Problem) -> str | None:
         """Return why a config cannot run a problem on any device, or None."""
@@ -177,11 +147,6 @@ class GroupedGemmFamily(OverGroups, GemmFamily):
         if self.variant is DW:
             return ("fma" if problem.dtype == "fp32" else instruction_of(rows, warps),)
         return product_class(rows, warps, step, problem[self.variant.depth], problem.dtype_name, DTYPES)
-
-    def supports_by(self, problem: Problem) -> Hashable:
-        """Return the properties of a problem on which `supports` depends; equal ones give equal answers."""
-        sizes = problem["groups"], problem["n"], problem["k"]
-        return problem.dtype, problem.flags, min(sizes) < 1, problem["n"] % 8, problem["k"] % 8
 
     def grouped_features(
         self, problems: Sequence[Problem], device: DeviceSpec, configs: Configs, binaries: Binaries | None

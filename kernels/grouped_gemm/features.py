@@ -16,10 +16,20 @@ from ...datasets import DeviceSpec, KernelConfig, Problem
 from ...datasets.feature_groups import FeatureGroup, joined
 from ...datasets.problem import Ragged
 from ...model.configs_memo import remembered
-from ..config_table import BLOCKS, L2_OVER_DRAM, TILE, TILING, ConfigTable, Floats, alignment, config_columns, distinct
+from ..config_table import (
+    BLOCKS,
+    L2_OVER_DRAM,
+    TILE,
+    TILING,
+    ConfigTable,
+    Floats,
+    TiledWork,
+    alignment,
+    config_columns,
+    distinct,
+)
 from .group_sizes import typical_sizes
-from .space import smem_bytes
-from .variants import DW, PERMUTATIONS, Variant, chunk_rows
+from .space import DW, PERMUTATIONS, Variant, chunk_rows, smem_bytes
 
 Sizes: TypeAlias = NDArray[np.int64]
 
@@ -82,37 +92,7 @@ FEATURE_NAMES = _PROBLEM_FEATURES + CONFIG_FEATURES + _MIXED_FEATURES
 #: gain nothing from them (model/NOTES.md).
 _WRITE_FEATURES = ("log_bands_at_once", "log_groups_at_once", "band_left", "group_left")
 _OF_WRITES = tuple(range(len(FEATURE_NAMES), len(FEATURE_NAMES) + len(_WRITE_FEATURES)))
-_OF_CALL, _OF_DEPTH = tuple(range(len(_PROBLEM_FEATURES))), (len(FEATURE_NAMES) - 1,)
-#: Columns of the features that are computed per distinct tile: first the logarithms, which are taken all at once, then
-#: the others.
-_LOGS, _PLAIN = (
-    tuple(map(FEATURE_NAMES.index, names))
-    for names in (
-        (
-            "log_tiles",
-            "log_rounds",
-            "log_steps_per_program",
-            "log_compute_us",
-            "log_dram_us",
-            "log_l2_us",
-            "l2_reuse",
-            "log_tiles_per_sm",
-            "log_rows_per_group_over_block_m",
-        ),
-        (
-            "round_efficiency",
-            "padding_m",
-            "padding_n",
-            "padding_k",
-            "steps_per_tile",
-            "m_tiles_per_group",
-            "n_tiles",
-            "depth_per_group_over_block_k",
-            "longest_over_share",
-            "roofline_us",
-        ),
-    )
-)
+_OF_DEPTH = (len(FEATURE_NAMES) - 1,)
 
 
 def group_sizes_of(problem: Problem) -> Sizes:
@@ -144,27 +124,9 @@ def feature_groups(
     space = _space(tuple(configs), variant.first_of_kernel, itemsize, device)
     all_sizes = [group_sizes_of(problem) for problem in problems]
     calls = np.array([_call(variant, problem, itemsize) for problem in problems])
-    logs = np.log2(calls[:, :8])
-    limit = device.matrix_tflops * 1e3 / device.copy_bandwidth_gbs
-    per_call = np.array(
-        [
-            (
-                *log[:6],
-                skew,
-                problem.ragged is not None,
-                *log[6:],
-                problem.dtype == "fp16",
-                problem.dtype == "fp32",
-                *[flag in problem.flags for flag in PERMUTATIONS],
-                device.sm_count,
-                limit,
-                alignment(max(problem["n"], 1)),
-                alignment(max(problem["k"], 1)),
-            )
-            for problem, log, skew in zip(problems, logs.tolist(), calls[:, 8].tolist(), strict=True)
-        ],
-        np.float32,
-    )
+    own = [problems[0].dtype == "fp16", problems[0].dtype == "fp32"]
+    own += [flag in problems[0].flags for flag in PERMUTATIONS]
+    of_calls = call_columns(problems, device, calls[:, :8], calls[:, 8], own)
     # Below, values per problem are (n_problems, 1), and values per problem and distinct tile are (n_problems, n_tiles).
     rows, n, k, groups, active, *_, moved_bytes = calls.T[:, :, None]
 
@@ -172,59 +134,48 @@ def feature_groups(
     block_m, block_n, block_k, group_m, programs = space.combinations
     work_of = _work_of_dw if variant is DW else _work_of_rows
     work = work_of(variant, (rows, n, k), device, all_sizes, active, space)
-    slots = device.sm_count * programs
-    rounds = np.ceil(work.tiles / slots)
-    share = work.steps / device.sm_count  # steps per SM
-    tiles_per_sm = work.tiles / device.sm_count
-
+    tiled = TiledWork(device, programs, work.tiles, work.steps / work.tiles)
     # Time at the measured matrix rate: the busiest SM computes `rounds` tiles for each resident program.
-    busiest = np.minimum(rounds * programs, np.ceil(tiles_per_sm))
-    busiest_steps = np.maximum(busiest * work.steps / work.tiles, work.longest)
+    busiest_steps = np.maximum(tiled.most_tiles * work.steps / work.tiles, work.longest)
     compute_us = busiest_steps * space.step_flops * device.sm_count / (device.matrix_tflops * 1e6)
-    dram_us = moved_bytes / (device.copy_bandwidth_gbs * 1e3)
-    l2_us = work.steps * space.step_bytes / (device.copy_bandwidth_gbs * 1e3 * L2_OVER_DRAM)
+    dram_us = tiled.moved_us(moved_bytes)
+    l2_us = tiled.moved_us(work.steps * space.step_bytes, L2_OVER_DRAM)
     # How many concurrent programs share a tile of the right operand (M tiles adjacent in a band) or of the left one.
     sharing = np.minimum(group_m, work.m_tiles)
-    reuse = sharing * block_m + np.minimum(work.n_tiles, slots / np.maximum(sharing, 1)) * block_n
-    mixed = np.array(
-        [
-            work.tiles,
-            rounds,
-            rounds * work.steps / work.tiles,
-            compute_us,
-            np.broadcast_to(dram_us, work.tiles.shape),
-            l2_us,
-            reuse,
-            tiles_per_sm,
-            rows / groups / block_m,
-            work.tiles / (rounds * slots),
-            work.padding_m,
-            work.padding_n,
-            work.padding_k,
-            work.steps / work.tiles,
-            work.m_tiles,
-            work.n_tiles,
-            work.depth_per_group / block_k,
-            work.longest / share,
-            np.maximum(np.maximum(compute_us, l2_us), dram_us),
-        ]
-    )
-    np.log2(mixed[: len(_LOGS)], out=mixed[: len(_LOGS)])
-    per_tile = mixed.transpose(1, 2, 0).astype(np.float32, order="C")
+    reuse = sharing * block_m + np.minimum(work.n_tiles, tiled.slots / np.maximum(sharing, 1)) * block_n
+    found = {
+        "log_tiles": np.log2(work.tiles),
+        "log_rounds": np.log2(tiled.rounds),
+        "round_efficiency": work.tiles / (tiled.rounds * tiled.slots),
+        "padding_m": work.padding_m,
+        "padding_n": work.padding_n,
+        "padding_k": work.padding_k,
+        "steps_per_tile": tiled.steps,
+        "log_steps_per_program": np.log2(tiled.rounds * work.steps / work.tiles),
+        "m_tiles_per_group": work.m_tiles,
+        "n_tiles": work.n_tiles,
+        "depth_per_group_over_block_k": work.depth_per_group / block_k,
+        "longest_over_share": work.longest / (work.steps / device.sm_count),
+        "log_compute_us": np.log2(compute_us),
+        "log_dram_us": np.log2(dram_us),
+        "log_l2_us": np.log2(l2_us),
+        "l2_reuse": np.log2(reuse),
+        "roofline_us": np.maximum(np.maximum(compute_us, l2_us), dram_us),
+        "log_tiles_per_sm": np.log2(work.tiles / device.sm_count),
+        "log_rows_per_group_over_block_m": np.log2(rows / groups / block_m),
+    }
     of_depth = work.tiles_per_step.astype(np.float32).take(space.depth, axis=1) * space.stages
-    found = (
-        FeatureGroup(_OF_CALL, per_call[:, None], space.same_row),
-        space.own,
-        FeatureGroup(_LOGS + _PLAIN, per_tile, space.row_of_config),
+    table = (
+        *space.groups(of_calls, [found[name] for name in _MIXED_FEATURES[:-1]]),
         FeatureGroup(_OF_DEPTH, of_depth[:, :, None], space.depth_kind),
     )
     if variant is not DW:
-        return found
-    bands = slots / (sharing * work.n_tiles)
-    groups_at_once = slots / (work.m_tiles * work.n_tiles)
+        return table
+    bands = tiled.slots / (sharing * work.n_tiles)
+    groups_at_once = tiled.slots / (work.m_tiles * work.n_tiles)
     writes = [np.log2(bands), np.log2(groups_at_once), bands % 1, groups_at_once % 1]
     of_writes = FeatureGroup(_OF_WRITES, np.stack(writes, axis=2).astype(np.float32), space.row_of_config)
-    return *found, of_writes
+    return *table, of_writes
 
 
 class _Space(ConfigTable):
@@ -247,8 +198,7 @@ class _Space(ConfigTable):
         smem = [smem_bytes(variant, config, itemsize, device) for config in configs]
         columns = config_columns(configs, smem, device, itemsize=itemsize)
         columns |= {f"tma_{side}": columns[knob.lower()] for side, knob in zip(_SIDES, variant.tma, strict=True)}
-        own, deciding = ([columns[name] for name in names] for names in (CONFIG_FEATURES, _DECIDING))
-        super().__init__(len(_PROBLEM_FEATURES), own, deciding)
+        super().__init__(len(_PROBLEM_FEATURES), CONFIG_FEATURES, columns, _DECIDING)
         m, n, k = self.combinations[:3]
         self.step_flops, self.step_bytes = 2.0 * m * n * k, (m + n) * k * itemsize
         self.ks, self.k = np.unique(k, return_inverse=True)
@@ -368,6 +318,36 @@ def _call(variant: Variant, problem: Problem, itemsize: int) -> tuple[float, ...
     moved_bytes = weight_bytes + rows * (n + k) * itemsize
     skew = ragged.max * groups / rows
     return rows, n, k, groups, active, rows / active, flops, flops / moved_bytes, skew, moved_bytes
+
+
+def call_columns(
+    problems: Sequence[Problem], device: DeviceSpec, figures: Floats, skew: Floats, own: Sequence[float]
+) -> list[list[float]]:
+    """Return the features of calls: OVER_GROUPS, a family's `own`, two of the device, and the alignment of N and K.
+
+    Args:
+        problems: The problems, all with the same dtype and flags.
+        device: The device.
+        figures: Rows, N, K, groups, groups with rows, rows for each of these, FLOPs and intensity, (n_problems, 8).
+        skew: The largest group's size divided by the mean size, (n_problems,).
+        own: Features of the family that are the same for all of these problems.
+    """
+    is_grouped = "groups" in dict(problems[0].dims)
+    limit = device.matrix_tflops * 1e3 / device.copy_bandwidth_gbs
+    return [
+        [
+            *log[:6],
+            skewed,
+            problem.ragged is not None or not is_grouped,
+            *log[6:],
+            *own,
+            device.sm_count,
+            limit,
+            alignment(max(problem["n"], 1)),
+            alignment(max(problem["k"], 1)),
+        ]
+        for problem, log, skewed in zip(problems, np.log2(figures).tolist(), skew.tolist(), strict=True)
+    ]
 
 
 def of_each(problems: Sequence[Problem], *dims: str) -> Floats:

@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import Case, DeviceSpec, KernelConfig, Problem, torch_dtype
-from ...runtime.launching.source_hash import hash_of_modules
 from ..config_limits import TMA_ARCHS
 from ..gemm_family import BANDS_AND_PROGRAMS, seeded
-from ..workloads import load_models
+from ..workloads import Draws, load_models
 from . import workload
-from .family import GroupedGemmFamily, MeasuredOverGroups
+from .family import DW_KERNELS, KERNELS, GroupedGemmFamily, MeasuredOverGroups
 from .features import group_sizes_of
-from .variants import DW, DX, FORWARD, chunk_rows
+from .space import DW, DX, FORWARD, chunk_rows
 
 if TYPE_CHECKING:
     import torch
 
+    from ..launchers import Launchers
     from .triton_kernels.tiles import TileMap
 
 
@@ -49,12 +49,7 @@ class GroupedGemm(GroupedGemmFamily, MeasuredOverGroups):
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
         """Return the cases that `cases` draws from a file of models or the shipped one; see `MeasuredFamily.draw`."""
-        most_tflop = workload.MOST_TFLOP if max_tflop is None else max_tflop
-        return workload.draw(self.name, load_models(models), most_tflop=most_tflop, **drawn)
-
-    def flops(self, problem: Problem) -> float:
-        """Return the number of floating-point operations of a problem."""
-        return 2.0 * problem["rows"] * problem["n"] * problem["k"]
+        return workload.draw(self.name, load_models(models), Draws(max_tflop, **drawn))
 
     def bytes(self, problem: Problem) -> float:
         """Return the minimum number of bytes that a problem must read and write."""
@@ -176,14 +171,16 @@ class GroupedGemm(GroupedGemmFamily, MeasuredOverGroups):
         """Compile the kernel of a config, and return its binary."""
         import torch
 
-        kernel, constants = self._compiled(config, problem)
-        element = torch_dtype(problem.dtype_name)
-        indices = torch.int32 if problem.flags else None
-        return kernel.warmup(*self._warmup_arguments(element, indices), grid=(1,), **constants, **config.to_json())
+        from .triton_kernels.launches import constants
+
+        element, indices = torch_dtype(problem.dtype_name), torch.int32 if problem.flags else None
+        flags = self.constants(problem) | constants(config) | config.to_json()
+        stand_ins = self._warmup_arguments(element, indices)
+        return self._launchers().of(config).kernel.warmup(*stand_ins, grid=(1,), **flags)
 
     @abstractmethod
-    def _compiled(self, config: KernelConfig, problem: Problem) -> tuple[Any, dict[str, Any]]:
-        """Return (the kernel that a config runs, its constexpr parameters that are not knobs)."""
+    def _launchers(self) -> Launchers:
+        """Return the launchers of the product's kernels."""
 
     @abstractmethod
     def _warmup_arguments(self, element: Any, indices: Any) -> tuple[Any, ...]:
@@ -200,28 +197,29 @@ class GroupedGemm(GroupedGemmFamily, MeasuredOverGroups):
 class _OverRows(GroupedGemm):
     """Base class of forward and dX, which share their kernels: the output has one row per input row."""
 
+    kernel_modules = (*KERNELS, "grouped_gemm.triton_kernels.gemm", "grouped_gemm.triton_kernels.specialized_gemm")
+
     def _default_block_m(self, problem: Problem) -> int:
         rows_per_group = problem["rows"] / max(problem["groups"], 1)
         return 16 if rows_per_group <= 16 else 64 if rows_per_group <= 64 else 128
 
     def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
         """Launch the kernel with a config, and return the output without waiting for it."""
-        from .triton_kernels.gemm_launches import launch_gemm
+        from .triton_kernels.launches import prepare_gemm
 
-        flags = self.constants(inputs.problem)
-        launch_gemm(
-            inputs.left,
-            inputs.right,
-            inputs.out,
-            inputs.tile_map,
+        i, flags = inputs, self.constants(inputs.problem)
+        launch = prepare_gemm(
+            *(i.tile_map.rows, i.tile_map.groups, i.out.shape[1], i.left.shape[1]),
             config,
-            inputs.device.sm_count,
+            i.device.sm_count,
+            x_rows=len(i.left),
             transposed=flags["TRANSPOSED"],
-            gather=inputs.indices if flags["GATHER"] else None,
-            divisor=inputs.topk,
-            scatter=inputs.indices if flags["SCATTER"] else None,
+            gathers=flags["GATHER"],
+            divisor=i.topk,
+            scatters=flags["SCATTER"],
         )
-        return inputs.out
+        launch((i.left, i.right, i.out, i.tile_map.entries, i.indices, None, None))
+        return i.out
 
     def kernel(self) -> tuple[Any, list[str], list[str]]:
         """Return (the kernel, names of parameters that Triton must not specialize on, the autotuner's key)."""
@@ -231,27 +229,19 @@ class _OverRows(GroupedGemm):
 
     def arguments(self, inputs: Inputs) -> tuple[Any, ...]:
         """Return the kernel's positional arguments."""
-        from .triton_kernels.gemm_launches import arguments
-
         i = inputs
-        return arguments(i.left, i.right, i.out, i.tile_map, i.indices, divisor=i.topk)
+        sizes = len(i.left), i.tile_map.rows, i.tile_map.groups, i.out.shape[1] // 8, i.left.shape[1] // 8, i.topk
+        return i.left, i.right, i.out, i.tile_map.entries, i.indices, None, None, *sizes
 
     def constants(self, problem: Problem) -> dict[str, bool]:
         """Return the kernel's constexpr parameters that are not knobs."""
         flags = {name: flag in problem.flags for flag, name in self.variant.permuting}
         return {"TRANSPOSED": self.variant is DX} | flags
 
-    def source_hash(self) -> str:
-        """Return a hash of the source of all kernels that a launch runs."""
-        from .. import warp_jobs
-        from .triton_kernels import gemm, ragged, ragged_boxes, specialized_gemm, tiles
+    def _launchers(self) -> Launchers:
+        from .triton_kernels.launches import OVER_ROWS
 
-        return hash_of_modules(tiles, ragged, ragged_boxes, gemm, specialized_gemm, warp_jobs)
-
-    def _compiled(self, config: KernelConfig, problem: Problem) -> tuple[Any, dict[str, Any]]:
-        from .triton_kernels.gemm_launches import constants, launcher_of
-
-        return launcher_of(config).kernel, self.constants(problem) | constants(config)
+        return OVER_ROWS
 
     def _warmup_arguments(self, element: Any, indices: Any) -> tuple[Any, ...]:
         import torch
@@ -311,6 +301,7 @@ class GroupedGemmDW(GroupedGemm):
     """
 
     variant = DW
+    kernel_modules = (*DW_KERNELS, "grouped_gemm.triton_kernels.sorting")
     _operands = ("dy", "x", "dw")
 
     def _default_block_m(self, problem: Problem) -> int:
@@ -321,10 +312,13 @@ class GroupedGemmDW(GroupedGemm):
 
     def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
         """Launch the kernel with a config, and return the output without waiting for it."""
-        from .triton_kernels.dw_launches import launch_dw
+        from .triton_kernels.launches import prepare_dw
 
-        launch_dw(*self._sorted(inputs), inputs.out, inputs.tile_map, config, inputs.device.sm_count)
-        return inputs.out
+        i = inputs
+        (rows, groups, most), (_, n, k) = i.tile_map[1:], i.out.shape
+        launch = prepare_dw(rows, groups, most, n, k, config, i.device.sm_count)
+        launch((*self._sorted(i), i.out, i.tile_map.entries))
+        return i.out
 
     def _sorted(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
         """Return dy and x, sorted by group."""
@@ -345,14 +339,15 @@ class GroupedGemmDW(GroupedGemm):
 
     def arguments(self, inputs: Inputs) -> tuple[Any, ...]:
         """Return the kernel's positional arguments."""
-        from .triton_kernels.dw_launches import arguments, partial_sums
+        from .triton_kernels.launches import partial_sums
 
-        i = inputs
-        return arguments(*self._sorted(i), i.out, partial_sums(i.out, i.tile_map), i.tile_map)
+        i, (_, n, k), tiles = inputs, inputs.out.shape, inputs.tile_map
+        sizes = tiles.rows, tiles.groups, max(tiles.slots, 1), n // 8, k // 8
+        return *self._sorted(i), i.out, partial_sums(i.out, tiles), tiles.entries, *sizes
 
     def finish(self, inputs: Inputs, arguments: tuple[Any, ...]) -> None:
         """Add up the partial sums of split groups."""
-        from .triton_kernels.dw_launches import add_partials
+        from .triton_kernels.launches import add_partials
 
         add_partials(arguments[3], inputs.out, inputs.tile_map)
 
@@ -360,18 +355,10 @@ class GroupedGemmDW(GroupedGemm):
         """Return the kernel's constexpr parameters that are not knobs."""
         return {}
 
-    def source_hash(self) -> str:
-        """Return a hash of the source of all kernels that a launch runs."""
-        from .. import warp_jobs
-        from .triton_kernels import dw, ragged, ragged_boxes, sorting, specialized_dw, tiles
+    def _launchers(self) -> Launchers:
+        from .triton_kernels.launches import OF_DW
 
-        return hash_of_modules(tiles, ragged, ragged_boxes, dw, specialized_dw, warp_jobs, sorting)
-
-    def _compiled(self, config: KernelConfig, problem: Problem) -> tuple[Any, dict[str, Any]]:
-        from .triton_kernels.dw_launches import launcher_of
-        from .triton_kernels.gemm_launches import constants
-
-        return launcher_of(config).kernel, constants(config)
+        return OF_DW
 
     def _warmup_arguments(self, element: Any, indices: Any) -> tuple[Any, ...]:
         import torch

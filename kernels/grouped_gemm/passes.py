@@ -16,13 +16,13 @@ from ...runtime import Mode, stubbed
 from ...runtime.launching.ahead import only_compiling
 from ..op_calls import DTYPES, Call, ConfiguredLaunch, device_at, require
 from ..op_choice import HowChosen
-from .triton_kernels.gemm_launches import prepare_gemm
+from .space import chunk_rows, is_few
+from .triton_kernels.launches import prepare_dw, prepare_gemm
 from .triton_kernels.tiles import TileMap, sizes_of
-from .variants import chunk_rows, is_few
 
 if TYPE_CHECKING:
     from ...datasets import DeviceSpec
-    from ..op_calls import Launch
+    from ..launchers import Launch
 
 
 class Shape(NamedTuple):
@@ -147,8 +147,6 @@ class Step(Call[Shape]):
 
     def _prepare_dw(self, config: KernelConfig, device: DeviceSpec, tensors: Sequence[Any]) -> Launch:
         """Return a function that launches the product dW (w's gradient) with a config, for tensors like these."""
-        from .triton_kernels.dw_launches import prepare_dw
-
         rows, groups, n, k = self.seen
         return prepare_dw(rows, groups, self.chunk_rows, n, k, config, device.sm_count)
 
@@ -234,7 +232,9 @@ def backward(
         assert w is not None
         # The gradient of topk_weights is computed from the unweighted dx, so dx is multiplied by the weights
         # afterwards.
-        dx = _dx(step, dy, w, tile_map, indices, None if needs.weights else weights)
+        dx = dy.new_empty(rows, step.seen.k)
+        scale = None if needs.weights else weights
+        step.launch_of("grouped_gemm_dx").here((dy, w, dx, tile_map.entries, indices, scale, None))
         if needs.weights:
             assert x is not None
             assert weights is not None
@@ -276,23 +276,6 @@ def compile_step(step: Step, needs: Sequence[bool], *arguments: Any) -> None:
         if any(needs):
             of_grads = Needs.of(needs)
             backward(step, of_grads, y, *saved_of(tuple(empty), of_grads))  # type: ignore[arg-type]
-
-
-def _dx(
-    step: Step,
-    dy: torch.Tensor,
-    w: torch.Tensor,
-    tile_map: TileMap,
-    indices: torch.Tensor | None,
-    weights: torch.Tensor | None,
-) -> torch.Tensor:
-    """Return dy @ w times the weights, (rows, K), sorted by group, or in the permuted order with permute_x.
-
-    `indices` are the `gather_indices` of `grouped_gemm`. Rows that belong to no group are uninitialized.
-    """
-    dx = torch.empty((step.seen.rows, step.seen.k), dtype=dy.dtype, device=dy.device)
-    step.launch_of("grouped_gemm_dx").here((dy, w, dx, tile_map.entries, indices, weights, None))
-    return dx
 
 
 def _dw(

@@ -20,10 +20,10 @@ from ..op_calls import (
     on_device_of,
     require,
 )
+from .space import MOST_COLUMNS
 from .triton_kernels.few_rows import prepare_few_rows
 from .triton_kernels.route import prepare_route
 from .triton_kernels.tiles import routing_shape
-from .variants import MOST_COLUMNS
 
 _FLOATS = tuple(DTYPES)
 _CHOSEN = Operand("chosen", 1, INTEGERS, contiguous=True)

@@ -1,4 +1,4 @@
-"""The tuning space of each variant, the rules for its knobs, and the shared memory that a config needs."""
+"""The three grouped GEMMs as variants, the tuning space of each, the rules for its knobs, and its shared memory."""
 
 from __future__ import annotations
 
@@ -17,11 +17,120 @@ from ..config_limits import (
     accumulator_registers,
     exchange_bytes,
     programs_that_fit,
-    undecided,
+    spilled,
     with_ranges,
-    wrong_tile_of_consumers,
+    wrong_consumers,
 )
-from .variants import DW, VARIANTS, Variant
+
+#: The permutations that can be fused into a layer: with `permute_x` it gathers the rows of x while loading them, with
+#: `permute_y` it scatters the rows of y while storing them. The backward products mirror this.
+PERMUTATIONS = ("permute_x", "permute_y")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One of a layer's three matrix products (forward, dX, dW), written left @ right = out, with w (groups, N, K).
+
+    Each of the operands and the output has a knob that turns on TMA.
+
+    `columns` and `depth` name the layer's dimensions along which the output's columns and the contraction run.
+    """
+
+    name: str
+    columns: str
+    depth: str
+    tma: tuple[str, str, str]  # the knobs that turn on TMA for the left operand, the right operand and the output
+    dtype_argument: str  # the kernel's parameter whose dtype is the problem's
+    permuting: tuple[tuple[str, str], ...]  # (permutation, the kernel's parameter that turns it on)
+    kernel_n_k: tuple[str, str] = ("n", "k")  # the layer's dimensions that the kernel names N and K
+
+    @property
+    def permuted_by(self) -> tuple[tuple[str, str], ...]:
+        """Pairs of a permutation and the TMA knob that must then be 0: of the gathered or scattered rows."""
+        left, _, out = self.tma
+        return tuple((flag, left if turned_on == "GATHER" else out) for flag, turned_on in self.permuting)
+
+    @property
+    def first_of_kernel(self) -> Variant:
+        """The first variant that runs the same kernel as this one: forward for dX, else the variant itself.
+
+        Values that depend on the kernel alone are cached under it.
+        """
+        return next(variant for variant in VARIANTS.values() if variant.tma == self.tma)
+
+
+# y = x @ w.T: x is gathered, or y is scattered.
+FORWARD = Variant(
+    "grouped_gemm_fwd",
+    columns="n",
+    depth="k",
+    tma=("TMA_X", "TMA_W", "TMA_Y"),
+    dtype_argument="x_ptr",
+    permuting=(("permute_x", "GATHER"), ("permute_y", "SCATTER")),
+)
+# dx = dy @ w, computed by the forward kernel with dy as its x and dx as its y: dx is scattered, or dy is gathered.
+DX = Variant(
+    "grouped_gemm_dx",
+    columns="k",
+    depth="n",
+    tma=("TMA_X", "TMA_W", "TMA_Y"),
+    dtype_argument="x_ptr",
+    permuting=(("permute_x", "SCATTER"), ("permute_y", "GATHER")),
+    kernel_n_k=("k", "n"),
+)
+# dw = dy.T @ x: the permuted operand, x or dy, is sorted in advance, so no TMA knob is excluded.
+DW = Variant(
+    "grouped_gemm_dw",
+    columns="k",
+    depth="rows",
+    tma=("TMA_DY", "TMA_X", "TMA_DW"),
+    dtype_argument="dy_ptr",
+    permuting=(),
+)
+
+VARIANTS = {variant.name: variant for variant in (FORWARD, DX, DW)}
+
+
+#: The smallest chunk, in rows: shorter ones have too few steps to pay for adding up the partial sums.
+_LEAST_ROWS = 1024
+_MULTIPLE = 128
+
+
+def chunk_rows(rows: int, n: int, k: int, sm_count: int) -> int:
+    """Return the maximum number of a group's rows that dW sums in one chunk: a sixth of the average work of an SM.
+
+    Without chunks, one huge group among small ones would consist of N x K / (tile area) long jobs, too few to keep all
+    SMs busy. The result depends only on values that the host knows. If N x K is large no group is split, because its
+    tiles alone balance the SMs.
+
+    >>> chunk_rows(65536, 1536, 2048, 132), chunk_rows(65536, 14336, 4096, 132)
+    (8064, 65536)
+    """
+    tiles = cdiv(n, 128) * cdiv(k, 256)
+    share = cdiv(rows * tiles, 6 * sm_count)
+    return min(max(cdiv(share, _MULTIPLE) * _MULTIPLE, _LEAST_ROWS), max(rows, 1))
+
+
+#: A kernel without tiles is faster for at most so many rows, if there are twice as many groups (H100;
+#: tests/kernels/decode_on_gpu.py). More rows would cost too much where most of them are in one group.
+_FEW_ROWS = 32
+#: The largest N of that kernel, whose programs along N are the second dimension of its grid.
+MOST_COLUMNS = 2**16 - 1
+
+
+def is_few(rows: int, groups: int, n: int) -> bool:
+    """Return whether `triton_kernels/few_rows.py` is faster than tiles: few rows, mostly in different groups.
+
+    >>> is_few(8, 128, 512), is_few(64, 128, 512), is_few(8, 8, 512)
+    (True, False, False)
+    """
+    return rows <= min(groups // 2, _FEW_ROWS) and n <= MOST_COLUMNS
+
+
+def cdiv(a: int, b: int) -> int:
+    """Return a / b, rounded up."""
+    return -(-a // b)
+
 
 #: The values of BLOCK_M over rows: the tile map holds tiles of these sizes only.
 BLOCKS_M = (16, 32, 64, 128, 256)
@@ -90,7 +199,7 @@ class Ranges:
         Raises:
             ForetuneError: A range does not exist or cannot have a value.
 
-        >>> from foretune.kernels.grouped_gemm.variants import DW
+        >>> from foretune.kernels.grouped_gemm.space import DW
         >>> Ranges.of(DW, block_m=[64]).block_m, Ranges.of(DW, block_m=[64]).block_k
         ((64,), (32, 64))
         """
@@ -119,7 +228,7 @@ _VALID: dict[str, tuple[str, Sequence[int]]] = {
 def values_of(variant: Variant) -> KnobValues:
     """Return the valid values of a variant's knobs: others would not compile, or would access memory out of bounds.
 
-    >>> from foretune.kernels.grouped_gemm.variants import FORWARD
+    >>> from foretune.kernels.grouped_gemm.space import FORWARD
     >>> values_of(FORWARD).wrong(KernelConfig.of(**dict.fromkeys(knobs_of(FORWARD), 1) | {"BLOCK_M": 24}).to_json())
     'BLOCK_M cannot be 24: a power of two between 16 and 256'
     """
@@ -132,7 +241,7 @@ def wrong_tile(variant: Variant, config: KernelConfig, dtype: str) -> str | None
 
     The limits exclude accumulators that do not fit in registers, and tiles that take the compiler minutes.
 
-    >>> from foretune.kernels.grouped_gemm.variants import DW
+    >>> from foretune.kernels.grouped_gemm.space import DW
     >>> knobs = {"BLOCK_M": 256, "BLOCK_N": 128, "BLOCK_K": 64, "CONSUMERS": 0, "PINGPONG": 0, "num_warps": 4}
     >>> wrong_tile(DW, KernelConfig.of(**knobs), "bf16")
     'BLOCK_M x BLOCK_N must be at most 16384 elements with num_warps = 4, or registers spill, but is 256 x 128'
@@ -145,11 +254,8 @@ def wrong_tile(variant: Variant, config: KernelConfig, dtype: str) -> str | None
     m, n, k, threads = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"], 32 * config.num_warps
     if dtype == "fp32" and m * n > _MOST_FP32_TILE:
         return f"BLOCK_M x BLOCK_N must be at most {_MOST_FP32_TILE} elements in fp32 but is {m} x {n}"
-    if accumulator_registers(m, n, config.num_warps) > _MOST_ACCUMULATOR_REGISTERS:
-        return (
-            f"BLOCK_M x BLOCK_N must be at most {_MOST_ACCUMULATOR_REGISTERS * threads} elements with num_warps = "
-            f"{config.num_warps}, or registers spill, but is {m} x {n}"
-        )
+    if (wrong := spilled(m, n, config.num_warps, _MOST_ACCUMULATOR_REGISTERS)) is not None:
+        return wrong
     most_k = _MOST_LOADED_ELEMENTS * threads // (m + n)
     if dtype == "fp32":
         most_k = min(most_k, _MOST_FP32_PRODUCTS * threads // (m * n))
@@ -166,10 +272,9 @@ def _wrong_consumers(variant: Variant, knobs: Mapping[str, Any], dtype: str) -> 
     if dtype == "fp32":
         consumers = knobs["CONSUMERS"]
         return f"CONSUMERS must be 0 in {dtype} but is {consumers}: the warp-specialized kernel takes 16-bit dtypes"
-    if (wrong := undecided(knobs, _DECIDED | dict.fromkeys(variant.tma, 1))) is not None:
-        return wrong
     tiles = [(m, n) for pingpong, m, n in _tiles_of(variant) if pingpong == knobs["PINGPONG"]]
-    return wrong_tile_of_consumers(knobs, tiles)
+    decided = _DECIDED | dict.fromkeys(variant.tma, 1)
+    return wrong_consumers(knobs, decided, tiles, given=("CONSUMERS", "PINGPONG"))
 
 
 def _tiles_of(variant: Variant) -> Mapping[tuple[int, int, int], tuple[int, ...]]:
@@ -282,7 +387,8 @@ def smem_bytes(variant: Variant, config: Knobs, itemsize: int, device: DeviceSpe
     blocks = (config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"])
     if config["CONSUMERS"]:
         return _specialized_smem_bytes(config)
-    tma = (config[variant.tma_left], config[variant.tma_right], config[variant.tma_out])
+    left, right, out = variant.tma
+    tma = config[left], config[right], config[out]
     needed = tile_smem_bytes(*blocks, config["num_stages"], config["num_warps"], tma, itemsize, arch=device.arch)
     # Combinations that no config of the space has: an upper bound.
     if variant is DW and blocks[0] < 64 and itemsize == 2 and tma[:2] == (1, 1):

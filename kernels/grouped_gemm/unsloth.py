@@ -6,6 +6,7 @@ The names are Unsloth's. Its configs are translated to Foretune's; knobs that th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -24,6 +25,12 @@ class _Config:
     Raises:
         ForetuneError: Fields contradict each other.
     """
+
+    #: The fields that turn on TMA: (field, Foretune's knob, the permutation that rules it out, because TMA cannot move
+    #: permuted rows, or "").
+    _tma: ClassVar[tuple[tuple[str, str, str], ...]]
+    #: Unsloth's letters of the output's rows and columns, and of the contraction.
+    _axes: ClassVar[str]
 
     BLOCK_SIZE_M: int = 32
     BLOCK_SIZE_N: int = 32
@@ -45,30 +52,21 @@ class _Config:
             raise ForetuneError(
                 "permute_x and permute_y cannot both be True: only one side of the product can be permuted"
             )
-        for name, permuted in self._tma_against(permute_x, permute_y).items():
-            if getattr(self, name) and permuted:
+        permutation = "permute_x" if permute_x else "permute_y" if permute_y else None
+        for name, _, against in self._tma:
+            if against == permutation and getattr(self, name):
                 raise ForetuneError(
-                    f"{type(self).__name__}: {name} must be False with "
-                    f"{'permute_x' if permute_x else 'permute_y'}=True, because TMA cannot move permuted rows"
+                    f"{type(self).__name__}: {name} must be False with {permutation}=True, because TMA cannot move "
+                    "permuted rows"
                 )
 
-    def _tma_against(self, permute_x: bool, permute_y: bool) -> dict[str, bool]:
-        """Return the TMA fields that a permutation can rule out, and whether it does.
-
-        A permuted operand cannot be loaded or stored with TMA.
-        """
-        raise NotImplementedError
-
-    def _knobs(self, output_rows: int, output_columns: int, contraction: int, **tma: bool) -> KernelConfig:
-        """Return a config of Foretune's kernel with this output tile, BLOCK_K (`contraction`) and TMA knobs."""
-        return KernelConfig.of(
-            BLOCK_M=output_rows,
-            BLOCK_N=output_columns,
-            BLOCK_K=contraction,
-            num_warps=self.num_warps,
-            num_stages=self.num_stages,
-            **{name: int(value) for name, value in tma.items()},
-        )
+    def ours(self) -> KernelConfig:
+        """Return the corresponding config of Foretune's kernel; that of dX has dy as its x, and dx as its y."""
+        blocks = {
+            f"BLOCK_{axis}": getattr(self, f"BLOCK_SIZE_{of}") for axis, of in zip("MNK", self._axes, strict=True)
+        }
+        tma = {knob: int(getattr(self, name)) for name, knob, _ in self._tma}
+        return KernelConfig.of(**blocks, **tma, num_warps=self.num_warps, num_stages=self.num_stages)
 
 
 @dataclass
@@ -82,48 +80,45 @@ class KernelConfigForward(_Config):
     foretune.datasets.errors.ForetuneError: KernelConfigForward: use_tma_load_x must be False with permute_x=True, ...
     """
 
+    _tma = (
+        ("use_tma_load_x", "TMA_X", "permute_x"),
+        ("use_tma_load_w", "TMA_W", ""),
+        ("use_tma_store", "TMA_Y", "permute_y"),
+    )
+    _axes = "MNK"
+
     use_tma_load_w: bool = False
     use_tma_load_x: bool = False
-
-    def _tma_against(self, permute_x: bool, permute_y: bool) -> dict[str, bool]:
-        return {"use_tma_load_x": permute_x, "use_tma_store": permute_y}
-
-    def ours(self) -> KernelConfig:
-        """Return the corresponding config of Foretune's kernel."""
-        blocks = (self.BLOCK_SIZE_M, self.BLOCK_SIZE_N, self.BLOCK_SIZE_K)
-        return self._knobs(*blocks, TMA_X=self.use_tma_load_x, TMA_W=self.use_tma_load_w, TMA_Y=self.use_tma_store)
 
 
 @dataclass
 class KernelConfigBackward_dX(_Config):  # noqa: N801 - Unsloth's name
     """Unsloth's config of the kernel of dx = dy @ w: its columns run along K, and it contracts over N."""
 
+    _tma = (
+        ("use_tma_load_dy", "TMA_X", "permute_y"),
+        ("use_tma_load_w", "TMA_W", ""),
+        ("use_tma_store", "TMA_Y", "permute_x"),
+    )
+    _axes = "MKN"
+
     use_tma_load_dy: bool = False
     use_tma_load_w: bool = False
-
-    def _tma_against(self, permute_x: bool, permute_y: bool) -> dict[str, bool]:
-        return {"use_tma_load_dy": permute_y, "use_tma_store": permute_x}
-
-    def ours(self) -> KernelConfig:
-        """Return the corresponding config of Foretune's kernel, whose x is dy and whose y is dx."""
-        blocks = (self.BLOCK_SIZE_M, self.BLOCK_SIZE_K, self.BLOCK_SIZE_N)
-        return self._knobs(*blocks, TMA_X=self.use_tma_load_dy, TMA_W=self.use_tma_load_w, TMA_Y=self.use_tma_store)
 
 
 @dataclass
 class KernelConfigBackward_dW(_Config):  # noqa: N801 - Unsloth's name
     """Unsloth's config of the kernel of dw = dy.T @ x: rows run along N, columns along K, and it contracts over M."""
 
+    _tma = (
+        ("use_tma_load_dy", "TMA_DY", "permute_y"),
+        ("use_tma_load_x", "TMA_X", "permute_x"),
+        ("use_tma_store", "TMA_DW", ""),
+    )
+    _axes = "NKM"
+
     use_tma_load_dy: bool = False
     use_tma_load_x: bool = False
-
-    def _tma_against(self, permute_x: bool, permute_y: bool) -> dict[str, bool]:
-        return {"use_tma_load_dy": permute_y, "use_tma_load_x": permute_x}
-
-    def ours(self) -> KernelConfig:
-        """Return the corresponding config of Foretune's kernel."""
-        blocks = (self.BLOCK_SIZE_N, self.BLOCK_SIZE_K, self.BLOCK_SIZE_M)
-        return self._knobs(*blocks, TMA_DY=self.use_tma_load_dy, TMA_X=self.use_tma_load_x, TMA_DW=self.use_tma_store)
 
 
 def unsloth_grouped_gemm(

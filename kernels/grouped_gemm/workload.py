@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from ...datasets import Case, ForetuneError, Problem
+from ...datasets import Case, Problem
 from ...model.splits import RANDOM
-from ..workloads import TENSOR_PARALLEL, Deck, Model, check_drawn, shuffled
+from ..workloads import TENSOR_PARALLEL, Deck, Draws, Model
 from .group_sizes import ROUTINGS, drawn_sizes
 
 #: Routed rows (tokens x top_k) of one call, from decode to training.
@@ -32,78 +33,49 @@ PERMUTATION = {"w13": "permute_x", "w2": "permute_y"}
 #: other tensors.
 MOST_TFLOP = 2.5
 MOST_WEIGHT_BYTES = 12e9
-#: Draws of a random shape in a row that may exceed the limits before drawing fails.
-MOST_DRAWS = 10_000
 
 
-def draw(
-    family: str,
-    models: Sequence[Model],
-    *,
-    tokens: Sequence[int] | None = None,
-    per_layer: int = 2,
-    random: int = 40,
-    invented: int = 0,
-    most_tflop: float = MOST_TFLOP,
-    seed: int = 0,
-) -> tuple[Case, ...]:
+def draw(family: str, models: Sequence[Model], draws: Draws) -> tuple[Case, ...]:
     """Draw problems of one grouped GEMM family.
 
     Both projections of each model are crossed with row counts, expert-parallel and tensor-parallel degrees, and
     routings by stratified sampling, so that every count appears equally often. Some problems are in fp16, and some have
-    the layer's permutation fused. The order is random, so that a run cut short by its budget has a fair sample.
-    The same arguments give the same cases.
+    the layer's permutation fused.
 
     Args:
         family: The name of the family.
         models: The models whose layers are drawn.
-        tokens: Token counts, multiplied by a model's top_k; ROWS, as routed rows, if omitted.
-        per_layer: The number of problems per distinct layer shape.
-        random: The number of random shapes.
-        invented: The number of layers of synthetic models, whose widths and experts resemble those of real models.
-        most_tflop: The maximum number of floating-point operations of a problem, in 1e12.
-        seed: The random seed.
-
-    Returns:
-        The cases.
+        draws: What to draw. Token counts are multiplied by a model's top_k; ROWS, as routed rows, if there are none.
 
     Raises:
-        ForetuneError: An argument is invalid, or too few random shapes are within the limits.
+        ForetuneError: Too few random shapes are within the limits.
 
     >>> from ..workloads import load_models
-    >>> len(draw("grouped_gemm_fwd", load_models()[:2], random=3))
+    >>> len(draw("grouped_gemm_fwd", load_models()[:2], Draws(random=3)))
     11
     """
-    check_drawn(tokens, per_layer=per_layer, random=random, invented=invented, seed=seed)
-    rng = np.random.default_rng(seed)
-    drawn: list[Case] = []
+    rng, tokens, most_tflop = draws.rng, draws.tokens, draws.limit(MOST_TFLOP)
     deck = Deck(tokens or ROWS, rng)
-    for (experts, n, k), layer in _layers(models).items():
+    taken: set[tuple[int, ...]] = set()
+
+    def of_layer(item: tuple[tuple[int, int, int], _Layer]) -> Case | None:
+        (experts, n, k), layer = item
         degrees = [degree for degree in EXPERT_PARALLEL if experts % degree == 0 and experts // degree >= 2]
-        taken: set[tuple[int, int, int, int]] = set()
-        for _ in range(per_layer):
-            for _ in range(50):  # draw again if the problem exceeds the limits or repeats one
-                groups = experts // int(rng.choice(degrees))
-                on_rank = _split(n, k, layer.sources[0], layer.inter, rng)
-                count = deck.draw() * (int(rng.choice(layer.top_ks)) if tokens else 1)
-                if (groups, count, *on_rank) not in taken and _affordable(groups, count, *on_rank, most_tflop):
-                    taken.add((groups, count, *on_rank))
-                    drawn.append(_case(family, groups, count, *on_rank, layer.sources, rng))
-                    break
-    low, high = min(tokens or ROWS), max(tokens or ROWS)
-    for shape in [_random_shape] * random + [_invented_shape] * invented:
-        for _ in range(MOST_DRAWS):
-            groups, n, k, source = shape(rng)
-            count = int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
-            if _affordable(groups, count, n, k, most_tflop):
-                drawn.append(_case(family, groups, count, n, k, (source,), rng))
-                break
-        else:
-            raise ForetuneError(
-                f"found no random shape with at least {low} rows and at most {most_tflop} TFLOP: raise the TFLOP limit "
-                "or lower the token counts"
-            )
-    return shuffled(drawn, rng)
+        groups = experts // int(rng.choice(degrees))
+        on_rank = _split(n, k, layer.sources[0], layer.inter, rng)
+        shape = groups, deck.draw() * (int(rng.choice(layer.top_ks)) if tokens else 1), *on_rank
+        if (*item[0], *shape) in taken or not _affordable(*shape, most_tflop):
+            return None
+        taken.add((*item[0], *shape))
+        return _case(family, *shape, layer.sources, rng)
+
+    def of_chance(draw_shape: Callable[[np.random.Generator], tuple[int, int, int, str]]) -> Case | None:
+        groups, n, k, source = draw_shape(rng)
+        shape = groups, draws.between(tokens or ROWS), n, k
+        return _case(family, *shape, (source,), rng) if _affordable(*shape, most_tflop) else None
+
+    shapes = [_random_shape] * draws.random + [_invented_shape] * draws.invented
+    return draws.cases(_layers(models).items(), of_layer, [partial(of_chance, shape) for shape in shapes])
 
 
 @dataclass
@@ -159,12 +131,7 @@ def _invented_shape(rng: np.random.Generator) -> tuple[int, int, int, str]:
 
 def _affordable(groups: int, rows: int, n: int, k: int, most_tflop: float) -> bool:
     """Return whether a problem needs at most `most_tflop` TFLOP and has at most `MOST_WEIGHT_BYTES` of weights."""
-    return _tflop(rows, n, k) <= most_tflop and 2.0 * groups * n * k <= MOST_WEIGHT_BYTES
-
-
-def _tflop(rows: int, n: int, k: int) -> float:
-    """Return the floating-point operations of a (rows, K) by (K, N) product, in 1e12."""
-    return 2e-12 * rows * n * k
+    return 2e-12 * rows * n * k <= most_tflop and 2.0 * groups * n * k <= MOST_WEIGHT_BYTES
 
 
 def _case(

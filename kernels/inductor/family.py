@@ -27,7 +27,7 @@ import numpy as np
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, wrong_knobs
 from ...model.configs_memo import remembered
 from ..config_limits import MOST_PROGRAMS, MOST_REGISTERS, MOST_THREADS, RESERVED_SMEM_BYTES, too_much_smem
-from ..feature_texts import FEATURE_TEXTS
+from ..config_table import FEATURE_TEXTS
 
 if TYPE_CHECKING:
     import numpy as np

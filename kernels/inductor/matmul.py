@@ -12,7 +12,7 @@ from ...model.configs_memo import remembered
 from ..config_limits import TMA_ARCHS
 from ..gemm_family import Configs, GroupedFeatures, Groups
 from ..matmul.features import FEATURE_NAMES, feature_groups
-from ..matmul.layouts import A_KM, B_KN, BIAS
+from ..matmul.space import A_KM, B_KN, BIAS
 from .family import OF_MODEL, InductorTemplate
 
 if TYPE_CHECKING:

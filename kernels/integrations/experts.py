@@ -23,11 +23,11 @@ import torch
 from ...datasets import ForetuneError
 from ...runtime.arguments import Mode, resolve_mode, warn_once
 from ..grouped_gemm import few_rows_gemm, grouped_gemm, route
-from ..grouped_gemm.variants import is_few
+from ..grouped_gemm.space import is_few
 from ..op_calls import is_transformed, needs_gradient
 from ..op_choice import HowChosen
 from ..scaled_gemm import scaled_grouped_gemm
-from ..scaled_gemm.scales import SCALED
+from ..scaled_gemm.space import SCALED
 
 #: The name of the implementation in transformers' registry.
 NAME = "foretune"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..op_imports import attach_ops
+from ..registry import attach_ops
 from .family import Matmul
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from ...datasets import Case, DeviceSpec, ForetuneError, Measurable, Problem
 from ...datasets.errors import warn
 from ...model.splits import RANDOM
 from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row
-from ..comparisons import judge_predicted
+from ..registry import judge_predicted
 from ..workloads import DenseModel, load_dense_models
 from .family import Inputs, Matmul
-from .layouts import A_KM, B_KN, BIAS, activation_of
+from .space import A_KM, B_KN, BIAS, activation_of
 
 if TYPE_CHECKING:
     import torch
@@ -128,7 +128,7 @@ class MatmulComparison:
         ]
 
 
-#: Found by `kernels.comparisons.comparison_of`.
+#: Found by `kernels.registry.comparison_of`.
 COMPARISON = MatmulComparison()
 
 

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import Case, DeviceSpec, KernelConfig, Problem, torch_dtype
 from ...runtime.launching.results import poison
-from ...runtime.launching.source_hash import hash_of_modules
 from ..config_limits import TMA_ARCHS, WITHOUT_CONSUMERS, Knobs
 from ..gemm_family import BANDS_AND_PROGRAMS, ROUNDED_ONCE, Configs, GemmFamily, Groups, MeasuredFamily, seeded
 from ..numerics import padded, product_class
-from ..workloads import load_dense_models
+from ..workloads import Draws, load_dense_models
 from . import workload
 from .features import FEATURE_NAMES, feature_groups
-from .layouts import (
+from .space import (
     A_KM,
     ACTIVATIONS,
     ALIGNMENT_BYTES,
@@ -27,12 +26,15 @@ from .layouts import (
     BIAS,
     DTYPES,
     FLAGS,
+    KNOBS,
     activation_of,
     call_dims,
+    full_space,
     is_aligned,
     output_dtype,
+    smem_bytes,
+    wrong_knob,
 )
-from .space import KNOBS, full_space, smem_bytes, wrong_knob
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +50,7 @@ MOST_PARTIALS = 2**31 - 1
 _EXACT_DEPTH = 2**17
 #: The dtypes whose bits were compared on a card between kinds of instructions, and between values of BLOCK_K.
 _COMPARED = ("bf16", "fp16", "tf32")
+_KERNELS = ("epilogue", "gemm", "specialized", "split_k", "tile_order")
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,6 @@ class Matmul(GemmFamily, MeasuredFamily):
     flags = FLAGS
     default_dims: ClassVar[Mapping[str, int]] = {"batch": 1}
     largest: ClassVar[Mapping[str, int]] = dict.fromkeys(dims, MOST_SIZE)
-    ragged: ClassVar[Mapping[str, str]] = {}
     independent = ("m",)
     bucketed = ("m", "k")  # at most one of them per problem: see `call_dims`
     feature_names = FEATURE_NAMES
@@ -99,6 +101,7 @@ class Matmul(GemmFamily, MeasuredFamily):
     estimated_by = ("estimate_us",)
     # tf32 operands are rounded to 2^-11 each, or truncated, which is twice as far. int32 is exact.
     tolerances: ClassVar[Mapping[str, float]] = ROUNDED_ONCE | {"fp32": 1e-3, "int8": 1e-6}
+    kernel_modules = ("warp_jobs", "dependent_launch", *(f"matmul.triton_kernels.{name}" for name in _KERNELS))
     launch_knobs = BANDS_AND_PROGRAMS | {"SPLIT_K": (1, 2), "PROGRAMS_PER_SM": (0, 1)}
 
     def full_space(self) -> tuple[KernelConfig, ...]:
@@ -187,8 +190,7 @@ class Matmul(GemmFamily, MeasuredFamily):
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
         """Return the cases that `cases` draws from a file of models or the shipped one; see `MeasuredFamily.draw`."""
-        most_tflop = workload.MOST_TFLOP if max_tflop is None else max_tflop
-        return workload.draw(load_dense_models(models), most_tflop=most_tflop, **drawn)
+        return workload.draw(load_dense_models(models), Draws(max_tflop, **drawn))
 
     def flops(self, problem: Problem) -> float:
         """Return the number of floating-point operations of a problem."""
@@ -247,21 +249,21 @@ class Matmul(GemmFamily, MeasuredFamily):
 
     def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
         """Launch the kernel with a config, and return the output without waiting for it."""
-        from .triton_kernels.launches import launch_matmul
+        from .triton_kernels.launches import prepare_matmul
 
-        flags = inputs.problem.flags
-        launch_matmul(
-            inputs.a,
-            inputs.b,
-            inputs.y,
+        i, flags = inputs, inputs.problem.flags
+        launch = prepare_matmul(
+            i.a,
+            i.b,
+            i.y,
             config,
-            inputs.device.sm_count,
+            i.device.sm_count,
             a_km=A_KM in flags,
             b_kn=B_KN in flags,
-            bias=inputs.bias,
-            activation=activation_of(inputs.problem),
+            activation=activation_of(i.problem),
         )
-        return inputs.y
+        launch((i.a, i.b, i.y, i.bias))
+        return i.y
 
     def reference(self, inputs: Inputs) -> torch.Tensor:
         """Return the correct output in float32, computed by PyTorch."""
@@ -307,10 +309,3 @@ class Matmul(GemmFamily, MeasuredFamily):
     def binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:
         """Return a key that is equal for two configs and problems if they run the same compiled binary."""
         return super().binary_key(config, problem), is_aligned(problem)
-
-    def source_hash(self) -> str:
-        """Return a hash of the source of all kernels that a launch runs."""
-        from .. import dependent_launch, warp_jobs
-        from .triton_kernels import epilogue, gemm, specialized, split_k, tile_order
-
-        return hash_of_modules(gemm, specialized, warp_jobs, split_k, dependent_launch, tile_order, epilogue)

@@ -14,8 +14,7 @@ from ...datasets import DeviceSpec, KernelConfig, Problem
 from ...datasets.feature_groups import FeatureGroup
 from ...model.configs_memo import remembered
 from ..config_table import BLOCKS, L2_OVER_DRAM, TILE, TILING, ConfigTable, TiledWork, alignment, config_columns
-from .layouts import FLAGS, LAYOUTS, output_dtype, row_lengths
-from .space import smem_bytes
+from .space import FLAGS, LAYOUTS, output_dtype, row_lengths, smem_bytes
 
 # float32 is multiplied as tf32, at half the rate of 16-bit dtypes on all tensor cores since Ampere.
 _TF32_RATE = 0.5
@@ -151,4 +150,4 @@ def _space(configs: tuple[KernelConfig, ...], itemsize: int, device: DeviceSpec)
     """Return the table of the feature columns that depend only on the configs, the dtype and the device."""
     smem = [smem_bytes(config.to_json(), itemsize, device) for config in configs]
     columns = config_columns(configs, smem, device, itemsize=itemsize)
-    return ConfigTable.of(len(_PROBLEM_FEATURES), CONFIG_FEATURES, columns, _DECIDING)
+    return ConfigTable(len(_PROBLEM_FEATURES), CONFIG_FEATURES, columns, _DECIDING)

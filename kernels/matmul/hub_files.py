@@ -21,7 +21,7 @@ from ...datasets.errors import check_integer, shown
 from ...datasets.files import write_new
 from ..workloads import TOKENS
 from .family import MOST_SIZE, Matmul
-from .layouts import B_KN
+from .space import B_KN
 
 if TYPE_CHECKING:
     from ...model import Bundle

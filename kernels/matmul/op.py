@@ -25,14 +25,14 @@ from ..op_calls import (
     require,
 )
 from ..op_choice import HowChosen, how_chosen
-from .layouts import A_KM, ACTIVATIONS, ALIGNMENT_BYTES, B_KN, BIAS, activation_of, is_aligned, is_few, worth_turning
-from .layouts import DTYPES as NAMES
+from .space import A_KM, ACTIVATIONS, ALIGNMENT_BYTES, B_KN, BIAS, activation_of, is_aligned, is_few, worth_turning
+from .space import DTYPES as NAMES
 from .triton_kernels.launches import prepare_matmul
 from .triton_kernels.turning import turned_copy
 
 if TYPE_CHECKING:
     from ...datasets import DeviceSpec
-    from ..op_calls import Launch
+    from ..launchers import Launch
 
 _DTYPES = {torch_dtype(name): name for name in NAMES}
 

@@ -1,4 +1,4 @@
-"""The tuning space of the dense GEMM, the rules for its knobs, and the shared memory that a config needs."""
+"""The flags of a dense GEMM, its tuning space, the rules for its knobs, and the shared memory that a config needs."""
 
 from __future__ import annotations
 
@@ -7,17 +7,109 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
-from ...datasets import DeviceSpec, KernelConfig
+from ...datasets import DeviceSpec, KernelConfig, Problem
 from ..config_limits import (
     ASYNC_PRODUCT_ARCHS,
     Knobs,
     KnobValues,
-    accumulator_registers,
     exchange_bytes,
-    undecided,
+    spilled,
+    wrong_consumers,
     wrong_tile_of_all_warps,
-    wrong_tile_of_consumers,
 )
+
+#: Storage that differs from a linear layer's, which has a (M, K) and b (N, K), so that y = a @ b.T: A_KM stores a as
+#: (K, M), B_KN stores b as (K, N). The gradient of a layer's input has B_KN; that of its weight has both.
+A_KM, B_KN = LAYOUTS = ("a_km", "b_kn")
+BIAS = "bias"
+ACTIVATIONS = ("relu", "gelu", "silu")
+FLAGS = (*LAYOUTS, BIAS, *ACTIVATIONS)
+#: The dtypes of the operands, and of the output, except that int8 is summed in int32, which is then the output's dtype.
+#: float32 is multiplied as tf32.
+DTYPES = ("bf16", "fp16", "fp32", "int8")
+#: Rows must begin at multiples of this many bytes for TMA, and for 16-byte loads.
+ALIGNMENT_BYTES = 16
+#: A kernel without tiles is faster for at most so many rows.
+_FEW_ROWS = 2
+#: When a float32 operand that is stored across K is copied first: products per element, products in all, and K from
+#: which on an H200 gained at every size (tests/kernels/matmul/turning_on_gpu.py).
+_REUSED_FROM, _PRODUCTS_FROM, _DEPTH_FROM = 512, 2**31, 64
+
+
+def output_dtype(problem: Problem) -> str:
+    """Return the dtype of y.
+
+    >>> output_dtype(Problem.of("matmul", batch=1, m=16, n=64, k=64, dtype="int8"))
+    'int32'
+    """
+    return "int32" if problem.dtype == "int8" else problem.dtype_name
+
+
+def activation_of(problem: Problem) -> str:
+    """Return the activation that follows the product, or "none"."""
+    return next((flag for flag in problem.flags if flag in ACTIVATIONS), "none")
+
+
+def row_lengths(problem: Problem) -> tuple[str, str, str]:
+    """Return for each of a, b and y the dimension along which it is contiguous in memory.
+
+    >>> row_lengths(Problem.of("matmul", batch=1, m=16, n=64, k=64, flags=("b_kn",)))
+    ('k', 'n', 'n')
+    """
+    return ("m" if A_KM in problem.flags else "k"), ("n" if B_KN in problem.flags else "k"), "n"
+
+
+def is_aligned(problem: Problem) -> bool:
+    """Return whether all rows are multiples of 16 bytes long, in bytes of the operands.
+
+    Only then can TMA move them, and only then are loads 16 bytes wide.
+
+    >>> layer = {"batch": 1, "m": 7, "n": 64}
+    >>> is_aligned(Problem.of("matmul", **layer, k=64)), is_aligned(Problem.of("matmul", **layer, k=60))
+    (True, False)
+    """
+    unit = ALIGNMENT_BYTES // problem.itemsize
+    return not any(problem[dim] % unit for dim in row_lengths(problem))
+
+
+def is_few(problem: Problem) -> bool:
+    """Return whether `triton_kernels/few_rows.py` computes a problem: one product x @ w.T of one or two rows.
+
+    >>> is_few(Problem.of("matmul", batch=1, m=2, n=64, k=64)), is_few(Problem.of("matmul", batch=1, m=3, n=64, k=64))
+    (True, False)
+    """
+    few = problem["batch"] == 1 and problem["m"] <= _FEW_ROWS and problem.dtype != "int8"
+    return few and is_aligned(problem) and A_KM not in problem.flags and B_KN not in problem.flags
+
+
+def call_dims(problem: Problem) -> tuple[str, ...]:
+    """Return the dimensions that vary from call to call with the number of tokens, which are rounded.
+
+    This is M; or K if both operands are stored along it, as in the gradient of a weight; or no dimension if rows of a
+    run along M and rows of b along K, so that rounding never changes whether a problem is aligned.
+    """
+    if A_KM not in problem.flags:
+        return ("m",)
+    return ("k",) if B_KN in problem.flags else ()
+
+
+def worth_turning(problem: Problem, device: DeviceSpec) -> tuple[bool, bool]:
+    """Return whether a, and b, should be copied so that their rows run along K before the product.
+
+    This is so for large float32 operands that are stored across K. sm_90's asynchronous products take only 16-bit
+    operands transposed (PTX ISA, wgmma), so the kernel rearranges such operands itself, and is several times slower.
+
+    >>> gradient = Problem.of("matmul", batch=1, m=4096, n=4096, k=4096, dtype="fp32", flags=LAYOUTS)
+    >>> worth_turning(gradient, DeviceSpec.named("h200"))
+    (True, True)
+    """
+    batch, m, n, k = (problem[dim] for dim in ("batch", "m", "n", "k"))
+    if device.arch != "sm_90" or problem.dtype != "fp32" or k < _DEPTH_FROM or batch * m * n * k < _PRODUCTS_FROM:
+        return False, False
+    turn_a = A_KM in problem.flags and n >= _REUSED_FROM
+    # If both are stored across K, copying b alone does not pay: rearranging a is what slows the kernel most.
+    turn_b = B_KN in problem.flags and m >= _REUSED_FROM and (turn_a or A_KM not in problem.flags)
+    return turn_a, turn_b
 
 
 def smem_bytes(knobs: Knobs, itemsize: int, device: DeviceSpec) -> int:
@@ -33,38 +125,8 @@ def smem_bytes(knobs: Knobs, itemsize: int, device: DeviceSpec) -> int:
     """
     if knobs["CONSUMERS"]:
         return _specialized_smem_bytes(knobs)
-    return tile_smem_bytes(
-        knobs["BLOCK_M"],
-        knobs["BLOCK_N"],
-        knobs["BLOCK_K"],
-        knobs["num_stages"],
-        knobs["num_warps"],
-        knobs["TMA"],
-        itemsize,
-        persistent=knobs["PROGRAMS_PER_SM"] > 0,
-        split=knobs["SPLIT_K"] > 1,
-        arch=device.arch,
-    )
-
-
-def tile_smem_bytes(
-    m: int,
-    n: int,
-    k: int,
-    stages: int,
-    warps: int,
-    tma: int,
-    itemsize: int,
-    *,
-    persistent: bool,
-    split: bool = False,
-    arch: str,
-) -> int:
-    """Return the shared memory in bytes of a program with CONSUMERS = 0, for an m x n x k tile and these knobs.
-
-    `smem_bytes` explains what it consists of. `tma` is the knob TMA, `itemsize` the bytes of an operand's element, and
-    `split` whether SPLIT_K > 1.
-    """
+    m, n, k, stages, tma = (knobs[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_stages", "TMA"))
+    arch, split = device.arch, knobs["SPLIT_K"] > 1
     is_async = m >= 64 and arch in ASYNC_PRODUCT_ARCHS
     buffers = stages if is_async or arch.startswith("gfx") else max(stages - 1, 1)
     staged = buffers * (m + n) * k * itemsize
@@ -75,8 +137,8 @@ def tile_smem_bytes(
     if tma == 2:
         output += 1024  # TMA stores from an aligned buffer, which may be next to the bias
     elif tma == 1 and itemsize == 2 and not split:  # rows that are not aligned are converted all at once
-        output = min(output, exchange_bytes(m, n, warps, arch))
-    return staged + output + barriers if persistent else max(staged, output) + barriers
+        output = min(output, exchange_bytes(m, n, knobs["num_warps"], arch))
+    return int(staged + output if knobs["PROGRAMS_PER_SM"] else max(staged, output)) + barriers
 
 
 def _specialized_smem_bytes(knobs: Knobs) -> int:
@@ -171,11 +233,8 @@ def wrong_knob(knobs: Mapping[str, Any]) -> str | None:
 def _wrong_tile(m: int, n: int, k: int, warps: int) -> str | None:
     """Return why an m x n x k tile is too large (spilled registers, or minutes of compilation), or None."""
     threads = 32 * warps
-    if accumulator_registers(m, n, warps) > _MOST_ACCUMULATOR_REGISTERS:
-        return (
-            f"BLOCK_M x BLOCK_N must be at most {_MOST_ACCUMULATOR_REGISTERS * threads} elements with num_warps = "
-            f"{warps}, or registers spill, but is {m} x {n}"
-        )
+    if (wrong := spilled(m, n, warps, _MOST_ACCUMULATOR_REGISTERS)) is not None:
+        return wrong
     if k > (most_k := _MOST_LOADED_ELEMENTS * threads // (m + n)):
         return (
             f"BLOCK_K must be at most {most_k} with BLOCK_M x BLOCK_N = {m} x {n} and num_warps = {warps}, or "
@@ -188,12 +247,10 @@ def _wrong_consumers(knobs: Mapping[str, Any]) -> str | None:
     """Return why CONSUMERS > 0 cannot be combined with the other knobs, or None if it can."""
     consumers, pingpong = knobs["CONSUMERS"], knobs["PINGPONG"]
     decided = {"BLOCK_K": 64, "SPLIT_K": 1, "PROGRAMS_PER_SM": 1, "TMA": 2, "num_warps": 4}
-    if (wrong := undecided(knobs, decided)) is not None:
-        return wrong
     tiles = [(m, n) for *groups, m, n in _SPECIALIZED if groups == [consumers, pingpong]]
     if not tiles:
-        return f"PINGPONG must be 0 with CONSUMERS = {consumers} but is {pingpong}"
-    return wrong_tile_of_consumers(knobs, tiles)
+        decided["PINGPONG"] = 0
+    return wrong_consumers(knobs, decided, tiles, given=("CONSUMERS", "PINGPONG"))
 
 
 @lru_cache(maxsize=1)
@@ -234,7 +291,8 @@ def _launch_choices(m: int, n: int, k: int, warps: int, stages: int) -> Iterator
         yield from ((tma, 0, 1, splits) for tma in (0, 1) for splits in (1, 2, 4, 8))
         yield 1, 2, 1, 1
         return
-    smem = tile_smem_bytes(m, n, k, stages, warps, 1, 2, persistent=True, arch="sm_90")
+    knobs = dict(zip(KNOBS, (m, n, k, 1, 1, 1, 1, 0, 0, warps, stages), strict=True))
+    smem = smem_bytes(knobs, 2, DeviceSpec.named("h200"))
     two_fit = m * n <= 128 * 128 and 2 * smem < _SMEM_BYTES
     yield 0, 0, 8, 1
     for band in (1, 8):

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...datasets import Case, ForetuneError, Problem
+from ...datasets import Case, Problem
 from ...model.splits import RANDOM
-from ..workloads import TENSOR_PARALLEL, TOKENS, Deck, DenseModel, check_drawn, chosen, shuffled
-from .layouts import A_KM, B_KN, BIAS
+from ..workloads import TENSOR_PARALLEL, TOKENS, Deck, DenseModel, Draws, chosen
+from .space import A_KM, B_KN, BIAS
 
 #: The fewest tokens of a training step; calls with fewer are forward passes.
 LEAST_TRAINED = 128
@@ -38,8 +38,6 @@ BATCHED_ONE_IN, MOST_MATRICES = 8, 128
 #: Limits of one problem: a few milliseconds on an H200 with the best config, and tensors that fit in memory.
 MOST_TFLOP = 2.5
 MOST_BYTES = 8e9
-#: Draws in a row that may exceed the limits before drawing fails.
-MOST_DRAWS = 10_000
 
 
 @dataclass(frozen=True)
@@ -53,65 +51,46 @@ class Layer:
     sizes: tuple[int, int]
 
 
-def draw(
-    models: Sequence[DenseModel],
-    *,
-    tokens: Sequence[int] | None = None,
-    per_layer: int = 2,
-    random: int = 40,
-    most_tflop: float = MOST_TFLOP,
-    seed: int = 0,
-) -> tuple[Case, ...]:
+def draw(models: Sequence[DenseModel], draws: Draws) -> tuple[Case, ...]:
     """Draw problems of the dense GEMM.
 
     Layers are crossed with token counts, tensor-parallel degrees, passes, dtypes and epilogues by stratified sampling,
     so that every count appears equally often. The source of a shape that several model families share is "random",
-    because it would tie those families together when some of them are held out. The order is random, so that a run cut
-    short by its budget has a representative sample. The same arguments give the same cases.
+    because it would tie those families together when some of them are held out.
 
     Args:
         models: The models whose layers are drawn.
-        tokens: Token counts; TOKENS and values in between if omitted.
-        per_layer: The number of problems per layer of each model.
-        random: The number of random shapes.
-        most_tflop: The maximum number of floating-point operations of a problem, in 1e12.
-        seed: The random seed.
-
-    Returns:
-        The cases.
+        draws: What to draw. Without token counts, they are TOKENS and values in between.
 
     Raises:
-        ForetuneError: An argument is invalid, or too few random shapes are within the limits.
+        ForetuneError: Too few random shapes are within the limits.
 
     >>> from ..workloads import load_dense_models
-    >>> len(draw(load_dense_models()[:2], random=3))
+    >>> len(draw(load_dense_models()[:2], Draws(random=3)))
     27
     """
-    check_drawn(tokens, per_layer=per_layer, random=random, seed=seed)
-    rng = np.random.default_rng(seed)
+    rng, most_tflop = draws.rng, draws.limit(MOST_TFLOP)
     owners = _owners(models)
-    counts = _Counts(tokens, rng)
-    drawn: dict[Problem, Case] = {}
-    for model in models:
-        for name in (*model.linear_layers(), "attention"):
-            for _ in range(per_layer):
-                for _ in range(50):  # draw again if the problem exceeds the limits or repeats one
-                    layer = _on_rank(model, name, _degree(model, rng))
-                    problem = _problem_of(layer, counts.draw(), rng)
-                    if problem not in drawn and _affordable(problem, most_tflop):
-                        shared = len(owners[layer]) > 1
-                        source = f"{RANDOM if shared else model.model}/{name}"
-                        drawn[problem] = Case(problem, (source,), _pass_of(problem))
-                        break
-    for _ in range(random):
-        for _ in range(MOST_DRAWS):
-            problem = _random_problem(counts if tokens else None, rng)
-            if problem not in drawn and _affordable(problem, most_tflop):
-                drawn[problem] = Case(problem, (RANDOM,), _pass_of(problem))
-                break
-        else:
-            raise ForetuneError(f"found no random shape with at most {most_tflop} TFLOP: raise the TFLOP limit")
-    return shuffled(list(drawn.values()), rng)
+    counts = _Counts(draws.tokens, rng)
+    drawn: set[Problem] = set()
+
+    def case(problem: Problem, source: str) -> Case | None:
+        if problem in drawn or not _affordable(problem, most_tflop):
+            return None
+        drawn.add(problem)
+        return Case(problem, (source,), _pass_of(problem))
+
+    def of_layer(named: tuple[DenseModel, str]) -> Case | None:
+        model, name = named
+        layer = _on_rank(model, name, _degree(model, rng))
+        source = f"{RANDOM if len(owners[layer]) > 1 else model.model}/{name}"
+        return case(_problem_of(layer, counts.draw(), rng), source)
+
+    def of_chance() -> Case | None:
+        return case(_random_problem(counts if draws.tokens else None, rng), RANDOM)
+
+    layers = [(model, name) for model in models for name in (*model.linear_layers(), "attention")]
+    return draws.cases(layers, of_layer, [of_chance] * draws.random)
 
 
 class _Counts:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...datasets import Case, DeviceSpec, Measurable, Problem
 from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row
-from ..comparisons import judge_predicted
+from ..registry import judge_predicted
 from ..workloads import load_dense_models
 from .family import Inputs, RmsNormRopeForward, rotated
 
@@ -67,7 +67,6 @@ class RmsNormRopeComparison:
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath:
         """Return the host times of the op and of a bare launch of its kernel."""
-        from .launches import launch_forward
         from .op import rms_norm_rope
 
         family = RmsNormRopeForward()
@@ -77,7 +76,7 @@ class RmsNormRopeComparison:
         return LaunchPath.timed(
             "foretune.rms_norm_rope",
             lambda: rms_norm_rope(i.q, i.k, *tables, config=config),
-            lambda: launch_forward(i.q, i.k, i.parts[0], i.parts[1], i.rotation, config),
+            lambda: family.launch(i, config),
         )
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
@@ -85,7 +84,7 @@ class RmsNormRopeComparison:
         return judge_predicted(rows, dict.fromkeys(("eager", "compile", "liger"), (1.0,)))
 
 
-#: Found by `kernels.comparisons.comparison_of`.
+#: Found by `kernels.registry.comparison_of`.
 COMPARISON = RmsNormRopeComparison()
 
 if TYPE_CHECKING:

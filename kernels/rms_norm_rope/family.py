@@ -19,7 +19,7 @@ from ...model.configs_memo import remembered
 from ...model.generic_features import GenericFeatures
 from ..config_limits import MOST_PROGRAMS, MOST_THREADS, Knobs
 from ..gemm_family import Binaries, Configs, DeclaredFamily, Groups, MeasuredFamily, seeded
-from ..workloads import load_dense_models
+from ..workloads import Draws, load_dense_models
 from . import workload
 from .space import (
     MOST_HEAD_DIM,
@@ -82,7 +82,6 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
     dims = DIMS
     dtypes = DTYPES
     flags: ClassVar[tuple[str, ...]] = ("interleaved",)
-    ragged: ClassVar[Mapping[str, str]] = {}
     largest: ClassVar[Mapping[str, int]] = {
         "tokens": MOST_TOKENS,
         "q_heads": MOST_HEADS,
@@ -92,6 +91,7 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
     bucketed = ("tokens",)
     independent = ("tokens",)
     reads_binaries = True
+    kernel_modules = ("rms_norm_rope.triton_kernels",)
     dtype_argument = "q_ptr"
     dims_from: ClassVar[Mapping[str, tuple[str, int]]] = {
         "tokens": ("tokens", 1),
@@ -108,7 +108,7 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
         super().__init_subclass__(**options)
         if not hasattr(cls, "name"):
             return
-        cls.knobs = tuple(SPACES[cls.name])
+        cls.knobs, cls.values = tuple(SPACES[cls.name]), VALUES[cls.name]
         tiles = {"ROWS": "tokens", "HEADS": "q_heads"}
         cls._generic = GenericFeatures(DIMS, DTYPES, cls.flags, cls.knobs, tiles)
         cls.feature_names = cls._generic.names + TILE_FEATURES
@@ -116,10 +116,6 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
     def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:
         """Return every config worth measuring; the same for all devices."""
         return full_space(self.name)
-
-    def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
-        """Return why these knob values are invalid for every problem, or None if they are valid for some."""
-        return VALUES[self.name].wrong(knobs)
 
     def wrong_problem(self, problem: Problem) -> str | None:
         """Return why no config can run a problem, or None."""
@@ -197,7 +193,7 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
             if not max_tflop > 0:
                 raise ForetuneError(f"max_tflop must be more than 0 but is {max_tflop}")
             most = min(most, max_tflop * 1e12 / (3.5 * self.moved))
-        return workload.draw(self.name, load_dense_models(models), most_elements=most, **drawn)
+        return workload.draw(self.name, load_dense_models(models), Draws(**drawn), most_elements=most)
 
     def inputs(self, problem: Problem, device: DeviceSpec, *, seed: int = 0) -> Inputs:
         """Return random tensors of a problem on a device, with the output filled with NaN."""
@@ -253,13 +249,6 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
     def kernel(self) -> Any:
         """Return the `triton.jit` function that a launch runs."""
 
-    def source_hash(self) -> str:
-        """Return a hash of the source of all kernels that a launch runs."""
-        from ...runtime.launching.source_hash import hash_of_modules
-        from . import triton_kernels
-
-        return hash_of_modules(triton_kernels)
-
     def compile(self, config: KernelConfig, problem: Problem) -> Any:
         """Compile the kernel of a config, and return its binary."""
         knobs = config.to_json() | block_constants(problem["head_dim"])
@@ -304,10 +293,11 @@ class RmsNormRopeForward(RmsNormRope):
 
     def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
         """Launch the kernel with a config, and return the output without waiting for it."""
-        from .launches import launch_forward
+        from .launches import prepare_forward
 
-        launch_forward(inputs.q, inputs.k, inputs.parts[0], inputs.parts[1], inputs.rotation, config)
-        return inputs.out
+        i = inputs
+        prepare_forward(i.q, i.k, i.rotation, config)((i.q, i.k, *i.parts, *i.rotation[:4]))
+        return i.out
 
     def reference(self, inputs: Inputs) -> torch.Tensor:
         """Return the correct output in float32, computed by PyTorch."""
@@ -362,12 +352,13 @@ class RmsNormRopeBackward(RmsNormRope):
 
     def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
         """Launch the kernel with a config, and return the output without waiting for it."""
-        from .launches import launch_backward
+        from .launches import prepare_backward
 
         i = inputs
         assert i.dq is not None
         assert i.dk is not None
-        launch_backward(i.dq, i.dk, i.q, i.k, i.parts, i.rotation, config)
+        heads = i.dq, i.dk, i.q, i.k
+        prepare_backward(*heads, i.rotation, config)((*heads, *i.parts, *i.rotation[:4]))
         return i.out
 
     def reference(self, inputs: Inputs) -> torch.Tensor:

@@ -11,9 +11,10 @@ from .space import block_constants, chunks_of, forward_grid, head_blocks
 from .triton_kernels import rms_norm_rope_backward_kernel, rms_norm_rope_kernel, weight_sums_kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from ...datasets import KernelConfig
+    from ..launchers import Launch
 
 _launch = Launcher(rms_norm_rope_kernel)
 _launch_backward = Launcher(rms_norm_rope_backward_kernel)
@@ -34,37 +35,20 @@ class Rotation(NamedTuple):
     interleaved: bool
 
 
-def launch_forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    q_out: torch.Tensor,
-    k_out: torch.Tensor,
-    rotation: Rotation,
-    config: KernelConfig,
-    *,
-    inverse: bool = False,
-) -> None:
-    """Launch the forward kernel, without waiting for it.
+def prepare_forward(
+    q: torch.Tensor, k: torch.Tensor, rotation: Rotation, config: KernelConfig, *, inverse: bool = False
+) -> Launch:
+    """Return a function that launches the kernel, without waiting for it, on tensors with these shapes and strides.
+
+    Its argument is (q, k, q_out, k_out, cos, sin, q_weight, k_weight), where the outputs have the shapes of q and k and
+    are contiguous.
 
     Args:
         q: (tokens, q_heads, HEAD_DIM), with contiguous heads.
         k: (tokens, k_heads, HEAD_DIM), with contiguous heads.
-        q_out: The output, of q's shape, contiguous.
-        k_out: The output, of k's shape, contiguous.
         rotation: The other arguments.
         config: The config.
         inverse: Rotate in the opposite direction, which undoes a rotation.
-    """
-    prepare_forward(q, k, rotation, config, inverse=inverse)((q, k, q_out, k_out, *rotation[:4]))
-
-
-def prepare_forward(
-    q: torch.Tensor, k: torch.Tensor, rotation: Rotation, config: KernelConfig, *, inverse: bool = False
-) -> Callable[[Sequence[torch.Tensor | None]], None]:
-    """Return a function that launches the kernel on tensors with the shapes and strides of these.
-
-    Its argument is (q, k, q_out, k_out, cos, sin, q_weight, k_weight). The other arguments are those of
-    `launch_forward`.
     """
     tokens, q_heads, head_dim = q.shape
     grid = forward_grid(tokens, q_heads, k.shape[1], config)
@@ -74,36 +58,21 @@ def prepare_forward(
     return _launch.prepare((grid, 1, 1), _numbers((q, k), rotation), config, **block_constants(head_dim), **flags)
 
 
-def launch_backward(
-    dq: torch.Tensor,
-    dk: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    grads: Sequence[torch.Tensor],
-    rotation: Rotation,
-    config: KernelConfig,
-) -> None:
-    """Launch the backward kernels, without waiting for them.
+def prepare_backward(
+    dq: torch.Tensor, dk: torch.Tensor, q: torch.Tensor, k: torch.Tensor, rotation: Rotation, config: KernelConfig
+) -> Launch:
+    """Return a function that launches the kernels, without waiting for them, on tensors with these shapes and strides.
+
+    Its argument is (dq, dk, q, k, the four gradients to write, cos, sin, q_weight, k_weight), where the gradients are
+    those of q, k and both weights, all contiguous.
 
     Args:
         dq: The gradient of the rotated q.
         dk: The gradient of the rotated k.
         q: As in the forward pass.
         k: As in the forward pass.
-        grads: The gradients to write: of q, k, and both weights, all contiguous.
         rotation: The other arguments of the forward pass.
         config: The config.
-    """
-    prepare_backward(dq, dk, q, k, rotation, config)((dq, dk, q, k, *grads, *rotation[:4]))
-
-
-def prepare_backward(
-    dq: torch.Tensor, dk: torch.Tensor, q: torch.Tensor, k: torch.Tensor, rotation: Rotation, config: KernelConfig
-) -> Callable[[Sequence[torch.Tensor | None]], None]:
-    """Return a function that launches the kernels on tensors with the shapes and strides of these.
-
-    Its argument is (dq, dk, q, k, the four gradients to write, cos, sin, q_weight, k_weight). The other arguments are
-    those of `launch_backward`.
     """
     tokens, q_heads, head_dim = q.shape
     q_blocks, k_blocks = head_blocks(q_heads, config), head_blocks(k.shape[1], config)

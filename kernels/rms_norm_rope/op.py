@@ -18,7 +18,7 @@ from .launches import Rotation, prepare_backward, prepare_forward
 
 if TYPE_CHECKING:
     from ...datasets import DeviceSpec
-    from ..op_calls import Launch
+    from ..launchers import Launch
 
 _OPERANDS = (
     Operand("q", dtypes=tuple(DTYPES), floating=True),

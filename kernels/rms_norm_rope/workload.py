@@ -8,7 +8,7 @@ import numpy as np
 
 from ...datasets import Case, ForetuneError, Problem
 from ...model.splits import RANDOM
-from ..workloads import TENSOR_PARALLEL, TOKENS, Deck, DenseModel, check_drawn, shuffled
+from ..workloads import TENSOR_PARALLEL, TOKENS, Deck, DenseModel, Draws, shuffled
 
 #: Families of models that normalize each head of q and k before rotating it; the others only rotate.
 NORMED = ("Qwen3", "Gemma")
@@ -23,40 +23,24 @@ MOST_ELEMENTS = 2**30
 
 
 def draw(
-    family: str,
-    models: Sequence[DenseModel],
-    *,
-    tokens: Sequence[int] | None = None,
-    per_layer: int = 2,
-    random: int = 40,
-    most_elements: float = MOST_ELEMENTS,
-    seed: int = 0,
+    family: str, models: Sequence[DenseModel], draws: Draws, *, most_elements: float = MOST_ELEMENTS
 ) -> tuple[Case, ...]:
-    """Draw problems of one family.
-
-    Token counts appear equally often. The order is random, and the same arguments give the same cases.
+    """Draw problems of one family. Token counts appear equally often.
 
     Args:
         family: The name of the family.
-        models: The models whose heads are drawn, on 1, 2, 4 or 8 ranks.
-        tokens: Token counts; TOKENS if omitted.
-        per_layer: The number of problems per distinct (q heads, kv heads, head size).
-        random: The number of random problems.
+        models: The models whose heads are drawn, on 1, 2, 4 or 8 ranks: each distinct (q heads, kv heads, head size).
+        draws: What to draw. Token counts are TOKENS if there are none.
         most_elements: The maximum number of elements of q and k together in one problem.
-        seed: The random seed.
-
-    Returns:
-        The cases.
 
     Raises:
-        ForetuneError: An argument is invalid, or no problem is within the limit.
+        ForetuneError: No problem is within the limit.
 
     >>> from ..workloads import load_dense_models
-    >>> len(draw("rms_norm_rope_fwd", load_dense_models()[:1], random=3))
+    >>> len(draw("rms_norm_rope_fwd", load_dense_models()[:1], Draws(random=3)))
     11
     """
-    check_drawn(tokens, per_layer=per_layer, random=random, seed=seed)
-    rng = np.random.default_rng(seed)
+    rng, tokens = draws.rng, draws.tokens
     deck = Deck(tokens or TOKENS, rng)
     drawn: dict[Problem, Case] = {}
 
@@ -64,22 +48,22 @@ def draw(
         for _ in range(50):  # draw again if the problem exceeds the limit or repeats one
             count = deck.draw()
             if sources == (RANDOM,) and tokens is None:
-                count = int(np.exp(rng.uniform(0, np.log(TOKENS[-1] + 1))))
+                count = draws.between(TOKENS)
             problem = _problem(family, count, shape, normed, rng)
             if count * (shape[0] + shape[1]) * shape[2] <= most_elements and problem not in drawn:
                 drawn[problem] = Case(problem, sources)
                 return
 
     for shape, sources in _layers(models).items():
-        for _ in range(per_layer):
+        for _ in range(draws.per_layer):
             normed = any(source.startswith(NORMED) for source in sources) or rng.uniform() < NORMED_SHARE
             add(shape, sources, normed)
-    for _ in range(random):
+    for _ in range(draws.random):
         ratio = int(rng.choice(RANDOM_RATIOS))
         q_heads = int(rng.choice([heads for heads in RANDOM_Q_HEADS if heads % ratio == 0]))
         shape = (q_heads, q_heads // ratio, int(rng.choice(RANDOM_HEAD_DIMS)))
         add(shape, (RANDOM,), bool(rng.uniform() < NORMED_SHARE))
-    if not drawn and per_layer + random:
+    if not drawn and draws.per_layer + draws.random:
         raise ForetuneError(
             f"found no problem with at most {most_elements:g} elements: raise the limit or lower the token counts"
         )

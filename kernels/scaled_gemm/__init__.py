@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..op_imports import attach_ops
+from ..registry import attach_ops
 from .dw_family import ScaledGroupedGemmDW
 from .family import ScaledGemm, ScaledGroupedGemmForward
 

@@ -14,11 +14,11 @@ import numpy as np
 
 from ...datasets import Case, DeviceSpec, Measurable, Problem
 from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row
-from ..comparisons import judge_predicted
 from ..grouped_gemm.group_sizes import drawn_sizes
+from ..registry import judge_predicted
 from .dw_family import DWInputs, ScaledGroupedGemmDW
 from .family import Inputs
-from .scales import BLOCKWISE, DTYPE, GRANULARITIES, ROWWISE, SCALED, flags_of, granularity_of
+from .space import BLOCKWISE, DTYPE, GRANULARITIES, ROWWISE, SCALED, flags_of, granularity_of
 from .workload import DEEPSEEK_V3
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class ScaledGemmComparison:
         return judged
 
 
-#: Found by `kernels.comparisons.comparison_of`.
+#: Found by `kernels.registry.comparison_of`.
 COMPARISON = ScaledGemmComparison()
 
 

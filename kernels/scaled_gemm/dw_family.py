@@ -11,19 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import Case, DeviceSpec, KernelConfig, Problem
-from ...runtime.launching.source_hash import hash_of_modules
 from ..config_limits import TMA_ARCHS, Knobs, why_no_gluon
 from ..gemm_family import BANDS_AND_PROGRAMS, Binaries, Configs, Groups, seeded
-from ..grouped_gemm.family import UNIFORM, MeasuredOverGroups
+from ..grouped_gemm.family import DW_KERNELS, UNIFORM, MeasuredOverGroups
 from ..grouped_gemm.features import group_sizes_of
-from ..grouped_gemm.variants import chunk_rows
+from ..grouped_gemm.space import chunk_rows
 from ..numerics import instruction_of
-from ..workloads import load_models
+from ..workloads import Draws, load_models
 from . import workload
-from .dw_features import DW_FEATURES, dw_feature_groups
-from .dw_space import DW_KNOBS, DW_VALUES, dw_smem_bytes, full_dw_space, wrong_dw_tile
 from .family import FP8Family
-from .scales import BLOCKWISE, DTYPE, SCALED
+from .features import DW_FEATURES, dw_feature_groups
+from .space import BLOCKWISE, DTYPE, DW_KNOBS, DW_VALUES, SCALED, dw_smem_bytes, full_dw_space, wrong_dw_tile
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +61,7 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, FP8Family):
     name = "scaled_grouped_gemm_dw"
     dtypes = (DTYPE,)
     flags = (BLOCKWISE,)
-    knobs = DW_KNOBS
+    knobs, values = DW_KNOBS, DW_VALUES
     feature_names = DW_FEATURES
     independent: ClassVar[tuple[str, ...]] = ()  # it sums over the rows
     routings = UNIFORM  # the number of tiles hardly depends on the routing
@@ -78,11 +76,11 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, FP8Family):
     # Rounding the sum to bf16; see `ScaledGemmFamily.tolerances`.
     tolerances: ClassVar[Mapping[str, float]] = {DTYPE: 4e-3}
     launch_knobs = BANDS_AND_PROGRAMS
+    kernel_modules = (
+        *DW_KERNELS,
+        *(f"scaled_gemm.triton_kernels.{name}" for name in ("blocks", "dw", "specialized_dw")),
+    )
     off_blocks = (400, 656)  # multiples of no block size
-
-    def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
-        """Return why these knob values are invalid for every problem, or None if they are valid for some."""
-        return DW_VALUES.wrong(knobs)
 
     def full_space(self) -> tuple[KernelConfig, ...]:
         """Return every config worth measuring, for all devices."""
@@ -116,17 +114,12 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, FP8Family):
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
         """Return the cases that `cases` draws from a file of models or the shipped one; see `MeasuredFamily.draw`."""
-        drawn["most_tflop"] = workload.MOST_TFLOP if max_tflop is None else max_tflop
-        cases = workload.draw_grouped(self.name, load_models(models), **drawn)
+        cases = workload.draw_grouped(self.name, load_models(models), Draws(max_tflop, **drawn))
         # Layers with one scale per tensor have one scale per column of a group here.
         kept = [tuple(flag for flag in case.problem.flags if flag in self.flags) for case in cases]
         return tuple(
             replace(case, problem=replace(case.problem, flags=flags)) for case, flags in zip(cases, kept, strict=True)
         )
-
-    def flops(self, problem: Problem) -> float:
-        """Return the number of floating-point operations of a problem."""
-        return 2.0 * problem["rows"] * problem["n"] * problem["k"]
 
     def bytes(self, problem: Problem) -> float:
         """Return the minimum number of bytes that a problem must read and write."""
@@ -190,7 +183,7 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, FP8Family):
 
     def launch(self, inputs: DWInputs, config: KernelConfig) -> torch.Tensor:
         """Launch the kernels with a config, and return the output without waiting for it."""
-        from .triton_kernels.dw_launches import prepare_scaled_dw
+        from .triton_kernels.launches import prepare_scaled_dw
 
         i = inputs
         entries, rows, groups, most = i.tile_map
@@ -219,18 +212,6 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, FP8Family):
 
     def compile(self, config: KernelConfig, problem: Problem) -> Any:
         """Compile the kernel of a config, and return its binary."""
-        from .triton_kernels.dw_launches import compile_scaled_dw
+        from .triton_kernels.launches import compile_scaled_dw
 
         return compile_scaled_dw(config, blockwise=BLOCKWISE in problem.flags)
-
-    def source_hash(self) -> str:
-        """Return a hash of the source of all kernels that a launch runs."""
-        from .. import warp_jobs
-        from ..grouped_gemm.triton_kernels import dw as bf16_dw
-        from ..grouped_gemm.triton_kernels import ragged, ragged_boxes, tiles
-        from ..grouped_gemm.triton_kernels import specialized_dw as bf16_specialized
-        from .triton_kernels import blocks, dw, specialized_dw
-
-        return hash_of_modules(
-            tiles, ragged, ragged_boxes, bf16_dw, bf16_specialized, blocks, dw, specialized_dw, warp_jobs
-        )

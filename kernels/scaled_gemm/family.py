@@ -11,28 +11,41 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import Case, DeviceSpec, KernelConfig, Problem
-from ...runtime.launching.source_hash import hash_of_modules
 from ..config_limits import TMA_ARCHS, Knobs
-from ..gemm_family import BANDS_AND_PROGRAMS, Binaries, Configs, GemmFamily, Groups, MeasuredFamily, seeded
-from ..grouped_gemm.family import MOST_COLUMNS, MOST_ROWS, MeasuredOverGroups
+from ..gemm_family import (
+    BANDS_AND_PROGRAMS,
+    Binaries,
+    Configs,
+    Groups,
+    MeasuredFamily,
+    RangedFamily,
+    SteppedFamily,
+    groups_of,
+    seeded,
+)
+from ..grouped_gemm.family import KERNELS, MOST_COLUMNS, MOST_ROWS, MeasuredOverGroups
 from ..grouped_gemm.features import group_sizes_of
 from ..numerics import instruction_of, padded
-from ..workloads import load_dense_models, load_models
+from ..workloads import Draws, load_dense_models, load_models
 from . import workload
 from .features import FEATURE_NAMES, feature_groups
-from .scales import (
+from .space import (
     BLOCKWISE,
     DTYPE,
     FLAGS,
-    ROWWISE,
+    KNOBS,
     SCALED,
     STEP,
     TENSORWISE,
+    Ranges,
+    full_space,
     granularity_of,
     scale_bytes,
     scale_shapes,
+    smem_bytes,
+    values_of,
+    wrong_tile,
 )
-from .space import KNOBS, Ranges, full_space, smem_bytes, values_of, wrong_tile
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +62,7 @@ class Inputs:
 
     x: torch.Tensor  # (rows, K) fp8
     w: torch.Tensor  # (N, K) fp8, or (groups, N, K)
-    x_scale: torch.Tensor  # float32; see `scales.scale_shapes`
+    x_scale: torch.Tensor  # float32; see `space.scale_shapes`
     w_scale: torch.Tensor
     out: torch.Tensor  # (rows, N) bf16, filled with NaN
     group_sizes: torch.Tensor | None  # (groups,) int32
@@ -58,8 +71,10 @@ class Inputs:
     device: DeviceSpec
 
 
-class FP8Family(GemmFamily):
-    """Base class of the families of fp8 products; the flags of a problem name its scales."""
+class FP8Family(SteppedFamily):
+    """Base class of the families of fp8 products; the flag of a problem names its scales."""
+
+    width_step = STEP
 
     def limit_of(self, config: Knobs, elements: Any, device: DeviceSpec) -> str | None:
         """Return why a device cannot run a config for scales like these (`elements`), or None if it can."""
@@ -67,26 +82,12 @@ class FP8Family(GemmFamily):
             return f"{device.arch} does not support {DTYPE}; {', '.join(FP8_ARCHS)} do"
         return super().limit_of(config, elements, device)
 
-    def wrong_problem(self, problem: Problem) -> str | None:
-        """Return why no config can run a problem, or None."""
-        n, k, groups = problem["n"], problem["k"], _groups(problem)
-        if min(n, k, groups) < 1:
-            return f"groups, N and K must be >= 1 but are {groups}, {n} and {k}"
-        if n % STEP or k % STEP:
-            return f"N and K must be multiples of {STEP} but are {n} and {k}"
-        return None
-
-    def supports_by(self, problem: Problem) -> Hashable:
-        """Return the properties of a problem on which `supports` depends; equal ones give equal answers."""
-        n, k = problem["n"], problem["k"]
-        return problem.dtype, problem.flags, min(n, k, _groups(problem)) < 1, n % STEP, k % STEP
-
     def flags_of_call(self, arguments: Mapping[str, Any]) -> Sequence[str]:
         """Return the flags of the problem that a launch's arguments describe."""
         return [flag for flag in self.flags if arguments.get(flag.upper())]
 
 
-class ScaledGemmFamily(FP8Family, MeasuredFamily):
+class ScaledGemmFamily(FP8Family, RangedFamily, MeasuredFamily):
     """Base class of the dense and the grouped family of scaled GEMMs.
 
     They compute y = (x @ w.T) in fp8, times the scales of x and w, in bf16. Flags of a problem: "rowwise" (one scale
@@ -108,37 +109,18 @@ class ScaledGemmFamily(FP8Family, MeasuredFamily):
     # drop a tenth of that from sums of 128 products; see `quantize.error_bound`.
     tolerances: ClassVar[Mapping[str, float]] = {DTYPE: 4e-3}
     launch_knobs = BANDS_AND_PROGRAMS | {"SPLIT_K": (1, 2)}
+    kernel_modules = (
+        *KERNELS,
+        "dependent_launch",
+        "matmul.triton_kernels.split_k",
+        "matmul.triton_kernels.tile_order",
+        "scaled_gemm.triton_kernels.product",
+        "scaled_gemm.triton_kernels.specialized",
+    )
 
-    def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
-        """Return why these knob values are invalid for every problem, or None if they are valid for some."""
-        return values_of(self.name).wrong(knobs)
-
-    def full_space(self) -> tuple[KernelConfig, ...]:
-        """Return every config worth measuring, for all devices."""
-        return full_space(Ranges.of(), "groups" in self.dims)
-
-    def space(self, device: DeviceSpec | None = None, **ranges: Sequence[int]) -> tuple[KernelConfig, ...]:
-        """Return every config worth measuring; with a device, only those that can run some problem on it.
-
-        Args:
-            device: The GPU, or None for the whole space.
-            **ranges: Values that replace those of a range: block_m, block_n, block_k, num_warps, num_stages,
-                programs_per_sm, split_k, consumers.
-
-        Returns:
-            The configs.
-
-        Raises:
-            ForetuneError: A range does not exist or cannot have a value.
-
-        >>> from foretune.kernels import find_family
-        >>> len(find_family("scaled_gemm").space(DeviceSpec.named("h200"), block_m=[64])) > 10
-        True
-        """
-        if not ranges:
-            return super().space(device)
-        space = full_space(Ranges.of(**ranges), "groups" in self.dims)
-        return space if device is None else self.able(space, device)
+    def ranged_space(self, **ranges: Sequence[int]) -> tuple[KernelConfig, ...]:
+        """Return every config worth measuring, for all devices, with values that replace those of ranges."""
+        return full_space(Ranges.of(**ranges), "groups" in self.dims)
 
     def elements_of(self, problem: Problem) -> str:
         """Return the property of a problem that decides its shared memory: the granularity of its scales."""
@@ -153,12 +135,6 @@ class ScaledGemmFamily(FP8Family, MeasuredFamily):
         if problem.dtype != DTYPE:
             return f"dtype must be {DTYPE} (of both operands) but is {problem.dtype_name}"
         return super().refused(problem)
-
-    def wrong_problem(self, problem: Problem) -> str | None:
-        """Return why no config can run a problem, or None."""
-        if len(problem.flags) > 1:
-            return f"a problem cannot have both flags {ROWWISE} and {BLOCKWISE}"
-        return super().wrong_problem(problem)
 
     def wrong_pair(self, config: KernelConfig, problem: Problem) -> str | None:
         """Return why a config cannot run a problem on any device, or None."""
@@ -199,13 +175,13 @@ class ScaledGemmFamily(FP8Family, MeasuredFamily):
         """Return the minimum number of bytes that a problem must read and write."""
         rows, n, k = problem[self.rows], problem["n"], problem["k"]
         # Only the weights of groups with rows are read.
-        groups = _groups(problem) if problem.ragged is None else problem.ragged.active
+        groups = groups_of(problem) if problem.ragged is None else problem.ragged.active
         return float(groups * n * k + rows * (k + 2 * n) + scale_bytes(granularity_of(problem), rows, n, k, groups))
 
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
         """Return the config to run when nothing was measured."""
         tma = int(device.arch in TMA_ARCHS)
-        rows = problem[self.rows] / max(dict(problem.dims).get("groups", 1), 1)
+        rows = problem[self.rows] / max(groups_of(problem), 1)
         block_m = 16 if rows <= 16 else 64 if rows <= 64 else 128
         large = block_m >= 64
         roomy = device.smem_per_block_bytes >= 192 * 1024  # enough for 4 stages of (128 + 128) x 128 and an output tile
@@ -262,21 +238,14 @@ class ScaledGemmFamily(FP8Family, MeasuredFamily):
 
     def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
         """Launch the kernel with a config, and return the output without waiting for it."""
-        from .triton_kernels.launches import launch_scaled_gemm
+        from .triton_kernels.launches import prepare_scaled_gemm
 
         i = inputs
-        launch_scaled_gemm(
-            i.x,
-            i.w,
-            i.x_scale,
-            i.w_scale,
-            i.out,
-            config,
-            i.device.sm_count,
-            tile_map=i.tile_map,
-            rowwise=ROWWISE in i.problem.flags,
-            blockwise=BLOCKWISE in i.problem.flags,
-        )
+        (rows, n), tile_map = i.out.shape, i.tile_map
+        groups, entries = (None, None) if tile_map is None else (tile_map.groups, tile_map.entries)
+        flags = {flag: flag in i.problem.flags for flag in FLAGS}
+        launch = prepare_scaled_gemm(rows, n, i.x.shape[1], groups, config, i.device.sm_count, **flags)
+        launch((i.x, i.w, i.x_scale, i.w_scale, i.out, entries))
         return i.out
 
     def reference(self, inputs: Inputs) -> torch.Tensor:
@@ -305,17 +274,6 @@ class ScaledGemmFamily(FP8Family, MeasuredFamily):
         flags = {flag: flag in problem.flags for flag in FLAGS}
         return compile_scaled_gemm(config, grouped="groups" in self.dims, **flags)
 
-    def source_hash(self) -> str:
-        """Return a hash of the source of all kernels that a launch runs."""
-        from .. import dependent_launch, warp_jobs
-        from ..grouped_gemm.triton_kernels import ragged, ragged_boxes, tiles
-        from ..matmul.triton_kernels import split_k, tile_order
-        from .triton_kernels import product, specialized
-
-        return hash_of_modules(
-            tiles, ragged, ragged_boxes, product, specialized, warp_jobs, split_k, dependent_launch, tile_order
-        )
-
 
 class ScaledGemm(ScaledGemmFamily):
     """The family of dense fp8 products: y = x @ w.T with x (m, k) and w (n, k) in e4m3, times their scales, in bf16.
@@ -328,10 +286,10 @@ class ScaledGemm(ScaledGemmFamily):
     """
 
     name = "scaled_gemm"
+    values = values_of(name)
     dims = ("m", "n", "k")
     rows = "m"
     largest: ClassVar[Mapping[str, int]] = {"m": MOST_ROWS, "n": MOST_COLUMNS, "k": MOST_COLUMNS}
-    ragged: ClassVar[Mapping[str, str]] = {}
     bucketed = ("m",)
     independent = ("m",)
     dims_from: ClassVar[Mapping[str, tuple[str, int]]] = {"m": ("rows", 1), "n": ("N16", 16), "k": ("K16", 16)}
@@ -339,8 +297,8 @@ class ScaledGemm(ScaledGemmFamily):
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
         """Return the cases that `cases` draws from a file of models or the shipped one; see `MeasuredFamily.draw`."""
-        drawn["most_tflop"] = workload.MOST_TFLOP if max_tflop is None else max_tflop
-        return workload.draw_dense(self.name, load_dense_models(models), with_deepseek=models is None, **drawn)
+        draws, dense = Draws(max_tflop, **drawn), load_dense_models(models)
+        return workload.draw_dense(self.name, dense, draws, with_deepseek=models is None)
 
     def check_problem(self, config: KernelConfig, problem: Problem) -> Problem:
         """Return a small problem, with no size a multiple of a block size, to check a config's results on."""
@@ -363,6 +321,7 @@ class ScaledGroupedGemmForward(MeasuredOverGroups, ScaledGemmFamily):
     """
 
     name = "scaled_grouped_gemm_fwd"
+    values = values_of(name)
     rows = "rows"
     dims_from: ClassVar[Mapping[str, tuple[str, int]]] = {
         "rows": ("rows", 1),
@@ -374,10 +333,4 @@ class ScaledGroupedGemmForward(MeasuredOverGroups, ScaledGemmFamily):
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
         """Return the cases that `cases` draws from a file of models or the shipped one; see `MeasuredFamily.draw`."""
-        drawn["most_tflop"] = workload.MOST_TFLOP if max_tflop is None else max_tflop
-        return workload.draw_grouped(self.name, load_models(models), **drawn)
-
-
-def _groups(problem: Problem) -> int:
-    """Return the number of groups, 1 if the problem is dense."""
-    return dict(problem.dims).get("groups", 1)
+        return workload.draw_grouped(self.name, load_models(models), Draws(max_tflop, **drawn))

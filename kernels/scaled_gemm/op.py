@@ -24,10 +24,9 @@ from ..grouped_gemm.op import GRADIENT
 from ..op import has_tangent, outside_autocast
 from ..op_calls import check_tensor, is_transformed, needs_gradient, ready
 from ..op_choice import how_chosen
-from .dw_op import BOTH_WAYS, SCALED_DW, WEIGHTS_BOTH_WAYS
-from .product_op import PRODUCT, check_dims
+from .operators import BOTH_WAYS, PRODUCT, SCALED_DW, WEIGHTS_BOTH_WAYS, check_dims
 from .quantize import FP8, GRADIENTS, check_granularity, dequantized_x, quantize_w, quantize_x, transposed
-from .scales import BLOCKWISE, TENSORWISE
+from .space import BLOCKWISE, TENSORWISE
 
 
 def scaled_gemm(

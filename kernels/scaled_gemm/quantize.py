@@ -12,7 +12,7 @@ from typing import TypeAlias
 import torch
 
 from ...datasets import ForetuneError
-from .scales import BLOCKWISE, GRANULARITIES, ROWWISE, SCALED
+from .space import BLOCKWISE, GRANULARITIES, ROWWISE, SCALED
 
 FP8 = torch.float8_e4m3fn
 #: The dtypes of gradients: e5m2 has a larger range and one bit less.

@@ -1,4 +1,4 @@
-"""The tuning space of the scaled GEMMs, the rules for its knobs, and the shared memory that a config needs."""
+"""The kinds of scales; the tuning spaces of the scaled GEMMs and of dW, the rules for knobs, and shared memory."""
 
 from __future__ import annotations
 
@@ -6,20 +6,76 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import product
+from typing import Any
 
-from ...datasets import DeviceSpec, KernelConfig
+from ...datasets import DeviceSpec, KernelConfig, Problem
 from ..config_limits import (
     ASYNC_PRODUCT_ARCHS,
     Knobs,
     KnobValues,
     accumulator_registers,
     programs_that_fit,
-    undecided,
+    spilled,
     with_ranges,
+    wrong_consumers,
     wrong_tile_of_all_warps,
 )
 from ..grouped_gemm.space import BLOCKS_M
-from .scales import BLOCKWISE, ROWWISE, SCALED, TENSORWISE
+
+#: The dtype of both operands; the output is bf16.
+DTYPE = "fp8e4m3"
+#: N and K must be multiples of this: rows of 16 bytes, required by TMA and cuBLAS too, for operands and their
+#: transposes.
+STEP = 16
+#: Elements along K, and rows of w, that share one blockwise scale.
+SCALED = 128
+#: Flags of a problem, at most one of them. Without a flag, there is one scale per tensor.
+ROWWISE, BLOCKWISE = "rowwise", "blockwise"
+FLAGS = (BLOCKWISE, ROWWISE)
+TENSORWISE = "tensorwise"
+GRANULARITIES = (TENSORWISE, ROWWISE, BLOCKWISE)
+
+
+def granularity_of(problem: Problem) -> str:
+    """Return the granularity of a problem's scales, one of `GRANULARITIES`.
+
+    >>> granularity_of(Problem.of("scaled_gemm", dtype="fp8e4m3", flags=("rowwise",), m=16, n=16, k=16))
+    'rowwise'
+    """
+    return problem.flags[0] if problem.flags else TENSORWISE
+
+
+def flags_of(granularity: str) -> tuple[str, ...]:
+    """Return the flags of a problem with scales of this granularity."""
+    return () if granularity == TENSORWISE else (granularity,)
+
+
+def scale_shapes(granularity: str, rows: int, n: int, k: int, groups: int | None = None) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of the scales of x (rows, K) and of w (N, K), or (groups, N, K) with groups.
+
+    The blockwise scales of x, (rows, blocks of K), are stored transposed, block by block, as cuBLAS and DeepGEMM
+    require: `stride()` is (1, rows).
+
+    >>> scale_shapes("blockwise", 64, 256, 1000)
+    ((64, 8), (2, 8))
+    >>> scale_shapes("rowwise", 64, 256, 1024, groups=4), scale_shapes("tensorwise", 64, 256, 1024)
+    (((64, 1), (4, 256)), ((1,), (1,)))
+    """
+    blocks = (-(-n // SCALED), -(-k // SCALED))
+    if granularity == BLOCKWISE:
+        return (rows, blocks[1]), blocks if groups is None else (groups, *blocks)
+    if granularity == ROWWISE:
+        return (rows, 1), (n, 1) if groups is None else (groups, n)
+    return (1,), (1,) if groups is None else (groups,)
+
+
+def scale_bytes(granularity: str, rows: Any, n: Any, k: Any, groups: Any) -> Any:
+    """Return the bytes of all float32 scales of a call with scales of this granularity; sizes may be arrays."""
+    blocks_n, blocks_k = -(-n // SCALED), -(-k // SCALED)
+    if granularity == BLOCKWISE:
+        return 4 * blocks_k * (rows + groups * blocks_n)
+    return 4 * (rows + groups * n) if granularity == ROWWISE else 4 * (1 + groups)
+
 
 #: The knobs: BLOCK_M x BLOCK_N is the output tile, and BLOCK_K the contraction's step, which lies inside one block of
 #: the scales.
@@ -131,27 +187,16 @@ def wrong_tile(config: KernelConfig) -> str | None:
             return f"SWAP_AB must be 0 with BLOCK_N = {n} but is 1: it needs BLOCK_N >= {least} to fill an instruction"
         if config["TMA_STORE"]:
             return "TMA_STORE must be 0 with SWAP_AB = 1, which stores the transposed tile, but is 1"
-    if accumulator_registers(m, n, warps) > _MOST_ACCUMULATORS:
-        return (
-            f"BLOCK_M x BLOCK_N must be at most {_MOST_ACCUMULATORS * 32 * warps} elements with num_warps = {warps}, "
-            f"or registers spill, but is {m} x {n}"
-        )
-    return None
+    return spilled(m, n, warps, _MOST_ACCUMULATORS)
 
 
 def _wrong_consumers(config: KernelConfig) -> str | None:
     """Return why CONSUMERS > 0 cannot be combined with the other knobs, or None if it can."""
-    consumers, n = config["CONSUMERS"], config["BLOCK_N"]
+    consumers = config["CONSUMERS"]
     decided = {"BLOCK_M": _INSTRUCTION_ROWS * consumers, "BLOCK_K": SCALED, "SPLIT_K": 1, "PROGRAMS_PER_SM": 1}
     decided |= {"SWAP_AB": 0, "TMA_LOAD": 1, "TMA_STORE": 1, "num_warps": 4}
-    if (wrong := undecided(config.to_json(), decided)) is not None:
-        return wrong
-    if (consumers, n) not in _SPECIALIZED:
-        able = ", ".join(str(columns) for count, columns in _SPECIALIZED if count == consumers)
-        return f"BLOCK_N must be one of {able} with CONSUMERS = {consumers} but is {n}"
-    if config.num_stages < 2:
-        return f"num_stages must be at least 2 with CONSUMERS = {consumers} but is {config.num_stages}"
-    return None
+    tiles = [(columns,) for count, columns in _SPECIALIZED if count == consumers]
+    return wrong_consumers(config.to_json(), decided, tiles, ("BLOCK_N",))
 
 
 @lru_cache(maxsize=16)
@@ -185,7 +230,8 @@ def _plain(r: Ranges) -> Iterator[KernelConfig]:
             # Tiles that spill are tried only with TMA loads and one program per SM.
             if accumulator_registers(m, n, warps) > _FREE_ACCUMULATORS and not (load and programs == 1):
                 continue
-            smem = tile_smem_bytes(m, n, k, stages, warps, swap, load, store, granularity=TENSORWISE, arch="sm_90")
+            knobs = dict(zip(KNOBS, (m, n, k, 1, 1, programs, swap, load, store, 0, warps, stages), strict=True))
+            smem = smem_bytes(knobs, DeviceSpec.named("h200"), TENSORWISE)
             fits = programs_that_fit(smem, 2 * accumulator_registers(m, n, warps), warps, 228 * 1024, 65536)
             if programs > fits or smem > 227 * 1024:
                 continue
@@ -227,56 +273,6 @@ def _operand_choices(m: int, n: int) -> tuple[tuple[int, int, int], ...]:
     return plain if n < _INSTRUCTION_ROWS else (*plain, (1, 0, 0), (1, 1, 0))
 
 
-def tile_smem_bytes(
-    m: int,
-    n: int,
-    k: int,
-    stages: int,
-    warps: int,
-    swap: int,
-    load: int,
-    store: int,
-    *,
-    granularity: str,
-    arch: str,
-    split: bool = False,
-) -> int:
-    """Return the shared memory of one program with CONSUMERS = 0, in bytes.
-
-    This is exactly what Triton 3.6 to 3.9 allocates on sm_90, and an upper bound on other architectures.
-
-    Hopper's product (wgmma, if either operand has at least 64 rows) reads its operands from shared memory while the
-    next stage loads, so it needs all stages; others copy operands to registers first and need one stage less, and so do
-    blockwise scales. With TMA each stage has a barrier, and each operand has separate barriers if the product is not
-    asynchronous. The output has space of its own next to the stages, because the next tile's loads are in flight when
-    it is stored; partial sums with SPLIT_K > 1 are stored directly from registers. Rowwise scales, if there are at
-    least as many as threads, are converted to another layout next to an output that TMA stores.
-    """
-    large = m >= _INSTRUCTION_ROWS or bool(swap)
-    product_is_async = large and arch in ASYNC_PRODUCT_ARCHS
-    buffers = stages if product_is_async else max(stages - 1, 1)
-    if arch != "sm_90":
-        barriers = 16 * (buffers + 2) * 2
-    elif product_is_async:
-        barriers = 8 * buffers * load
-    else:
-        barriers = ((8 * buffers + 15) // 16 * 16 + 8 * buffers) * load
-    output = 2 * m * n
-    if not store and arch == "sm_90":
-        stored = 32 * warps * 8 // n  # rows that one 16-byte store per thread covers
-        if m < _INSTRUCTION_ROWS:
-            rows = min(max(8, stored), m)
-        else:
-            rows = min(8 * min(warps, m // 16) * (2 if stored >= 16 else 1), m)  # each warp holds 16 rows
-        output = 0 if split else 2 * rows * n
-    scales = 0
-    if granularity == BLOCKWISE:
-        scales = 4 * max(stages - 1, 1) * (m + (n if n > SCALED else m))
-    elif granularity == ROWWISE and store:
-        scales = sum(4 * size for size in (m, n) if size >= 32 * warps)
-    return buffers * (m + n) * k + output + barriers + scales
-
-
 def _specialized_smem_bytes(consumers: int, n: int, stages: int, granularity: str) -> int:
     """Return the shared memory of a warp-specialized program, in bytes; at most 32 bytes too high.
 
@@ -293,6 +289,15 @@ def _specialized_smem_bytes(consumers: int, n: int, stages: int, granularity: st
 def smem_bytes(config: Knobs, device: DeviceSpec, granularity: str) -> int:
     """Return the shared memory of one program, in bytes: what `supports` compares with the device's limit.
 
+    With CONSUMERS = 0 this is exactly what Triton 3.6 to 3.9 allocates on sm_90, and an upper bound elsewhere.
+
+    Hopper's product (wgmma, if either operand has at least 64 rows) reads its operands from shared memory while the
+    next stage loads, so it needs all stages; others copy operands to registers first and need one stage less, and so do
+    blockwise scales. With TMA each stage has a barrier, and each operand has separate barriers if the product is not
+    asynchronous. The output has space of its own next to the stages, because the next tile's loads are in flight when
+    it is stored; partial sums with SPLIT_K > 1 are stored directly from registers. Rowwise scales, if there are at
+    least as many as threads, are converted to another layout next to an output that TMA stores.
+
     Args:
         config: The config.
         device: The GPU.
@@ -302,19 +307,117 @@ def smem_bytes(config: Knobs, device: DeviceSpec, granularity: str) -> int:
     >>> smem_bytes(KernelConfig.of(**knobs), DeviceSpec.named("h200"), "blockwise")
     166944
     """
-    m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
+    m, n, k, stages = (config[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_stages"))
     if config["CONSUMERS"]:
-        return _specialized_smem_bytes(config["CONSUMERS"], n, config["num_stages"], granularity)
-    ways = (config["SWAP_AB"], config["TMA_LOAD"], config["TMA_STORE"])
-    split = config["SPLIT_K"] > 1
-    return tile_smem_bytes(
-        m,
-        n,
-        k,
-        config["num_stages"],
-        config["num_warps"],
-        *ways,
-        split=split,
-        granularity=granularity,
-        arch=device.arch,
+        return _specialized_smem_bytes(config["CONSUMERS"], n, stages, granularity)
+    warps, load, store, arch = config["num_warps"], config["TMA_LOAD"], config["TMA_STORE"], device.arch
+    large = m >= _INSTRUCTION_ROWS or config["SWAP_AB"] > 0
+    product_is_async = large and arch in ASYNC_PRODUCT_ARCHS
+    buffers = stages if product_is_async else max(stages - 1, 1)
+    if arch != "sm_90":
+        barriers = 16 * (buffers + 2) * 2
+    elif product_is_async:
+        barriers = 8 * buffers * load
+    else:
+        barriers = ((8 * buffers + 15) // 16 * 16 + 8 * buffers) * load
+    output = 2 * m * n
+    if not store and arch == "sm_90":
+        stored = 32 * warps * 8 // n  # rows that one 16-byte store per thread covers
+        if m < _INSTRUCTION_ROWS:
+            rows = min(max(8, stored), m)
+        else:
+            rows = min(8 * min(warps, m // 16) * (2 if stored >= 16 else 1), m)  # each warp holds 16 rows
+        output = 0 if config["SPLIT_K"] > 1 else 2 * rows * n
+    scales = 0
+    if granularity == BLOCKWISE:
+        scales = 4 * max(stages - 1, 1) * (m + (n if n > SCALED else m))
+    elif granularity == ROWWISE and store:
+        scales = sum(4 * size for size in (m, n) if size >= 32 * warps)
+    needed: int = buffers * (m + n) * k + output + barriers + scales
+    return needed
+
+
+#: The knobs: BLOCK_M x BLOCK_N is the tile of N x K, and BLOCK_K the contraction's step, one block of the scales.
+DW_KNOBS = (
+    "BLOCK_M",
+    "BLOCK_N",
+    "BLOCK_K",
+    "GROUP_M",  # M tiles that are adjacent in the L2 order; a runtime argument
+    "PROGRAMS_PER_SM",  # the persistent grid divided by the number of SMs; a runtime argument
+    "TMA",  # for the operands and the output
+    "CONSUMERS",  # groups of four warps that multiply while one more warp loads; 0: all warps do both
+    "IN_FLIGHT",  # products that each group of multiplying warps has in flight
+    "num_warps",
+    "num_stages",
+)
+# float32 accumulators per thread; each exists twice, because every step's product is a sum of its own.
+_DW_MOST_ACCUMULATORS = 64
+# Tiles of the warp-specialized kernel, (BLOCK_M, IN_FLIGHT), with their values of num_stages: fewer do not hide
+# latency, more do not fit.
+_DW_SPECIALIZED = {(128, 1): (4, 5, 6), (128, 2): (4, 5, 6), (256, 1): (3, 4)}
+_DW_N = 128
+_DW_PLAIN = ((64, 64, 4), (64, 128, 4), (128, 128, 8))  # (BLOCK_M, BLOCK_N, num_warps)
+_DW_VALID: dict[str, tuple[str, tuple[int, ...] | range]] = {
+    "BLOCK_M": ("64, 128 or 256", (64, 128, 256)),
+    "BLOCK_N": ("64, 128 or 256", (64, 128, 256)),
+    "BLOCK_K": (str(SCALED), (SCALED,)),
+    "GROUP_M": ("between 1 and 1024", range(1, 1025)),
+    "PROGRAMS_PER_SM": ("between 0 and 64, where 0 launches one program per tile", range(65)),
+    "TMA": ("0 or 1", (0, 1)),
+    "CONSUMERS": ("0 or 2", (0, 2)),
+    "IN_FLIGHT": ("1 or 2", (1, 2)),
+    "num_warps": ("4 or 8", (4, 8)),
+    "num_stages": ("between 1 and 8", range(1, 9)),
+}
+DW_VALUES = KnobValues.in_words("scaled_grouped_gemm_dw", _DW_VALID)
+
+
+def wrong_dw_tile(config: KernelConfig) -> str | None:
+    """Return why the knobs of a config, each valid alone, cannot be combined, or None if they can.
+
+    >>> wrong_dw_tile(KernelConfig.of(BLOCK_M=256, BLOCK_N=128, CONSUMERS=0, IN_FLIGHT=1, num_warps=8))
+    'BLOCK_M x BLOCK_N must be at most 16384 elements with CONSUMERS = 0 and num_warps = 8, or registers spill, but ...'
+    """
+    if config["CONSUMERS"]:
+        decided = {"BLOCK_N": _DW_N, "PROGRAMS_PER_SM": 1, "TMA": 1, "num_warps": 4}
+        return wrong_consumers(config.to_json(), decided, _DW_SPECIALIZED, ("BLOCK_M", "IN_FLIGHT"))
+    if config["IN_FLIGHT"] > 1:
+        return f"IN_FLIGHT must be 1 with CONSUMERS = 0 but is {config['IN_FLIGHT']}"
+    m, n = config["BLOCK_M"], config["BLOCK_N"]
+    return spilled(m, n, config.num_warps, _DW_MOST_ACCUMULATORS, "CONSUMERS = 0 and ")
+
+
+@lru_cache(maxsize=1)
+def full_dw_space() -> tuple[KernelConfig, ...]:
+    """Return every config worth measuring."""
+    return tuple(
+        KernelConfig.of(**dict(zip(DW_KNOBS, knobs, strict=True))) for knobs in (*_specialized_dw(), *_plain_dw())
     )
+
+
+def _specialized_dw() -> Iterator[tuple[int, ...]]:
+    """Yield the knob values of the configs with CONSUMERS."""
+    for (m, flight), stages_of_tile in _DW_SPECIALIZED.items():
+        for stages, band in product(stages_of_tile, (1, 8)):
+            yield m, _DW_N, SCALED, band, 1, 1, 2, flight, 4, stages
+
+
+def _plain_dw() -> Iterator[tuple[int, ...]]:
+    """Yield the knob values of the configs without CONSUMERS."""
+    for (m, n, warps), stages, tma in product(_DW_PLAIN, (3, 4), (0, 1)):
+        yield m, n, SCALED, 8, 1, tma, 0, 1, warps, stages
+
+
+def dw_smem_bytes(config: Knobs, blockwise: bool) -> int:
+    """Return the shared memory of one program, in bytes; at most 2 KiB too high on sm_90.
+
+    It consists of the stages with their barriers, the output, and what Triton reserves to dispatch warps.
+    """
+    m, n, stages = (int(config[knob]) for knob in ("BLOCK_M", "BLOCK_N", "num_stages"))
+    operands = (m + n) * SCALED
+    if config["CONSUMERS"]:
+        scales = 4 * (m + n) if blockwise else 0
+        return stages * (operands + scales + 16) + 2 * 2 * 64 * 64 + 224
+    scales = 4 * max(stages - 1, 1) * (m + n) if blockwise else 0
+    output = 2 * m * n + 16 * (stages + 2) if config["TMA"] else 0
+    return stages * operands + scales + output

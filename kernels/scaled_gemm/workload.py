@@ -8,12 +8,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from ...datasets import Case, ForetuneError, Problem
+from ...datasets import Case, Problem
 from ...model.splits import RANDOM
 from ..grouped_gemm import workload as grouped
 from ..grouped_gemm.group_sizes import ROUTINGS, drawn_sizes
-from ..workloads import TENSOR_PARALLEL, TOKENS, DenseModel, Model, check_drawn, shuffled
-from .scales import DTYPE, GRANULARITIES, STEP, flags_of
+from ..workloads import TENSOR_PARALLEL, TOKENS, DenseModel, Draws, Model
+from .space import DTYPE, GRANULARITIES, STEP, flags_of
 
 T = TypeVar("T")
 
@@ -39,7 +39,6 @@ _PART = 64
 #: Limits of one problem: a few milliseconds on an H200 with the best config, and weights that fit in memory next to the
 #: other tensors.
 MOST_TFLOP, MOST_BYTES = 4.0, 12e9
-_MOST_DRAWS = 10_000
 #: Random widths of N and K: the range (log-uniform), and the values whose multiples they are.
 _RANDOM_WIDTHS, _RANDOM_STEPS = (128, 32768), (16, 64, 128)
 
@@ -97,104 +96,61 @@ def _of_deepseek() -> Iterator[tuple[str, int, int]]:
 
 
 def draw_dense(
-    family: str,
-    models: Sequence[DenseModel],
-    *,
-    tokens: Sequence[int] | None = None,
-    per_layer: int = 2,
-    random: int = 40,
-    most_tflop: float = MOST_TFLOP,
-    seed: int = 0,
-    with_deepseek: bool = True,
+    family: str, models: Sequence[DenseModel], draws: Draws, *, with_deepseek: bool = True
 ) -> tuple[Case, ...]:
     """Draw problems of the dense family.
 
-    Token counts and granularities are drawn by stratified sampling, so that each appears with its share. The order is
-    random, so that a run cut short by its budget has a representative sample. The same arguments give the same cases.
+    Token counts and granularities are drawn by stratified sampling, so that each appears with its share.
 
     Args:
         family: The name of the family.
         models: The models whose layers are drawn, on one to eight ranks.
-        tokens: Token counts; TOKENS if omitted.
-        per_layer: The number of problems per distinct layer shape.
-        random: The number of random shapes.
-        most_tflop: The maximum number of floating-point operations of a problem, in 1e12.
-        seed: The random seed.
+        draws: What to draw. Token counts are TOKENS if there are none.
         with_deepseek: Add the dense layers of DeepSeek-V3.
 
-    Returns:
-        The cases.
-
     Raises:
-        ForetuneError: An argument is invalid, or too few random shapes are within the limits.
+        ForetuneError: Too few random shapes are within the limits.
 
     >>> from ..workloads import load_dense_models
-    >>> len(draw_dense("scaled_gemm", load_dense_models()[:1], per_layer=1, random=3, with_deepseek=False)) > 10
+    >>> drawn = Draws(per_layer=1, random=3)
+    >>> len(draw_dense("scaled_gemm", load_dense_models()[:1], drawn, with_deepseek=False)) > 10
     True
     """
-    check_drawn(tokens, per_layer=per_layer, random=random, seed=seed)
-    rng = np.random.default_rng(seed)
-    counts, granularities = _endless(rng, tokens or TOKENS), _granularities(rng)
-    drawn: list[Case] = []
-    for layer in dense_layers(models, with_deepseek):
-        taken: set[int] = set()
-        for _ in range(per_layer):
-            for _ in range(len(tokens or TOKENS)):  # draw again if the problem exceeds the limits or repeats one
-                m = next(counts)
-                if m not in taken and _affordable(m, layer.n, layer.k, most_tflop):
-                    taken.add(m)
-                    drawn.append(_case(family, next(granularities), layer.sources, m=m, n=layer.n, k=layer.k))
-                    break
-    low, high = min(tokens or TOKENS), max(tokens or TOKENS)
-    for _ in range(random):
-        for _ in range(_MOST_DRAWS):
-            n, k = _random_widths(rng)
-            m = int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
-            if _affordable(m, n, k, most_tflop):
-                drawn.append(_case(family, next(granularities), (RANDOM,), m=m, n=n, k=k))
-                break
-        else:
-            raise ForetuneError(
-                f"found no random shape with at least {low} tokens and at most {most_tflop} TFLOP: raise the TFLOP "
-                "limit or lower the token counts"
-            )
-    return shuffled(drawn, rng)
+    rng, most_tflop, tokens = draws.rng, draws.limit(MOST_TFLOP), draws.tokens or TOKENS
+    counts, granularities = _endless(rng, tokens), _granularities(rng)
+    taken: set[tuple[Layer, int]] = set()
+
+    def of_layer(layer: Layer) -> Case | None:
+        m = next(counts)
+        if (layer, m) in taken or not _affordable(m, layer.n, layer.k, most_tflop):
+            return None
+        taken.add((layer, m))
+        return _case(family, next(granularities), layer.sources, m=m, n=layer.n, k=layer.k)
+
+    def of_chance() -> Case | None:
+        n, k = _random_widths(rng)
+        m = draws.between(tokens)
+        fits = _affordable(m, n, k, most_tflop)
+        return _case(family, next(granularities), (RANDOM,), m=m, n=n, k=k) if fits else None
+
+    return draws.cases(dense_layers(models, with_deepseek), of_layer, [of_chance] * draws.random, len(tokens))
 
 
-def draw_grouped(
-    family: str,
-    models: Sequence[Model],
-    *,
-    tokens: Sequence[int] | None = None,
-    per_layer: int = 2,
-    random: int = 40,
-    invented: int = 0,
-    most_tflop: float = MOST_TFLOP,
-    seed: int = 0,
-) -> tuple[Case, ...]:
+def draw_grouped(family: str, models: Sequence[Model], draws: Draws) -> tuple[Case, ...]:
     """Draw problems of the grouped family.
 
     They are those of `grouped_gemm`'s forward pass with widths rounded down to what fp8 supports, new routings, and
     scales of one granularity each. The arguments are those of `grouped_gemm.workload.draw`.
 
     >>> from ..workloads import load_models
-    >>> len(draw_grouped("scaled_grouped_gemm_fwd", load_models()[:2], random=0))
+    >>> len(draw_grouped("scaled_grouped_gemm_fwd", load_models()[:2], Draws(random=0)))
     8
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(draws.seed)
     granularities = _granularities(rng)
-    cases = grouped.draw(
-        "grouped_gemm_fwd",
-        models,
-        tokens=tokens,
-        per_layer=per_layer,
-        random=random,
-        invented=invented,
-        most_tflop=most_tflop,
-        seed=seed,
-    )
+    draws.limit(MOST_TFLOP)  # else it would be that of the bf16 family
     drawn = []
-    for case in cases:
+    for case in grouped.draw("grouped_gemm_fwd", models, draws):
         shape = dict(case.problem.dims)
         n, k = (max(shape[dim] // STEP, 1) * STEP for dim in ("n", "k"))
         routing = str(rng.choice(list(ROUTINGS), p=list(ROUTINGS.values())))

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from foretune.kernels import find_family
-from foretune.kernels.comparisons import baselines_of, comparison_of
 from foretune.kernels.grouped_gemm.contenders import LAYERS, PHASES, suite_cases
-from foretune.kernels.grouped_gemm.variants import DW, DX, FORWARD
+from foretune.kernels.grouped_gemm.space import DW, DX, FORWARD
+from foretune.kernels.registry import baselines_of, comparison_of
 from foretune.kernels.workloads import load_models
 from foretune.runtime.timing.compare import Row
 

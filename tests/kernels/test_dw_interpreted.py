@@ -127,11 +127,11 @@ def test_a_sum_of_chunks_is_rounded_once():
 
 
 def test_only_split_groups_are_summed_twice(monkeypatch):
-    from foretune.kernels.grouped_gemm.triton_kernels import dw_launches
+    from foretune.kernels.grouped_gemm.triton_kernels import launches
 
     grids = []
 
-    monkeypatch.setattr(dw_launches, "_launch_sum", lambda grid, *arguments, **options: grids.append(grid[:2]))
+    monkeypatch.setattr(launches, "summing", lambda: lambda grid, *arguments, **options: grids.append(grid[:2]))
     chosen = config(DW, 32, 64, 64)
     for chunk_rows in (None, 130, 65, 64):
         DW.launch(made(DW, (0, 65, 65), n=72, k=64, chunk_rows=chunk_rows), chosen)

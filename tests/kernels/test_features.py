@@ -10,8 +10,7 @@ import pytest
 from foretune.datasets import KernelConfig
 from foretune.kernels.grouped_gemm.features import feature_table
 from foretune.kernels.grouped_gemm.group_sizes import typical_sizes
-from foretune.kernels.grouped_gemm.space import smem_bytes
-from foretune.kernels.grouped_gemm.variants import chunk_rows
+from foretune.kernels.grouped_gemm.space import chunk_rows, smem_bytes
 from grouped import A10, A100, B200, DW, DX, FAMILIES, FORWARD, H200, MI300X, problem, specialized
 
 every_device = pytest.mark.parametrize("device", [H200, A100, A10, B200, MI300X], ids=lambda device: device.arch)
@@ -204,7 +203,7 @@ def test_typical_sizes_are_spread_as_uniform_routing_spreads_them():
 
 def test_each_feature_of_each_family_has_a_line_that_says_what_it_is():
     from foretune.kernels import families
-    from foretune.kernels.feature_texts import FEATURE_TEXTS
+    from foretune.kernels.config_table import FEATURE_TEXTS
     from foretune.model.generic_features import feature_text
 
     ours = [family for family in families().values() if type(family).__module__.startswith("foretune.")]

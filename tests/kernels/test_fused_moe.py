@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from foretune.kernels import find_measurable
-from foretune.kernels.comparisons import comparison_of
 from foretune.kernels.fused_moe import EngineMissingError, Layer, contenders, installed, workload
 from foretune.kernels.fused_moe.engines import SGLANG, VLLM
 from foretune.kernels.fused_moe.launching import Product, with_tma
 from foretune.kernels.fused_moe.tuned_files import Pair, TunedRow, TunedTable
+from foretune.kernels.registry import comparison_of
 from foretune.kernels.testing import FamilyContract
 
 H200 = DeviceSpec.named("h200")
@@ -125,7 +125,7 @@ def test_without_an_engine_it_is_said_what_to_install(monkeypatch):
     [
         ({"BLOCK_SIZE_K": 256}, {"dtype": "fp8e4m3"}, "BLOCK_SIZE_K must divide 128"),
         ({"BLOCK_SIZE_M": 256, "BLOCK_SIZE_N": 256}, {}, "num_warps must be more than 4 for BLOCK_SIZE_M=256"),
-        ({"BLOCK_SIZE_M": 8}, {}, "BLOCK_SIZE_M must be 16, 32, 64, 128 or 256 but is 8"),
+        ({"BLOCK_SIZE_M": 8}, {}, "BLOCK_SIZE_M cannot be 8: 16, 32, 64, 128 or 256"),
         ({"BLOCK_SIZE_K": 256, "BLOCK_SIZE_M": 128, "num_stages": 5}, {}, "bytes of shared memory"),
         ({"USE_TMA": 1}, {"engine": VLLM}, "USE_TMA must be 0: vLLM's kernel"),
         ({"USE_TMA": 1}, {"inter": 36}, "USE_TMA must be 0: rows of 36 bf16"),

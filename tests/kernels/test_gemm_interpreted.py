@@ -186,7 +186,7 @@ def test_indices_out_of_range_write_nothing_outside(family, flags, tma):
 
 def check_scale_and_bias(family, flags, tma, *, scaled, biased, index="int32"):
     import torch
-    from foretune.kernels.grouped_gemm.triton_kernels.gemm_launches import launch_gemm
+    from grouped import launch_gemm
 
     inputs = made(family, (21, 0, 1, 30), n=40, k=72, flags=flags)
     rows, columns = inputs.out.shape

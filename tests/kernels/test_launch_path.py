@@ -8,7 +8,7 @@ import pytest
 import torch
 from foretune.datasets import DeviceSpec
 from foretune.kernels import find_measurable
-from foretune.kernels.comparisons import comparison_of
+from foretune.kernels.registry import comparison_of
 from foretune.runtime import use_stub_driver
 from foretune.runtime.timing.compare import LaunchPath
 

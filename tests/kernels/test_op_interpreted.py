@@ -7,8 +7,8 @@ import torch
 from foretune import KernelConfig, grouped_gemm
 from foretune.datasets import ForetuneError
 from foretune.kernels.grouped_gemm.op import OP
+from foretune.kernels.grouped_gemm.space import chunk_rows
 from foretune.kernels.grouped_gemm.triton_kernels import rowwise, tiles
-from foretune.kernels.grouped_gemm.variants import chunk_rows
 from foretune.kernels.op_calls import Memo
 from foretune.runtime.launching.stub_driver import interpreter
 from grouped import guarded

@@ -16,12 +16,13 @@ from foretune.kernels import find_family
 from foretune.kernels.grouped_gemm import unsloth_grouped_gemm
 from foretune.kernels.grouped_gemm.op import OP
 from foretune.kernels.grouped_gemm.passes import Options, Shape, Step
-from foretune.kernels.grouped_gemm.triton_kernels import gemm, gemm_launches, tiles
+from foretune.kernels.grouped_gemm.space import chunk_rows
+from foretune.kernels.grouped_gemm.triton_kernels import gemm, tiles
 from foretune.kernels.grouped_gemm.triton_kernels.rowwise import sum_rows
-from foretune.kernels.grouped_gemm.variants import chunk_rows
 from foretune.kernels.op_calls import Memo
 from foretune.runtime import ForetuneWarning, choice
 from foretune.runtime.launching.stub_driver import live
+from grouped import launch_gemm
 from loops import error, grouped_loop, moe_fused, moe_loop
 
 pytestmark = [
@@ -306,14 +307,14 @@ def test_a_hot_call_takes_no_more_than_two_bare_launches(capsys):
         problem = Step(Shape(rows, GROUPS, 128, 64), x.dtype, x.get_device(), Options()).problem(forward.name)
         if forward.supports(config, problem, live(x.get_device())):
             continue
-        arguments = gemm_launches.arguments(x, w, y, tile_map)
+        arguments = (x, w, y, tile_map.entries, None, None, None, rows, rows, GROUPS, 128 // 8, 64 // 8, 1)
         constants = {"TRANSPOSED": False, "GATHER": False, "SCATTER": False, **config.to_json()}
-        gemm_launches.launch_gemm(x, w, y, tile_map, config, 1)  # sets Triton's allocator
+        launch_gemm(x, w, y, tile_map, config, 1)  # sets Triton's allocator
         bare = microseconds(lambda a=arguments, c=constants: gemm.grouped_gemm_kernel[(8,)](*a, **c))
         hot = microseconds(lambda config=config: grouped_gemm(x, w, sizes, config=config))
         times |= {f"{name}: kernel[grid](...)": bare, f"{name}: the op": hot}
         ratios[name] = hot / bare
-    times["launch_gemm"] = microseconds(lambda: gemm_launches.launch_gemm(x, w, y, tile_map, config, 132))
+    times["launch_gemm"] = microseconds(lambda: launch_gemm(x, w, y, tile_map, config, 132))
     times["TileMap.build"] = microseconds(lambda: tiles.TileMap.build(sizes, rows))
     times["the op, config chosen"] = microseconds(lambda: grouped_gemm(x, w, sizes))
     times["the op, permute_x, weights, bias"] = microseconds(

@@ -273,7 +273,7 @@ REFUSALS = {
         chosen(),
         {"flags": ("permute_x", "permute_y")},
         H200,
-        "a problem cannot have both flags permute_x and permute_y: only one side can be permuted",
+        "a problem cannot have both flags permute_x and permute_y",
     ),
     "an unknown flag": (chosen(), {"flags": ("permute_z",)}, H200, "flag permute_z is not one of permute_x, permute_y"),
     "a block that the map does not have": (

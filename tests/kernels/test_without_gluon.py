@@ -11,7 +11,7 @@ import torch
 from foretune import ForetuneWarning
 from foretune.kernels import config_limits, find_measurable, op_calls, warp_jobs
 from foretune.kernels.grouped_gemm.op import GRADIENT, OP
-from foretune.kernels.grouped_gemm.triton_kernels import dw_launches, gemm_launches
+from foretune.kernels.grouped_gemm.triton_kernels import launches as grouped_launches
 from foretune.kernels.matmul.op import OP as MATMUL
 from foretune.kernels.matmul.triton_kernels import launches as matmul_launches
 from foretune.kernels.scaled_gemm.op import PRODUCT
@@ -65,14 +65,14 @@ OPS = {
 
 
 def forget():
-    for cached in (
-        matmul_launches._launcher,
-        scaled_launches._launcher,
-        dw_launches.launcher_of_jobs,
-        gemm_launches.launcher_of_jobs,
-        config_limits.why_no_gluon,
+    for launchers in (
+        matmul_launches.LAUNCHERS,
+        scaled_launches.LAUNCHERS,
+        grouped_launches.OF_DW,
+        grouped_launches.OVER_ROWS,
     ):
-        cached.cache_clear()
+        launchers.made.clear()
+    config_limits.why_no_gluon.cache_clear()
 
 
 @pytest.fixture
@@ -84,8 +84,8 @@ def no_gluon(monkeypatch):
     for launches, name in (
         (matmul_launches, "specialized"),
         (scaled_launches, "specialized"),
-        (dw_launches, "specialized_dw"),
-        (gemm_launches, "specialized_gemm"),
+        (grouped_launches, "specialized_dw"),
+        (grouped_launches, "specialized_gemm"),
     ):
         monkeypatch.delitem(sys.modules, f"{launches.__package__}.{name}", raising=False)
     monkeypatch.delitem(sys.modules, warp_jobs.__name__)

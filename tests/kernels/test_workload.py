@@ -19,12 +19,12 @@ from foretune.kernels.grouped_gemm.workload import (
     TENSOR_PARALLEL,
     draw,
 )
-from foretune.kernels.workloads import MOST_TOKENS, Model, load_models
+from foretune.kernels.workloads import MOST_TOKENS, Draws, Model, load_models
 
 FAMILY = "grouped_gemm_fwd"
 MODELS = load_models()
 PROJECTIONS = {f"{model.model}/{name}": (model, nk) for model in MODELS for name, nk in model.projections().items()}
-DRAWN = draw(FAMILY, MODELS)
+DRAWN = draw(FAMILY, MODELS, Draws())
 LAYERS = [case for case in DRAWN if case.sources != ("random",)]
 
 
@@ -62,13 +62,13 @@ def test_an_unknown_routing_is_named_with_the_known_ones():
 
 
 def test_the_same_arguments_give_the_same_cases_and_another_seed_others():
-    assert draw(FAMILY, MODELS) == DRAWN
-    assert draw(FAMILY, MODELS, seed=1) != DRAWN
+    assert draw(FAMILY, MODELS, Draws()) == DRAWN
+    assert draw(FAMILY, MODELS, Draws(seed=1)) != DRAWN
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_every_model_and_both_its_projections_are_covered(seed):
-    drawn = draw(FAMILY, MODELS, seed=seed)
+    drawn = draw(FAMILY, MODELS, Draws(seed=seed))
     assert {source for case in drawn for source in case.sources} == {*PROJECTIONS, "random"}
 
 
@@ -91,7 +91,7 @@ def test_layers_have_the_shapes_of_their_models_on_one_rank_of_some():
 
 
 def test_layers_of_invented_models_are_like_those_of_models_and_belong_to_none():
-    drawn = draw(FAMILY, MODELS, per_layer=0, random=0, invented=200)
+    drawn = draw(FAMILY, MODELS, Draws(per_layer=0, random=0, invented=200))
     assert len(drawn) == 200
     assert {case.sources for case in drawn} == {("random/w13",), ("random/w2",)}
     assert {case.model_families for case in drawn} == {("random",)}  # each is split from all others
@@ -102,7 +102,7 @@ def test_layers_of_invented_models_are_like_those_of_models_and_belong_to_none()
 
 def test_models_of_one_shape_share_their_cases():
     twins = [Model(name, 64, 8, 2048, 1024, 2048) for name in ("A-1B", "B-1B")]
-    drawn = draw(FAMILY, twins, random=0)
+    drawn = draw(FAMILY, twins, Draws(random=0))
     assert len(drawn) == 4  # two layers, twice each
     assert {case.sources for case in drawn} == {("A-1B/w13", "B-1B/w13"), ("A-1B/w2", "B-1B/w2")}
     assert {case.model_families for case in drawn} == {("A", "B")}
@@ -121,7 +121,7 @@ def test_no_case_comes_twice_or_is_over_the_limits():
 
 
 def test_a_share_is_in_fp16_and_a_share_has_its_layers_permutation_fused():
-    many = draw(FAMILY, MODELS, per_layer=4, random=60)
+    many = draw(FAMILY, MODELS, Draws(per_layer=4, random=60))
     assert sum(case.problem.dtype == "fp16" for case in many) / len(many) == pytest.approx(0.15, abs=0.06)
     assert sum(bool(case.problem.flags) for case in many) / len(many) == pytest.approx(0.35, abs=0.08)
     for case in many:
@@ -143,7 +143,7 @@ def test_a_short_run_has_a_fair_sample():
 
 def test_tokens_are_routed_to_top_k_experts_each():
     tokens = (7, 100, 3000)
-    for case in draw(FAMILY, MODELS, tokens=tokens, random=10):
+    for case in draw(FAMILY, MODELS, Draws(tokens=tokens, random=10)):
         rows = case.problem["rows"]
         if case.sources == ("random",):
             assert min(tokens) <= rows <= max(tokens)
@@ -153,9 +153,9 @@ def test_tokens_are_routed_to_top_k_experts_each():
 
 def test_as_many_as_asked_for():
     few = MODELS[:3]
-    assert len(draw(FAMILY, few, random=5, per_layer=0)) == 5
-    assert len(draw(FAMILY, few, random=0, per_layer=3)) == 3 * 2 * 3
-    assert draw(FAMILY, few, random=0, per_layer=0) == ()
+    assert len(draw(FAMILY, few, Draws(random=5, per_layer=0))) == 5
+    assert len(draw(FAMILY, few, Draws(random=0, per_layer=3))) == 3 * 2 * 3
+    assert draw(FAMILY, few, Draws(random=0, per_layer=0)) == ()
 
 
 @pytest.mark.parametrize(
@@ -171,19 +171,19 @@ def test_as_many_as_asked_for():
 )
 def test_a_value_that_cannot_be_is_named(options, named):
     with pytest.raises(ForetuneError, match=named):
-        draw(FAMILY, MODELS[:2], **options)
+        draw(FAMILY, MODELS[:2], Draws(**options))
 
 
 def test_the_most_tokens_can_be_drawn():
-    assert len(draw(FAMILY, MODELS[:1], tokens=(MOST_TOKENS,), random=2)) >= 2
+    assert len(draw(FAMILY, MODELS[:1], Draws(tokens=(MOST_TOKENS,), random=2))) >= 2
 
 
 def test_none_is_larger_than_asked_for():
-    small = draw(FAMILY, MODELS, most_tflop=0.01)
+    small = draw(FAMILY, MODELS, Draws(max_tflop=0.01))
     assert len(small) > 100
     assert all(2 * c.problem["rows"] * c.problem["n"] * c.problem["k"] <= 1e10 for c in small)
     with pytest.raises(ForetuneError, match=r"at most 0\.01 TFLOP: raise the TFLOP limit or lower the token counts"):
-        draw(FAMILY, MODELS, per_layer=0, random=1, tokens=(1 << 22,), most_tflop=0.01)
+        draw(FAMILY, MODELS, Draws(per_layer=0, random=1, tokens=(1 << 22,), max_tflop=0.01))
 
 
 def test_a_family_draws_its_own_with_the_shipped_models_unless_told_otherwise(tmp_path):
@@ -191,9 +191,9 @@ def test_a_family_draws_its_own_with_the_shipped_models_unless_told_otherwise(tm
     table.write_text("model,num_experts,top_k,hidden_size,moe_intermediate_size\nMine-1B,16,4,1024,512\n")
     for name in (FAMILY, "grouped_gemm_dw"):
         family = find_family(name)
-        assert family.cases() == draw(name, MODELS)
+        assert family.cases() == draw(name, MODELS, Draws())
         options = {"tokens": (16, 4096), "per_layer": 3, "random": 5, "seed": 7}
         mine = family.cases(models=table, max_tflop=0.5, **options)
-        assert mine == draw(name, load_models(table), most_tflop=0.5, **options)
+        assert mine == draw(name, load_models(table), Draws(max_tflop=0.5, **options))
         assert len(mine) == 2 * 3 + 5
         assert all(family.flops(case.problem) <= 0.5e12 for case in mine)

@@ -10,9 +10,11 @@ import pytest
 import torch
 from foretune import KernelConfig
 from foretune.datasets import DeviceSpec, ForetuneError
-from foretune.kernels.grouped_gemm.triton_kernels import gemm, gemm_launches, rowwise, tiles
+from foretune.kernels.grouped_gemm.triton_kernels import gemm, rowwise, tiles
+from foretune.kernels.grouped_gemm.triton_kernels import launches as grouped_launches
 from foretune.runtime import use_stub_driver
 from foretune.runtime.launching.launcher import Launcher
+from grouped import launch_gemm
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
 
@@ -28,7 +30,7 @@ class Calls:
     def __init__(self, monkeypatch):
         self.through_jit = 0
         self.launcher = Launcher(gemm.grouped_gemm_kernel)
-        monkeypatch.setattr(gemm_launches, "_launch", self.launcher)
+        monkeypatch.setitem(grouped_launches.OVER_ROWS.made, False, self.launcher)
         monkeypatch.setattr(gemm.grouped_gemm_kernel, "pre_run_hooks", [self._count])
 
     def _count(self, *arguments, **options):
@@ -38,7 +40,7 @@ class Calls:
         memory = torch.zeros(offset + rows * 16, dtype=dtype)
         x, w = memory[offset:].view(rows, 16), torch.zeros(groups, 8, 16, dtype=dtype)
         tile_map = tiles.TileMap.build(torch.zeros(groups, dtype=torch.int32), rows)
-        gemm_launches.launch_gemm(x, w, torch.zeros(rows, 8, dtype=dtype), tile_map, config, 132, **options)
+        launch_gemm(x, w, torch.zeros(rows, 8, dtype=dtype), tile_map, config, 132, **options)
         return self.through_jit
 
 
@@ -105,7 +107,7 @@ def test_forgetting_goes_through_it_again(call):
 
 def test_a_prepared_launch_goes_through_it_once_whatever_tensors_it_is_given(call):
     with use_stub_driver(H200) as driver:
-        launch = gemm_launches.prepare_gemm(32, 2, 8, 16, CONFIG, 132, x_rows=32)
+        launch = grouped_launches.prepare_gemm(32, 2, 8, 16, CONFIG, 132, x_rows=32)
         for dtype, offset, through_jit in (
             (torch.bfloat16, 0, 1),
             (torch.bfloat16, 16, 1),
@@ -154,12 +156,12 @@ def test_both_ways_pass_the_same_arguments(monkeypatch, recorded):
     """Also knobs that are runtime arguments, which come after the integers."""
     with use_stub_driver(H200) as driver:
         launches = recorded(driver)
-        monkeypatch.setattr(gemm_launches, "_launch", Launcher(gemm.grouped_gemm_kernel))
+        monkeypatch.setitem(grouped_launches.OVER_ROWS.made, False, Launcher(gemm.grouped_gemm_kernel))
         x, w, y = torch.zeros(32, 16), torch.zeros(2, 8, 16), torch.zeros(32, 8)
         tile_map = tiles.TileMap.build(torch.zeros(2, dtype=torch.int32), 32)
         scale, odd = torch.ones(32), KernelConfig.from_json(CONFIG.to_json() | {"GROUP_M": 7, "PROGRAMS_PER_SM": 5})
         for config in (CONFIG, odd, CONFIG, odd):
-            gemm_launches.launch_gemm(x, w, y, tile_map, config, 132, scale=scale)
+            launch_gemm(x, w, y, tile_map, config, 132, scale=scale)
     passed = [arguments for arguments, _ in launches]
     assert passed[:2] == passed[2:]
     assert passed[0] != passed[1]
@@ -220,7 +222,7 @@ def test_what_a_first_compile_begins_with_is_done_before_tritons_hash_is_waited_
 
 KEYS = """
 import sys
-from foretune.kernels.grouped_gemm.triton_kernels import dw, dw_launches, gemm, gemm_launches, rowwise, tiles
+from foretune.kernels.grouped_gemm.triton_kernels import dw, gemm, launches, rowwise, tiles
 kernels = [gemm.grouped_gemm_kernel, dw.grouped_gemm_dw_kernel, dw.sum_partials_kernel, tiles.tile_map_kernel]
 order = kernels if sys.argv[1] == "first" else kernels[::-1]
 keys = {kernel.__name__: kernel.cache_key for kernel in order}

@@ -17,7 +17,7 @@ import numpy as np
 from foretune.datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem, load
 from foretune.datasets.grid import Grid
 from foretune.kernels.grouped_gemm.features import group_sizes_of
-from foretune.kernels.grouped_gemm.variants import DW, DX, VARIANTS
+from foretune.kernels.grouped_gemm.space import DW, DX, VARIANTS
 from foretune.model import Ranker, cross_validate
 from foretune.model.baselines import Baseline, Rivals
 

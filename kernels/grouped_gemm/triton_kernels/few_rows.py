@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from ....runtime.launching.launcher import Launcher
-from ..variants import cdiv
+from ..space import cdiv
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

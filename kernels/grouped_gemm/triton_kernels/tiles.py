@@ -275,7 +275,7 @@ class TileMap(NamedTuple):
             group_sizes: (groups,) int32; or int64, which one more small kernel converts; or a routing
                 (`routing_shape`), whose own map is used if it has these chunks.
             rows: The number of rows.
-            chunk_rows: The maximum number of rows per chunk (`variants.chunk_rows`); if omitted, no group is split.
+            chunk_rows: The maximum number of rows per chunk (`space.chunk_rows`); if omitted, no group is split.
         """
         import torch
 

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from ....runtime.launching.launcher import Launcher
-from ..variants import cdiv
+from ..space import cdiv
 from .sorting import load_permuted
 from .tiles import load_tile, load_tile_count
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from ....runtime.launching.launcher import Launcher
-from ..layouts import activation_of
+from ..space import activation_of
 from .epilogue import activated
 
 if TYPE_CHECKING:

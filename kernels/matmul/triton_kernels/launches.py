@@ -2,53 +2,23 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ....runtime.launching.launcher import Launcher, launch_nothing, with_scratch
-from .gemm import matmul_kernel
+from ....runtime.launching.launcher import launch_nothing, with_scratch
+from ...launchers import Launchers, programs_of
 from .split_k import add_partials, compile_add_partials
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import torch
 
     from ....datasets import KernelConfig
+    from ...launchers import Launch
 
+LAUNCHERS = Launchers(__package__, ".gemm:matmul_kernel", ".specialized:specialized_matmul_kernel")
 #: Rows must begin at multiples of this many bytes for TMA, and for 16-byte loads.
 ALIGNMENT = 16
-
-
-def launch_matmul(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    y: torch.Tensor,
-    config: KernelConfig,
-    sm_count: int,
-    *,
-    a_km: bool = False,
-    b_kn: bool = False,
-    bias: torch.Tensor | None = None,
-    activation: str = "none",
-) -> None:
-    """Launch y = activation(a @ b + bias) on explicit arguments, without waiting for it.
-
-    The last dimension of each tensor is contiguous, and the matrices of a batch follow each other; only rows may have
-    padding between them.
-
-    Args:
-        a: (batch, M, K); (batch, K, M) with `a_km`.
-        b: (batch, N, K); (batch, K, N) with `b_kn`.
-        y: (batch, M, N); int32 for int8 operands, which allow neither bias nor activation.
-        config: The config.
-        sm_count: The number of the GPU's SMs.
-        a_km: The layout of a.
-        b_kn: The layout of b.
-        bias: (N,), or None.
-        activation: "relu", "gelu", "silu" or "none".
-    """
-    prepare_matmul(a, b, y, config, sm_count, a_km=a_km, b_kn=b_kn, activation=activation)((a, b, y, bias))
 
 
 def prepare_matmul(
@@ -61,19 +31,32 @@ def prepare_matmul(
     a_km: bool = False,
     b_kn: bool = False,
     activation: str = "none",
-) -> Callable[[Sequence[torch.Tensor | None]], None]:
-    """Return a function that launches the kernel on any (a, b, y, bias) with the shapes and strides of these.
+) -> Launch:
+    """Return a function that launches y = activation(a @ b + bias), without waiting for it.
 
-    Later tensors may lack the batch dimension. The other arguments are those of `launch_matmul`.
+    It takes any (a, b, y, bias) with the shapes and strides of these, which may lack the batch dimension; bias is (N,),
+    or None. The last dimension of each tensor is contiguous, and the matrices of a batch follow each other; only rows
+    may have padding between them.
+
+    Args:
+        a: (batch, M, K); (batch, K, M) with `a_km`.
+        b: (batch, N, K); (batch, K, N) with `b_kn`.
+        y: (batch, M, N); int32 for int8 operands, which allow neither bias nor activation.
+        config: The config.
+        sm_count: The number of the GPU's SMs.
+        a_km: The layout of a.
+        b_kn: The layout of b.
+        activation: "relu", "gelu", "silu" or "none".
     """
     if y.numel() == 0:
         return launch_nothing
     (batch, m, n), k = y.shape, a.shape[1] if a_km else a.shape[2]
     splits, aligned = config["SPLIT_K"], are_aligned(a, b, y)
-    whole, launcher = splits == 1, _launcher(config["CONSUMERS"] > 0)
+    whole, launcher = splits == 1, LAUNCHERS.of(config)
     pdl = not whole and launcher.has_dependent_launch
-    launch: Callable[[Sequence[torch.Tensor | None]], None] = launcher.prepare(
-        (grid_of(batch, m, n, config, sm_count), 1, 1),
+    tiles: int = batch * splits * -(-m // config["BLOCK_M"]) * -(-n // config["BLOCK_N"])
+    launch: Launch = launcher.prepare(
+        (programs_of(tiles, config, sm_count), 1, 1),
         (batch, m, n, k, a.stride(-2), b.stride(-2), y.stride(-2) if whole else n),
         config,
         **_constants(config, a_km, b_kn, activation, aligned, pdl),
@@ -105,13 +88,6 @@ def are_aligned(a: torch.Tensor, b: torch.Tensor, y: torch.Tensor) -> bool:
     return not any(size % unit for size in sizes)
 
 
-def grid_of(batch: int, m: int, n: int, config: KernelConfig, sm_count: int) -> int:
-    """Return the number of programs for `batch` (m, n) outputs: PROGRAMS_PER_SM per SM; if that is 0, one per tile."""
-    tiles: int = batch * config["SPLIT_K"] * -(-m // config["BLOCK_M"]) * -(-n // config["BLOCK_N"])
-    programs: int = sm_count * config["PROGRAMS_PER_SM"]
-    return min(programs or tiles, tiles)
-
-
 def compile_matmul(
     element: torch.dtype,
     out: torch.dtype,
@@ -123,7 +99,7 @@ def compile_matmul(
     activation: str,
     aligned: bool,
 ) -> Any:
-    """Compile what `launch_matmul` launches for such arguments and the active driver's target, into Triton's cache.
+    """Compile what `prepare_matmul` launches for such arguments and the active driver's target, into Triton's cache.
 
     `element` is the operands' dtype, and `out` that of y. `bias`: there is one. `aligned`: see `are_aligned`.
 
@@ -132,7 +108,7 @@ def compile_matmul(
     """
     import torch
 
-    whole, launcher = config["SPLIT_K"] == 1, _launcher(config["CONSUMERS"] > 0)
+    whole, launcher = config["SPLIT_K"] == 1, LAUNCHERS.of(config)
     pdl = not whole and launcher.has_dependent_launch
     if not whole:
         wide = torch.int32 if element == torch.int8 else torch.float32
@@ -165,13 +141,3 @@ def _constants(
         "PERSISTENT": config["PROGRAMS_PER_SM"] > 0,
         **own,
     }
-
-
-@cache
-def _launcher(specialized: bool) -> Launcher:
-    """Return the launcher of the plain or of the warp-specialized kernel."""
-    if not specialized:
-        return Launcher(matmul_kernel)
-    from .specialized import specialized_matmul_kernel  # imports Gluon, which other configs do not need
-
-    return Launcher(specialized_matmul_kernel)

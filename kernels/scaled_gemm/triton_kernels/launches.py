@@ -1,56 +1,26 @@
-"""Launch the scaled GEMMs: choose the plain or the warp-specialized kernel, and add up the parts of SPLIT_K."""
+"""Launch the products in fp8: y, with the sum of the parts of SPLIT_K, and dW, with the sum of split groups' chunks."""
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ....runtime.launching.launcher import Launcher, launch_nothing, with_scratch
-from ...grouped_gemm.triton_kernels.gemm_launches import grid_of
+import torch
+
+from ....runtime.launching.launcher import launch_nothing, with_scratch
+from ...grouped_gemm.triton_kernels.launches import add_partials as add_partial_sums
+from ...grouped_gemm.triton_kernels.launches import grid_of, partial_sums
+from ...grouped_gemm.triton_kernels.tiles import TileMap
+from ...launchers import Launchers
 from ...matmul.triton_kernels.split_k import add_partials, compile_add_partials
-from .product import scaled_gemm_kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import torch
+    from collections.abc import Sequence
 
     from ....datasets import KernelConfig
-    from ...grouped_gemm.triton_kernels.tiles import TileMap
+    from ...launchers import Launch
 
-
-def launch_scaled_gemm(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    x_scale: torch.Tensor,
-    w_scale: torch.Tensor,
-    y: torch.Tensor,
-    config: KernelConfig,
-    sm_count: int,
-    *,
-    tile_map: TileMap | None = None,
-    rowwise: bool = False,
-    blockwise: bool = False,
-) -> None:
-    """Launch the product, without waiting for it.
-
-    Args:
-        x: (rows, K).
-        w: (N, K); (groups, N, K) with a tile map.
-        x_scale: As `scales.scale_shapes` says, contiguous; blockwise ones (rows, blocks of K) stored block by block.
-        w_scale: As `scales.scale_shapes` says, contiguous.
-        y: (rows, N).
-        config: The config.
-        sm_count: The number of the GPU's SMs.
-        tile_map: The map of the group sizes; None if the product is dense.
-        rowwise: The scales are rowwise.
-        blockwise: The scales are blockwise.
-    """
-    groups = None if tile_map is None else tile_map.groups
-    prepared = prepare_scaled_gemm(
-        len(x), y.shape[1], x.shape[1], groups, config, sm_count, rowwise=rowwise, blockwise=blockwise
-    )
-    prepared((x, w, x_scale, w_scale, y, None if tile_map is None else tile_map.entries))
+LAUNCHERS = Launchers(__package__, ".product:scaled_gemm_kernel", ".specialized:specialized_scaled_gemm_kernel")
+OF_DW = Launchers(__package__, ".dw:scaled_dw_kernel", ".specialized_dw:specialized_scaled_dw_kernel")
 
 
 def prepare_scaled_gemm(
@@ -63,19 +33,30 @@ def prepare_scaled_gemm(
     *,
     rowwise: bool = False,
     blockwise: bool = False,
-) -> Callable[[Sequence[torch.Tensor | None]], None]:
-    """Return a function that launches the product on any tensors of these sizes.
+) -> Launch:
+    """Return a function that launches the product, without waiting for it, on any tensors of these sizes.
 
-    Its argument is (x, w, x_scale, w_scale, y, entries of a tile map), without a map (None) if there are no groups. The
-    other arguments are those of `launch_scaled_gemm`.
+    Its argument is (x, w, x_scale, w_scale, y, entries of a tile map): x (rows, K), w (N, K), or (groups, N, K), and
+    y (rows, N). The scales are contiguous, with the shapes of `space.scale_shapes`, blockwise ones of x stored block
+    by block. The map is None if there are no groups.
+
+    Args:
+        rows: The number of rows.
+        n: N.
+        k: K.
+        groups: The number of groups; None if the product is dense.
+        config: The config.
+        sm_count: The number of the GPU's SMs.
+        rowwise: The scales are rowwise.
+        blockwise: The scales are blockwise.
     """
     splits = config["SPLIT_K"]
     grid = grid_of(splits * (-(-rows // config["BLOCK_M"]) + (groups or 0)), n, config, sm_count)
     if rows == 0 or grid == 0:
         return launch_nothing
-    launcher = _launcher(config["CONSUMERS"] > 0)
+    launcher = LAUNCHERS.of(config)
     pdl = splits > 1 and launcher.has_dependent_launch
-    launch: Callable[[Sequence[torch.Tensor | None]], None] = launcher.prepare(
+    launch: Launch = launcher.prepare(
         (grid, 1, 1), (rows, groups or 1, n // 16, k // 16), config, **_constants(config, rowwise, blockwise, pdl)
     )
     if config["TMA_LOAD"] or config["TMA_STORE"]:
@@ -84,8 +65,6 @@ def prepare_scaled_gemm(
         return launch
 
     def launch_parts(tensors: Sequence[Any]) -> None:
-        import torch
-
         *operands, y, entries = tensors
         partial = torch.empty((splits, 1, rows, n), dtype=torch.float32, device=y.device)
         launch((*operands, partial, entries))
@@ -95,14 +74,12 @@ def prepare_scaled_gemm(
 
 
 def compile_scaled_gemm(config: KernelConfig, *, grouped: bool, rowwise: bool, blockwise: bool) -> Any:
-    """Compile what `launch_scaled_gemm` launches for such scales and the active driver's target, into Triton's cache.
+    """Compile what `prepare_scaled_gemm` launches for such scales and the active driver's target, into Triton's cache.
 
     Returns:
         The binary of the product.
     """
-    import torch
-
-    out, launcher = torch.bfloat16, _launcher(config["CONSUMERS"] > 0)
+    out, launcher = torch.bfloat16, LAUNCHERS.of(config)
     pdl = config["SPLIT_K"] > 1 and launcher.has_dependent_launch
     if config["SPLIT_K"] > 1:
         compile_add_partials(torch.float32, out, False, "none", True, pdl)
@@ -123,11 +100,63 @@ def _constants(config: KernelConfig, rowwise: bool, blockwise: bool, pdl: bool) 
     }
 
 
-@cache
-def _launcher(specialized: bool) -> Launcher:
-    """Return the launcher of the plain or of the warp-specialized kernel."""
-    if not specialized:
-        return Launcher(scaled_gemm_kernel)
-    from .specialized import specialized_scaled_gemm_kernel  # imports Gluon, which other configs do not need
+def prepare_scaled_dw(
+    rows: int,
+    groups: int,
+    chunk_rows: int,
+    n: int,
+    k: int,
+    config: KernelConfig,
+    sm_count: int,
+    *,
+    blockwise: bool,
+    gradient: torch.dtype,
+) -> Launch:
+    """Return a function that launches dW's kernels, without waiting for them, on any tensors of these sizes.
 
-    return Launcher(specialized_scaled_gemm_kernel)
+    Its argument is (dy, x, scales of dy, scales of x, dw, entries of a tile map), where the operands and their scales
+    are the transposed ones that `both_ways.quantize_both_ways` returns, and dw is (groups, N, K), all of which is
+    written.
+
+    Args:
+        rows: The number of rows.
+        groups: The number of groups.
+        chunk_rows: The most rows that are summed in one chunk, as in the tile map.
+        n: N.
+        k: K.
+        config: The config.
+        sm_count: The number of the GPU's SMs.
+        blockwise: The scales are blockwise.
+        gradient: The dtype of dy; that of x is torch.float8_e4m3fn.
+    """
+    sizes = TileMap(None, rows, groups, chunk_rows)  # type: ignore[arg-type] # what every map of these sizes has
+    grid = grid_of(sizes.most_chunks * -(-n // config["BLOCK_M"]), k, config, sm_count)
+    numbers = rows, groups, max(sizes.slots, 1), n // 16, k // 16
+    prepared: Launch = OF_DW.of(config).prepare(
+        (grid, 1, 1), numbers, config, **_dw_constants(config, blockwise, gradient)
+    )
+    if config["TMA"]:
+        prepared = with_scratch(prepared)
+
+    def launch(tensors: Sequence[Any]) -> None:
+        *operands, dw, entries = tensors
+        tile_map = TileMap(entries, *sizes[1:])
+        partial = partial_sums(dw, tile_map)
+        prepared((*operands, dw, partial, entries))
+        add_partial_sums(partial, dw, tile_map)
+
+    return launch
+
+
+def compile_scaled_dw(config: KernelConfig, *, blockwise: bool, gradient: torch.dtype = torch.float8_e4m3fn) -> Any:
+    """Compile the kernel of a config for the active driver's target, into Triton's cache, and return its binary."""
+    launcher, e4m3 = OF_DW.of(config), torch.float8_e4m3fn
+    types = gradient, e4m3, torch.float32, torch.float32, torch.bfloat16, torch.bfloat16, torch.int32
+    constants = _dw_constants(config, blockwise, gradient)
+    return launcher.kernel.warmup(*types, 1024, 8, 1, 128, 128, grid=(1,), **constants, **config.to_json())
+
+
+def _dw_constants(config: KernelConfig, blockwise: bool, gradient: torch.dtype) -> dict[str, Any]:
+    """Return the kernels' constexpr parameters that are not knobs."""
+    largest = [float(torch.finfo(dtype).max) for dtype in (gradient, torch.float8_e4m3fn)]
+    return {"BLOCKWISE": blockwise, "DY_LARGEST": largest[0], "X_LARGEST": largest[1], "STAGES": config.num_stages}

@@ -9,7 +9,7 @@ import torch
 import triton
 from foretune import DeviceSpec, KernelConfig, Problem, gated_mlp
 from foretune.kernels import find_family
-from foretune.kernels.gated_mlp import launches
+from foretune.kernels.gated_mlp.op import _launch, _launch_backward
 from foretune.kernels.gated_mlp.space import smem_bytes
 from foretune.kernels.matmul.triton_kernels import launches as matmul_launches
 from foretune.runtime import use_stub_driver
@@ -26,9 +26,9 @@ def test_one_binary_of_each_kernel_serves_steps_of_any_shape(monkeypatch):
     """And the gradients of x and of the weight are two products of tensors as they lie, a binary for each config."""
     names, products = [], set()
     monkeypatch.setattr(triton.knobs.compilation, "listener", lambda src, **_: names.append(src.name))
-    launches._launch.forget()
-    launches._launch_backward.forget()
-    matmul_launches._launcher(False).forget()
+    _launch.forget()
+    _launch_backward.forget()
+    matmul_launches.LAUNCHERS.made.clear()
     with use_stub_driver(H200):
         for m, n, k in ((1, 8, 8), (16, 8, 40), (300, 2048, 1024)):
             x, w = (torch.zeros(shape, dtype=torch.bfloat16, requires_grad=True) for shape in ((m, k), (2 * n, k)))

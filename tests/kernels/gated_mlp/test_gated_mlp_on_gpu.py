@@ -8,7 +8,7 @@ import torch
 from foretune import DeviceSpec, Problem, gated_mlp
 from foretune.collect.compiling import compile_ahead
 from foretune.kernels import find_family
-from foretune.kernels.comparisons import comparison_of
+from foretune.kernels.registry import comparison_of
 from torch.nn.functional import gelu, silu
 
 pytestmark = [

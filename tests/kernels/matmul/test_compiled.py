@@ -83,7 +83,7 @@ def test_warps_have_one_job_each(way, flags):
 def test_what_is_compiled_ahead_is_what_is_launched_in_every_shape(compiles):
     """Of one kind and config two binaries, of aligned rows and of others, and as many of split-K, and of its sums."""
     import torch
-    from foretune.kernels.matmul.triton_kernels.launches import launch_matmul
+    from foretune.kernels.matmul.triton_kernels.launches import prepare_matmul
 
     with use_stub_driver(H200):
         for splits in (1, 4):
@@ -97,7 +97,7 @@ def test_what_is_compiled_ahead_is_what_is_launched_in_every_shape(compiles):
                     torch.empty(1, *shape, dtype=torch.bfloat16) for shape in ((m, k), (n, k), (m, n), (n,))
                 )
                 for band in (1, 8):
-                    launch_matmul(x, w, y, changed(one, GROUP_M=band), 132, bias=bias[0])
+                    prepare_matmul(x, w, y, changed(one, GROUP_M=band), 132)((x, w, y, bias[0]))
             assert all(found for _, found in compiles[made:])
 
 

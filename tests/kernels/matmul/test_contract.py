@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from foretune.kernels.matmul.layouts import activation_of
+from foretune.kernels.matmul.space import activation_of
 from foretune.kernels.testing import FamilyContract
 from products import problem
 

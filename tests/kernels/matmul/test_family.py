@@ -10,11 +10,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from foretune.datasets import ForetuneError
-from foretune.kernels.comparisons import comparison_of
 from foretune.kernels.matmul.contenders import suite_cases
-from foretune.kernels.matmul.layouts import call_dims, is_aligned, row_lengths
+from foretune.kernels.matmul.space import call_dims, is_aligned, row_lengths
 from foretune.kernels.matmul.workload import MOST_TFLOP, TOKENS, draw
-from foretune.kernels.workloads import load_dense_models
+from foretune.kernels.registry import comparison_of
+from foretune.kernels.workloads import Draws, load_dense_models
 from foretune.model.splits import split_groups
 from foretune.runtime.timing.compare import Row
 from products import A100, B200, CPU, H200, LAYOUTS, MATMUL, MI300X, SPECIALIZED, config, problem, specialized
@@ -101,7 +101,7 @@ def test_what_is_refused_and_why(knobs, told, why):
         ({"num_warps": 8}, {}, "num_warps cannot be 8 with CONSUMERS = 2: 4"),
         ({"num_stages": 1}, {}, "num_stages cannot be 1 with CONSUMERS = 2: at least 2"),
         ({"num_stages": 8}, {}, "needs .* bytes of shared memory"),
-        ({"CONSUMERS": 3}, {}, "PINGPONG must be 0 with CONSUMERS = 3 but is 1"),
+        ({"CONSUMERS": 3}, {}, "PINGPONG cannot be 1 with CONSUMERS = 3: 0"),
         (
             {"BLOCK_N": 256},
             {},
@@ -172,9 +172,9 @@ def test_estimates_know_what_everybody_knows():
 
 
 def test_the_workload_has_every_token_count_pass_and_dtype():
-    drawn = draw(MODELS, per_layer=3, random=100)
+    drawn = draw(MODELS, Draws(per_layer=3, random=100))
     assert len(drawn) > 500
-    assert drawn == draw(MODELS, per_layer=3, random=100) != draw(MODELS, per_layer=3, random=100, seed=1)
+    assert drawn == draw(MODELS, Draws(per_layer=3, random=100)) != draw(MODELS, Draws(per_layer=3, random=100, seed=1))
     assert len({case.problem for case in drawn}) == len(drawn)
     assert {case.scenario for case in drawn} == {"forward", "dx", "dw", "batched"}
     dtypes = Counter(case.problem.dtype for case in drawn)
@@ -192,7 +192,7 @@ def test_the_workload_has_every_token_count_pass_and_dtype():
 
 def test_model_families_can_be_held_out_apart():
     """Shapes that several of them have are nobody's: else a few groups would be all there are."""
-    drawn = [case for case in draw(MODELS, random=0) if not case.sources[0].startswith("random")]
+    drawn = [case for case in draw(MODELS, Draws(random=0)) if not case.sources[0].startswith("random")]
     owners = {}
     for case, group in zip(drawn, split_groups(drawn).tolist(), strict=True):
         owners.setdefault(group, set()).update(case.model_families)
@@ -201,14 +201,14 @@ def test_model_families_can_be_held_out_apart():
 
 
 def test_token_counts_that_are_given_are_taken_and_impossible_ones_refused():
-    drawn = draw(MODELS[:3], tokens=[48, 3000], random=4)
+    drawn = draw(MODELS[:3], Draws(tokens=[48, 3000], random=4))
     assert {case.problem[call_dims(case.problem)[0]] for case in drawn} <= {48, 3000}
     with pytest.raises(ForetuneError, match="token counts must be between 1 and"):
-        draw(MODELS, tokens=[0])
+        draw(MODELS, Draws(tokens=[0]))
     with pytest.raises(ForetuneError, match="random must be >= 0 but got -1"):
-        draw(MODELS, random=-1)
+        draw(MODELS, Draws(random=-1))
     with pytest.raises(ForetuneError, match="found no random shape with at most 1e-12 TFLOP"):
-        draw(MODELS[:1], tokens=[64], most_tflop=1e-12, random=1)
+        draw(MODELS[:1], Draws(tokens=[64], max_tflop=1e-12, random=1))
 
 
 def test_the_suite_can_run_and_is_judged_next_to_both():

@@ -71,12 +71,13 @@ def test_what_follows_the_product(after, way):
 def test_rows_that_are_further_apart_than_long(width, knobs):
     """Slices of wider matrices, in and out; nothing beside them is touched."""
     import torch
-    from foretune.kernels.matmul.triton_kernels.launches import launch_matmul
+    from foretune.kernels.matmul.triton_kernels.launches import prepare_matmul
 
     a, b = (torch.randn(1, 24, width, dtype=torch.float16)[:, :, :48] for _ in range(2))
     wide = torch.full((1, 24, 40), float("nan"), dtype=torch.float16)
-    launch_matmul(a, b, wide[:, :, :24], config(**knobs), 3)
-    assert_close(wide[:, :, :24], a.float() @ b.float().mT, 5e-4)
+    y = wide[:, :, :24]
+    prepare_matmul(a, b, y, config(**knobs), 3)((a, b, y, None))
+    assert_close(y, a.float() @ b.float().mT, 5e-4)
     assert bool(wide[:, :, 24:].isnan().all())
 
 
@@ -126,7 +127,7 @@ def test_the_op_takes_whatever_is_a_matrix():
 
 def test_what_lies_across_k_is_copied_where_that_is_worth_it(monkeypatch):
     from foretune.kernels.matmul import matmul, op
-    from foretune.kernels.matmul.layouts import A_KM, B_KN
+    from foretune.kernels.matmul.space import A_KM, B_KN
 
     launched = []
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from foretune.datasets import DeviceSpec
 from foretune.kernels.matmul import matmul
-from foretune.kernels.matmul.layouts import worth_turning
+from foretune.kernels.matmul.space import worth_turning
 from products import LAYOUTS, MATMUL, SPECIALIZED, config, problem, specialized
 
 pytestmark = [

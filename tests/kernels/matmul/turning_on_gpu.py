@@ -13,7 +13,7 @@ import torch
 from foretune.datasets import DeviceSpec, KernelConfig, Problem
 from foretune.kernels import find_family
 from foretune.kernels.matmul import matmul
-from foretune.kernels.matmul.layouts import A_KM, B_KN, worth_turning
+from foretune.kernels.matmul.space import A_KM, B_KN, worth_turning
 from foretune.kernels.matmul.triton_kernels.turning import turned_copy
 from foretune.runtime import make_shortlist
 from foretune.runtime.timing.timer import Timer

@@ -10,7 +10,7 @@ import torch
 from foretune import DeviceSpec, Problem, rms_norm_rope
 from foretune.collect.compiling import compile_ahead
 from foretune.kernels import find_family
-from foretune.kernels.comparisons import comparison_of
+from foretune.kernels.registry import comparison_of
 
 pytestmark = [
     pytest.mark.gpu,

@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from foretune.datasets import DeviceSpec, Problem
 from foretune.kernels import find_family
-from foretune.kernels.comparisons import comparison_of
 from foretune.kernels.grouped_gemm.group_sizes import drawn_sizes
+from foretune.kernels.grouped_gemm.space import chunk_rows
 from foretune.kernels.grouped_gemm.triton_kernels.tiles import TileMap
-from foretune.kernels.grouped_gemm.variants import chunk_rows
+from foretune.kernels.registry import comparison_of
 from foretune.kernels.scaled_gemm.quantize import GRADIENTS, quantize_blocks_128, quantize_rows_128
 from foretune.kernels.scaled_gemm.triton_kernels.both_ways import quantize_both_ways, quantize_weights_both_ways
-from foretune.kernels.scaled_gemm.triton_kernels.dw_launches import prepare_scaled_dw
+from foretune.kernels.scaled_gemm.triton_kernels.launches import prepare_scaled_dw
 from foretune.runtime.shortlist import make_shortlist
 from foretune.runtime.timing.compare import time_side_by_side
 from foretune.runtime.timing.timer import Timer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from foretune.kernels.scaled_gemm.scales import FLAGS
+from foretune.kernels.scaled_gemm.space import FLAGS
 from foretune.kernels.testing import FamilyContract
 
 

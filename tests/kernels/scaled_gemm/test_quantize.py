@@ -12,7 +12,7 @@ from foretune.kernels.scaled_gemm.quantize import (
     quantize_x,
     transposed,
 )
-from foretune.kernels.scaled_gemm.scales import GRANULARITIES, scale_shapes
+from foretune.kernels.scaled_gemm.space import GRANULARITIES, scale_shapes
 
 every_kind = pytest.mark.parametrize("kind", GRANULARITIES)
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from foretune.datasets import KernelConfig, Problem
 from foretune.kernels import find_family
-from foretune.kernels.comparisons import comparison_of
 from foretune.kernels.grouped_gemm.triton_kernels.tiles import TileMap
+from foretune.kernels.registry import comparison_of
 from foretune.kernels.scaled_gemm.quantize import (
     GRADIENTS,
     dequantized_columns,
@@ -22,7 +22,7 @@ from foretune.kernels.scaled_gemm.quantize import (
     quantize_x,
 )
 from foretune.kernels.scaled_gemm.triton_kernels.both_ways import quantize_both_ways, quantize_weights_both_ways
-from foretune.kernels.scaled_gemm.triton_kernels.dw_launches import prepare_scaled_dw
+from foretune.kernels.scaled_gemm.triton_kernels.launches import prepare_scaled_dw
 from scaled import CPU, H200
 
 pytestmark = [pytest.mark.interpret, pytest.mark.filterwarnings("ignore:invalid value encountered in matmul")]

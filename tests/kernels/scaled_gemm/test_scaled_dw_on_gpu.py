@@ -10,7 +10,7 @@ import torch
 from foretune.collect.compiling import compile_ahead
 from foretune.datasets import DeviceSpec, Problem
 from foretune.kernels import find_family
-from foretune.kernels.scaled_gemm.dw_op import BOTH_WAYS
+from foretune.kernels.scaled_gemm.operators import BOTH_WAYS
 from foretune.kernels.scaled_gemm.quantize import quantize_w, quantize_x
 from foretune.kernels.scaled_gemm.triton_kernels.both_ways import quantize_weights_both_ways
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from foretune.datasets import KernelConfig, Problem
 from foretune.kernels import find_family
-from foretune.kernels.scaled_gemm.dw_space import dw_smem_bytes
+from foretune.kernels.scaled_gemm.space import dw_smem_bytes
 from foretune.kernels.scaled_gemm.triton_kernels import both_ways
 from foretune.runtime import use_stub_driver
 from scaled import H200
@@ -100,13 +100,13 @@ def test_a_triton_without_gluon_runs_the_plain_kernel(monkeypatch):
         ({"TMA": 0}, "TMA cannot be 0 with CONSUMERS = 2: 1"),
         ({"num_warps": 8}, "num_warps cannot be 8 with CONSUMERS = 2: 4"),
         ({"BLOCK_K": 64}, "BLOCK_K cannot be 64: 128"),
-        ({"BLOCK_M": 64}, "BLOCK_M and IN_FLIGHT must be 128 and 1, 128 and 2, 256 and 1 with CONSUMERS = 2"),
-        ({"BLOCK_M": 256, "IN_FLIGHT": 2}, "BLOCK_M and IN_FLIGHT must be 128 and 1"),
+        ({"BLOCK_M": 64}, "BLOCK_M x IN_FLIGHT cannot be 64 x 2 with CONSUMERS = 2: 128 x 1, 128 x 2, 256 x 1"),
+        ({"BLOCK_M": 256, "IN_FLIGHT": 2}, "BLOCK_M x IN_FLIGHT cannot be 256 x 2"),
         (
             {"BLOCK_M": 256, "IN_FLIGHT": 1, "num_stages": 4},
             "BLOCK_M must be at most 128 with blockwise scales, or reg",
         ),
-        ({"num_stages": 1}, "num_stages must be at least 2 with CONSUMERS = 2 but is 1"),
+        ({"num_stages": 1}, "num_stages cannot be 1 with CONSUMERS = 2: at least 2"),
         ({"num_stages": 7}, "bytes of shared memory but NVIDIA H200 has 232448"),
         ({"CONSUMERS": 0}, "IN_FLIGHT must be 1 with CONSUMERS = 0 but is 2"),
         (

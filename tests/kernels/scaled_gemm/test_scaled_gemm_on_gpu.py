@@ -12,8 +12,8 @@ from functools import partial
 import pytest
 from foretune.collect.compiling import compile_ahead
 from foretune.datasets import DeviceSpec
-from foretune.kernels.comparisons import comparison_of
-from foretune.kernels.scaled_gemm.scales import GRANULARITIES
+from foretune.kernels.registry import comparison_of
+from foretune.kernels.scaled_gemm.space import GRANULARITIES
 from foretune.runtime.timing.compare import time_side_by_side
 from scaled import (
     DENSE,

@@ -10,7 +10,7 @@ import torch
 from foretune.kernels.op_calls import Memo
 from foretune.kernels.scaled_gemm.op import PRODUCT
 from foretune.kernels.scaled_gemm.quantize import dequantized_weight, dequantized_x, quantize_w, quantize_x
-from foretune.kernels.scaled_gemm.scales import GRANULARITIES
+from foretune.kernels.scaled_gemm.space import GRANULARITIES
 
 pytestmark = pytest.mark.interpret
 

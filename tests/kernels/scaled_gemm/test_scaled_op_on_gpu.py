@@ -6,7 +6,7 @@ from __future__ import annotations
 import foretune
 import pytest
 import torch
-from foretune.kernels.scaled_gemm.scales import GRANULARITIES
+from foretune.kernels.scaled_gemm.space import GRANULARITIES
 
 pytestmark = pytest.mark.gpu
 

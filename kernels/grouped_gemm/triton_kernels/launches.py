@@ -1,0 +1,142 @@
+"""Launch the grouped products: forward and dX, or dW, whose split groups are added up by a second kernel."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from ....runtime.launching.launcher import Launcher, launch_nothing, with_scratch
+from ...launchers import Launchers, programs_of
+from .tiles import TileMap
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from ....datasets import KernelConfig
+    from ...launchers import Launch
+
+OVER_ROWS = Launchers(__package__, ".gemm:grouped_gemm_kernel", ".specialized_gemm:specialized_gemm_kernel")
+OF_DW = Launchers(__package__, ".dw:grouped_gemm_dw_kernel", ".specialized_dw:specialized_dw_kernel")
+_SUM_BLOCK = 4096
+
+
+def prepare_gemm(
+    rows: int,
+    groups: int,
+    n: int,
+    k: int,
+    config: KernelConfig,
+    sm_count: int,
+    *,
+    x_rows: int,
+    transposed: bool = False,
+    gathers: bool = False,
+    divisor: int = 1,
+    scatters: bool = False,
+) -> Launch:
+    """Return a function that launches forward or dX, without waiting for it, on any tensors of these sizes.
+
+    Its argument is (x, w, y, entries of a tile map, indices, scale, bias): x (x_rows, K), w (groups, N, K),
+    y (rows, N), indices (rows,) or None, scale (rows,), the factors of the rows of y, or None, and bias (groups, N) or
+    None. The scale is indexed by `indices` if they are given.
+
+    Args:
+        rows: The number of rows.
+        groups: The number of groups.
+        n: N.
+        k: K.
+        config: The config.
+        sm_count: The number of the GPU's SMs.
+        x_rows: The number of rows of x.
+        transposed: w is (groups, K, N).
+        gathers: Sorted row i is row indices[i] // divisor of x. At most one of `gathers` and `scatters` is true.
+        divisor: See `gathers`.
+        scatters: Sorted row i is stored as row indices[i] of y.
+    """
+    grid = grid_of(-(-rows // config["BLOCK_M"]) + groups, n, config, sm_count)
+    if rows == 0 or grid == 0:
+        return launch_nothing
+    sizes = (x_rows, rows, groups, n // 8, k // 8, divisor)
+    flags = {"TRANSPOSED": transposed, "GATHER": gathers, "SCATTER": scatters}
+    prepared = OVER_ROWS.of(config).prepare((grid, 1, 1), sizes, config, **flags, **constants(config))
+    return with_scratch(prepared) if config["TMA_X"] or config["TMA_W"] or config["TMA_Y"] else prepared
+
+
+def prepare_dw(rows: int, groups: int, chunk_rows: int, n: int, k: int, config: KernelConfig, sm_count: int) -> Launch:
+    """Return a function that launches dW's kernels, without waiting for them, on any tensors of these sizes.
+
+    Its argument is (dy, x, dw, entries of a tile map): dy (rows, N) and x (rows, K), sorted by group, and dw
+    (groups, N, K), all of which is written, with zeros for groups without rows.
+
+    Args:
+        rows: The number of rows.
+        groups: The number of groups.
+        chunk_rows: The most rows that are summed in one chunk, as in the tile map.
+        n: N.
+        k: K.
+        config: The config.
+        sm_count: The number of the GPU's SMs.
+    """
+    sizes = TileMap(None, rows, groups, chunk_rows)  # type: ignore[arg-type] # what every map of these sizes has
+    grid = grid_of(sizes.most_chunks * -(-n // config["BLOCK_M"]), k, config, sm_count)
+
+    def launch(tensors: Sequence[Any]) -> None:
+        dy, x, dw, entries = tensors
+        if rows == 0:  # no memory that a descriptor could point to
+            dw.zero_()
+        elif grid:
+            tile_map = TileMap(entries, *sizes[1:])
+            partial = partial_sums(dw, tile_map)
+            prepared((dy, x, dw, partial, entries))
+            add_partials(partial, dw, tile_map)
+
+    numbers = (rows, groups, max(sizes.slots, 1), n // 8, k // 8)
+    prepared: Launch = OF_DW.of(config).prepare((grid, 1, 1), numbers, config, **constants(config))
+    if config["TMA_DY"] or config["TMA_X"] or config["TMA_DW"]:
+        prepared = with_scratch(prepared)
+    return launch
+
+
+def grid_of(m_tiles: int, n: int, config: KernelConfig, sm_count: int) -> int:
+    """Return the number of programs, see `programs_of`, for `m_tiles` tiles along M, and `n` columns."""
+    return programs_of(m_tiles * -(-n // config["BLOCK_N"]), config, sm_count)  # triton.cdiv takes 1.5 us
+
+
+def constants(config: KernelConfig) -> dict[str, int]:
+    """Return the constexpr parameters that only the warp-specialized kernels have; the same for forward, dX and dW."""
+    return {"STAGES": config.num_stages} if config["CONSUMERS"] else {}
+
+
+def partial_sums(dw: torch.Tensor, tile_map: TileMap) -> torch.Tensor:
+    """Return memory for the partial sums of `dw`, (slots, words, N, K): float32 values stored as words of dw's dtype.
+
+    If no group can be split, return dw itself, because a TMA descriptor needs a valid address.
+    """
+    import torch
+
+    if not tile_map.slots:
+        return dw
+    return torch.empty((tile_map.slots, 4 // dw.itemsize, *dw.shape[1:]), dtype=dw.dtype, device=dw.device)
+
+
+def add_partials(partial: torch.Tensor, dw: torch.Tensor, tile_map: TileMap) -> None:
+    """Launch the sum of the partial sums of split groups into `dw`, if any group can be split."""
+    _, n, k = dw.shape
+    if tile_map.most_splits:
+        summing()(
+            (-(-n * k // _SUM_BLOCK), tile_map.most_splits, 1),
+            (partial, dw, tile_map.entries),
+            (tile_map.rows, tile_map.groups, tile_map.chunk_rows, n * k // 8),
+            BLOCK=_SUM_BLOCK,
+            num_warps=8,
+        )
+
+
+@cache
+def summing() -> Launcher:
+    """Return the launcher of the kernel that adds partial sums."""
+    from .dw import sum_partials_kernel
+
+    return Launcher(sum_partials_kernel)
