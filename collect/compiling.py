@@ -97,7 +97,7 @@ class CompilePool:
     Args:
         families: The families by name.
         watch: Watches the processes.
-        size: How many processes to use; one for each core if None.
+        size: How many processes to use, 0 where nothing is compiled; one for each core if None.
         timeout_s: How many seconds a compilation may take.
 
     Attributes:
@@ -114,7 +114,7 @@ class CompilePool:
         timeout_s: float = COMPILE_SECONDS,
     ) -> None:
         self._families, self._watch, self.timeout_s = families, watch, timeout_s
-        self._size = size or cores()
+        self._size = cores() if size is None else size
         self._workers: list[_Compiler] = []
         self._done: dict[Binary, Compiled] = {}
         self._ranks: dict[Binary, float] = {}  # of requested binaries that are not begun

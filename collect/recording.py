@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem, Status
 from ..datasets.contents import REPLAY_OF
 from ..datasets.measurement import on_one_clock
-from .case_state import CONFIRMING, SCAN
+from .cases import CONFIRMING, SCAN
 from .plan import Plan, Step
 from .runner import LaunchFailedError, Trial
 
@@ -173,18 +173,14 @@ class Recording:
 
 
 class RecordedTimes:
-    """The times of a `Recording` on one device, which a `ReplayRunner` looks up (see `replay_runner.Times`)."""
+    """The times of a `Recording` on one device, which a `ReplayRunner` looks up (see `runner.Times`)."""
 
     def __init__(self, recording: Recording, device: DeviceSpec) -> None:
         self._recording, self._device = recording, device
         self._case = RecordedCase()
 
     def prepare(self, family: Measurable, problem: Problem) -> None:
-        """Look up the problem that the following calls are about.
-
-        Raises:
-            ForetuneError: It was not measured on the device.
-        """
+        """Look up the problem that the following calls are about; raise `ForetuneError` if it was not measured."""
         self._case = self._recording.case(problem, self._device)
 
     def scan(self, config: KernelConfig, best_us: float) -> Trial:

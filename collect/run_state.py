@@ -17,8 +17,7 @@ from ..datasets.grid import Grid
 from ..datasets.progress import in_words
 from ..datasets.store import MANIFEST, continued, read
 from ..model import EstimateRanker
-from .case_state import CaseState, earlier
-from .cases import check_request
+from .cases import CaseState, check_request, earlier
 from .compiling import Binary, binary_if_able, signature_of
 from .plan import Plan, Step, named
 from .recording import RecordedPlan, Recording

@@ -14,7 +14,7 @@ import foretune.datasets
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from foretune.collect.case_state import earlier
+from foretune.collect.cases import earlier
 from foretune.datasets import DatasetError, DeviceSpec, KernelConfig, Measurement, Problem, Ragged, Status, load
 from foretune.datasets.dataset import Dataset
 from foretune.datasets.manifest import SCHEMA_VERSION
