@@ -10,9 +10,7 @@ from .kernels.commands import (  # noqa: F401
     choosing,
     collecting,
     datasets,
-    exporting,
     machine,
-    pinning,
     running,
     training,
 )

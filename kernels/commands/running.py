@@ -18,7 +18,7 @@ from ...runtime.tuning.program import Program
 from ..integrations.program import VARIABLE as USE
 from ..integrations.program import length_of
 from .app import command
-from .options import argument, option, read_by, words
+from .options import argument, option, read_by, switch, words
 
 MODES = tuple(mode.value for mode in Mode)
 #: What `foretune run` has been given; `foretune.__main__` starts it after the command line has ended.
@@ -63,9 +63,7 @@ def run(
     arguments: Annotated[
         list[str] | None, argument("ARGS", "The program's own options and arguments.", unset="none")
     ] = None,
-    module: Annotated[
-        bool, typer.Option("-m", help="The program is a module, as after `python -m`, not a script.")
-    ] = False,
+    module: Annotated[bool, switch("-m", "The program is a module, as after `python -m`, not a script.")] = False,
     attach: Annotated[
         str | None,
         option(

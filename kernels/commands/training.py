@@ -14,7 +14,7 @@ from ...datasets.errors import printable
 from ...datasets.progress import showing
 from .. import find_measurable
 from ..learning import datasets_merged, evaluation_of, families_in, judged_families, ranker_for
-from .app import GIVEN, command, command_text
+from .app import GIVEN, ByFamily, Printed, command, command_text, emit, left_out_of
 from .inputs import bundle_at, for_each_family, live_gpu, rows_of
 from .options import (
     EXAMPLE,
@@ -26,15 +26,15 @@ from .options import (
     OnlyFamilies,
     ToJudge,
     amount,
+    choice,
     completes,
     count,
-    dataset_names,
+    data_option,
     engine_names,
-    one_of,
     option,
+    switch,
     words,
 )
-from .printing import ByFamily, Printed, emit, left_out_of
 
 if TYPE_CHECKING:
     from ...model.evaluation import Evaluation
@@ -90,9 +90,7 @@ def quickstart(
 def train(
     data: Annotated[
         list[str],
-        option(
-            "Dataset: a folder, or the name of a shipped one. May be repeated.", names=dataset_names, metavar="DATA"
-        ),
+        data_option("Dataset: a folder, or the name of a shipped one. May be repeated."),
     ],
     out: Annotated[Path, option("Folder for the bundle.", metavar="FOLDER")],
     family: OnlyFamilies = None,
@@ -142,7 +140,7 @@ def train(
 def adapt(
     data: Annotated[
         list[str],
-        option("Dataset measured on the new GPU. May be repeated.", names=dataset_names, metavar="DATA"),
+        data_option("Dataset measured on the new GPU. May be repeated."),
     ],
     out: Annotated[Path, option("Folder for the new bundle.", metavar="FOLDER")],
     bundle: Annotated[
@@ -211,11 +209,10 @@ def evaluate(
     bundle: ToJudge = None,
     split: Annotated[
         str,
-        option(
+        choice(
             "What cross-validation holds out. model: each model family; device: each device; size: the largest sizes.",
-            names=completes(split_names),
-            parser=one_of(split_names),
-            metavar="model|device|size",
+            split_names,
+            "model|device|size",
         ),
     ] = "model",
     baselines: Annotated[
@@ -297,9 +294,7 @@ def report(
     plots: Annotated[
         Path | None, option("Folder to write each figure to, as an SVG file.", "none", metavar="FOLDER")
     ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Leave out the learning curve, which takes more training.")
-    ] = False,
+    quick: Annotated[bool, switch("--quick", "Leave out the learning curve, which takes more training.")] = False,
     family: OnlyFamilies = None,
     as_json: AsJson = False,
 ) -> None:
