@@ -11,8 +11,9 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from .config import KernelConfig
 from .errors import DatasetError, shown
 from .files import blaming, flush, replacing
 from .manifest import MANIFEST
-from .measurement import LONGEST_US, SHORTEST_US, TIMED, TIMING_PASSES, Status
+from .measurement import LONGEST_US, SHORTEST_US, TIMED, TIMING_PASSES, Measurement, Status
+from .problem import Problem
 
 
 def _required(name: str, data_type: pa.DataType) -> pa.Field:
@@ -238,6 +241,26 @@ def write_table(table: pa.Table, path: Path) -> None:
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file as hex digits."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def part_table(rows: Sequence[Measurement], run_id: str, sources: Sequence[str], scenario: str = "") -> pa.Table:
+    """Return a run's measurements of cases with these sources and this scenario as a table of schema `PART`."""
+    columns: dict[str, list[Any]] = {
+        "problem": [json_of(row.problem) for row in rows],
+        "sources": [json.dumps(sources)] * len(rows),
+        "scenario": [scenario] * len(rows),
+        "config": [json_of(row.config) for row in rows],
+        "status": [row.status.value for row in rows],
+        "run_id": [run_id] * len(rows),
+    }
+    others = [name for name in PART.names if name not in columns]
+    return pa.table(columns | {name: [getattr(row, name) for row in rows] for name in others}, schema=PART)
+
+
+@lru_cache(maxsize=1 << 14)
+def json_of(value: Problem | KernelConfig) -> str:
+    """Return a value as JSON. Cached: with hundreds of segment sizes it takes longer than the rest of a row."""
+    return json.dumps(value.tojson_of())
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..datasets import BundleError, ForetuneError
-from ..datasets.files import check_folder, few, visible_in
+from ..datasets.files import check_folder, few, read_regular, visible_in
 from ..datasets.manifest import MANIFEST as DATASET_MANIFEST
 
 if TYPE_CHECKING:
@@ -69,17 +69,11 @@ def read(path: Path) -> bytes | None:
         BundleError: The path is not a regular file, cannot be read, or is too large.
     """
     try:
-        if path.exists() and not path.is_file():
-            raise OSError("not a file")  # reading a pipe would block
-        with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
+        return read_regular(path, _MAX_BYTES, follow=True)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+    except (OSError, ValueError) as error:  # a ForetuneError is a ValueError, like that of a path with a NUL
         raise BundleError(f"{str(path)!r}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(content) > _MAX_BYTES:
-        raise BundleError(f"{path}: larger than a bundle may be ({_MAX_BYTES >> 20} MiB)")
-    return content
 
 
 def manifest_of(text: bytes) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from ..manifest import MANIFEST
 from .reader import read
-from .seal import check_target, seal_dataset, upgrade_dataset
-from .writer import Writer, continued
+from .writer import Writer, check_target, continued, seal_dataset, upgrade_dataset
 
 __all__ = ["MANIFEST", "Writer", "check_target", "continued", "read", "seal_dataset", "upgrade_dataset"]

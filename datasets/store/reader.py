@@ -20,7 +20,7 @@ from ..contents import LeftOut, LogLine, summary_of_left_out
 from ..dataset import Dataset
 from ..device import DeviceSpec
 from ..errors import DatasetError, ForetuneError, abridged, warn
-from ..files import open_regular, why_irregular
+from ..files import open_regular, read_regular, why_irregular
 from ..log_part import LOG_SUFFIX, LogPart, read_log_part
 from ..manifest import MANIFEST, read_manifest
 from ..measurement import Case
@@ -39,10 +39,10 @@ from ..tables import (
     coded,
     contradicted,
     joined,
+    part_table,
     read_table,
     upgraded_problem,
 )
-from .writer import part_table
 
 #: The columns of a part, without those that belong to the case.
 _ROWS = pa.schema([field for field in PART if field.name not in ("sources", "scenario")])
@@ -204,8 +204,7 @@ def _read_verified(directory: Path, table: str, schema: pa.Schema, digests: Mapp
     """Read a sealed table of a dataset; raise `DatasetError` if its SHA-256 is not that in `digests`, by file name."""
     path = directory / f"{table}.parquet"
     try:
-        with os.fdopen(open_regular(path, follow=True), "rb") as file:
-            content = file.read()
+        content = read_regular(path, follow=True)
     except ForetuneError as error:
         raise DatasetError(f"{path}: {error}") from None
     except OSError as error:

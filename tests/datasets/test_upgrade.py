@@ -136,7 +136,7 @@ def test_an_upgrade_that_is_cut_short_leaves_a_dataset_that_is_read(old: Path, m
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("foretune.datasets.store.seal.write_manifest", cut)
+        patch.setattr("foretune.datasets.store.writer.write_manifest", cut)
         with pytest.raises(KeyboardInterrupt):
             upgrade_dataset(old)
     assert contents(read(old)) == before
