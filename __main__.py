@@ -15,7 +15,7 @@ from .kernels.commands import (  # noqa: F401
     training,
 )
 from .kernels.commands.app import INTERRUPTED, app, leave_to_stderr
-from .kernels.integrations.program import use_named
+from .kernels.integrations import use_named
 
 
 def main() -> None:

@@ -21,8 +21,7 @@ from ..datasets.progress import share_of, side_by_side
 from .ranker import Ranker, trust_in_estimate
 from .rows import TrainingRows, training_rows
 from .scoring.network import Network
-from .scoring.network_training import train_network
-from .scoring.tree_training import TreeTraining
+from .scoring.training import TreeTraining, train_network
 from .scoring.trees import MAX_LEAVES, MAX_TREES, Forest, check_finite
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from ...runtime.epochs import PIN_VARIABLE
 from ...runtime.tuning.packages import VARIABLE as ATTACH
 from ...runtime.tuning.packages import packages_of
 from ...runtime.tuning.program import Program
-from ..integrations.program import VARIABLE as USE
-from ..integrations.program import length_of
+from ..integrations import VARIABLE as USE
+from ..integrations import length_of
 from .app import command
 from .options import argument, option, read_by, switch, words
 

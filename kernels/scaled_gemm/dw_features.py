@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...datasets import DeviceSpec, KernelConfig, Problem
+from ...datasets.config import remembered
 from ...datasets.feature_groups import FeatureGroup
-from ...model.configs_memo import remembered
 from ..config_table import BLOCKS, TILE, TILING, ConfigTable, TiledWork, alignment, config_columns
 from ..grouped_gemm.features import OVER_GROUPS, group_sizes_of, of_each
 from ..grouped_gemm.variants import chunk_rows

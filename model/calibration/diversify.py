@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...datasets import KernelConfig
-from ..configs_memo import remembered
+from ...datasets.config import remembered
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

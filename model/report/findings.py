@@ -15,6 +15,7 @@ from ...datasets.errors import abridged, check_between
 from ...datasets.grid import Grid
 from ...datasets.progress import share_of
 from ..baselines import Rivals
+from ..contributions import tree_shap
 from ..cross_validation import cross_validate, evaluate_bundle
 from ..evaluation import Evaluation
 from ..gbdt import LightGBMRanker
@@ -22,7 +23,6 @@ from ..metrics import Summary, summarise
 from ..ranker import Ranker
 from ..rows import training_rows
 from ..training_set import TrainingSet
-from .shapley import tree_shap
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
