@@ -14,17 +14,17 @@ from ..datasets import Case, DeviceSpec, Family, FamilyError, ForetuneError, Ker
 from ..datasets.errors import check_between, check_integer, shown
 from ..datasets.grid import Grid
 from ..model import EstimateRanker, LightGBMRanker, Ranker, load_bundle
+from ..model.ranker import FixedRanker
 from ..runtime.arguments import warn_once
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from typing_extensions import Self
 
     from ..datasets.dataset import Dataset
     from ..model import Bundle
 
 
-class Prior(Ranker):
+class Prior(FixedRanker):
     """Ranks configs before a run has measured any: by a bundle if possible, else by the family's estimate.
 
     The bundle must have been trained on the family and on a device of the same arch.
@@ -33,14 +33,8 @@ class Prior(Ranker):
         bundle: The bundle; the shipped one if None.
     """
 
-    learns = False
-
     def __init__(self, bundle: Bundle | None = None) -> None:
         self.bundle = bundle
-
-    def fit(self, grid: Grid, family: Family) -> Self:
-        """Do nothing and return self, because a prior does not learn from measurements."""
-        return self
 
     def predict(
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]

@@ -18,7 +18,7 @@ from ..datasets.errors import check_between, check_integer, warn
 from ..datasets.feature_groups import FeatureGroup, narrowed
 from ..datasets.grid import BinarySignature, Grid
 from ..datasets.progress import share_of, side_by_side
-from .ranker import Ranker, trust_in_estimate
+from .ranker import DelegatingRanker, Ranker, trust_in_estimate
 from .rows import TrainingRows, training_rows
 from .scoring.network import Network
 from .scoring.training import TreeTraining, train_network
@@ -314,14 +314,12 @@ class LightGBMRanker(Ranker):
         return TreeTraining(rows, target, parameters)
 
 
-class AdaptedRanker(Ranker):
+class AdaptedRanker(DelegatingRanker):
     """Wraps `LightGBMRanker.adapted` as a ranker whose `fit` adapts `base`, for cross-validation.
 
     >>> AdaptedRanker(LightGBMRanker(), trees=20).trees
     20
     """
-
-    ranker_: LightGBMRanker
 
     def __init__(self, base: LightGBMRanker, trees: int = 100) -> None:
         self.base, self.trees = base, trees
@@ -330,13 +328,6 @@ class AdaptedRanker(Ranker):
         """Adapt `base` to a grid of measurements, and return this ranker."""
         self.ranker_ = self.base.adapted(grid, family, trees=self.trees)
         return self
-
-    def predict(
-        self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
-    ) -> NDArray[np.float64]:
-        """Return the adapted ranker's slowdowns, (n_configs,); see `Ranker.predict`."""
-        self._check_fitted("ranker_")
-        return self.ranker_.predict(family, problem, device, configs)
 
 
 def _mean(weights: Sequence[float], logs: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
