@@ -226,7 +226,11 @@ class Campaign:
         if self._state.recording is None:
             prepare(self._state.families.values())  # while the GPUs are being opened
         next_check = 0.0
-        while self._live() and not (self._state.time_is_over or interrupt.requested):
+        while not (
+            all(supervisor.idle or supervisor.retired for supervisor in self._supervisors)  # no GPU has work left
+            or self._state.time_is_over
+            or interrupt.requested
+        ):
             self._watch.handle(CHECK_SECONDS)
             if (now := time.monotonic()) > next_check:
                 next_check = now + CHECK_SECONDS
@@ -244,10 +248,6 @@ class Campaign:
             )
         for supervisor in self._supervisors:
             supervisor.close()
-
-    def _live(self) -> bool:
-        """Return whether any GPU has work or is not ready yet, so that the phase must go on."""
-        return any(not (supervisor.idle or supervisor.retired) for supervisor in self._supervisors)
 
     def _plan(self) -> None:
         """Prepare the next case of each busy GPU, and request the compilation of later cases if the pool has room."""

@@ -179,11 +179,6 @@ def already_there(path: Path) -> ForetuneError:
     return ForetuneError(f"{path} exists already: pass another folder, or --force to replace it")
 
 
-def refusal(error: Exception, path: Path | str) -> OSError:
-    """Return a `ForetuneError` of `open_regular` as an `OSError`, for callers that tolerate a missing disk."""
-    return OSError(errno.EEXIST, str(error), str(path))
-
-
 def why_irregular(error: Exception) -> str:
     """Return the reason why a file is not a regular one, from an error of `open_regular`."""
     return "it is a folder, not a regular file" if isinstance(error, IsADirectoryError) else str(error)

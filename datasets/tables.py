@@ -76,13 +76,8 @@ DRIFT_PART = pa.schema([_required("problem", pa.string()), *_DRIFT])
 DRIFT = pa.schema([_required("problem", pa.int32()), *_DRIFT])
 
 
-#: Renamed columns: old -> new.
+#: Columns of older schema versions that have another name now: old -> new.
 _RENAMED = {"routing": "scenario"}
-
-
-def upgraded_columns(table: pa.Table) -> pa.Table:
-    """Return a table in which columns that have a name of an older schema have the current one."""
-    return table.rename_columns([_RENAMED.get(name, name) for name in table.column_names])
 
 
 def upgraded_problem(text: str) -> str:
@@ -123,7 +118,8 @@ def read_table(source: Path | pa.Buffer, schema: pa.Schema) -> pa.Table:
             metadata = file.metadata
             texts = [field.name for field in file.schema_arrow if pa.types.is_string(field.type)]
         with pq.ParquetFile(_opened(source), metadata=metadata, read_dictionary=texts) as file:
-            table = upgraded_columns(file.read())
+            table = file.read()
+        table = table.rename_columns([_RENAMED.get(name, name) for name in table.column_names])
         table.validate(full=True)  # checks also that texts are UTF-8, which other code relies on
     except FileNotFoundError:
         raise UnreadableError("the file is missing") from None
@@ -260,7 +256,7 @@ def part_table(rows: Sequence[Measurement], run_id: str, sources: Sequence[str],
 @lru_cache(maxsize=1 << 14)
 def json_of(value: Problem | KernelConfig) -> str:
     """Return a value as JSON. Cached: with hundreds of segment sizes it takes longer than the rest of a row."""
-    return json.dumps(value.tojson_of())
+    return json.dumps(value.to_json())
 
 
 @contextmanager

@@ -243,11 +243,6 @@ class Baseline:
     distribution: str | None = None
 
     @property
-    def is_fast(self) -> bool:
-        """True if the name "fast" selects this baseline in `choose_rivals`, because it takes little time."""
-        return self.cost <= _FAST_COST
-
-    @property
     def lacking(self) -> str | None:
         """The reason why it cannot run here (a package that is not installed), or None."""
         if self.module is None or find_spec(self.module):
@@ -300,8 +295,7 @@ def choose_rivals(names: Sequence[str] = (FAST,), own: Mapping[str, Baseline] | 
         raise ForetuneError(f"baselines must be {FAST}, {ALL} or among {', '.join(known)} but one is {unknown[0]!r}")
     if not names:
         raise ForetuneError(f"baselines must be {FAST}, {ALL} or among {', '.join(known)} but none is given")
-    wanted = {
-        name: one for name, one in known.items() if name in names or ALL in names or (FAST in names and one.is_fast)
-    }
+    most = np.inf if ALL in names else _FAST_COST if FAST in names else -np.inf
+    wanted = {name: one for name, one in known.items() if name in names or one.cost <= most}
     left_out = {name: reason for name, one in wanted.items() if (reason := one.lacking) is not None}
     return Rivals({name: one for name, one in wanted.items() if name not in left_out}, left_out)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial, reduce
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,7 @@ RANKS_PER_LOG = 20.0
 _KEPT, _KEPT_PER_CONFIG = 192, 5
 
 
+@dataclass(eq=False, repr=False)
 class LightGBMRanker(Ranker):
     """Ranks configs with gradient-boosted trees and a small network, whose log slowdowns are averaged.
 
@@ -77,64 +79,49 @@ class LightGBMRanker(Ranker):
     foretune.datasets.errors.ForetuneError: trees must be between 1 and 2000 but got 0
     """
 
-    forest_: Forest
-    network_: Network | None
-    feature_names_: tuple[str, ...]
+    objective: str = "blend"
+    _: KW_ONLY
+    trees: int = 450
+    epochs: int = 24
+    leaves: int = 31
+    learning_rate: float = 0.08
+    min_rows: int = 20
+    feature_fraction: float = 0.7
+    row_fraction: float = 0.7
+    l2: float = 1.0
+    emphasis: float = 1.5
+    clip: float = 8.0
+    slow: float = 1.4
+    keep_slow: float = 0.1
+    seed: int = 0
+    forest_: Forest = field(init=False)
+    network_: Network | None = field(init=False)
+    feature_names_: tuple[str, ...] = field(init=False)
     #: Facts about the training data's binaries by signature, if the family's features read them.
-    binaries_: Mapping[BinarySignature, Mapping[KernelConfig, BinaryFacts]]
+    binaries_: Mapping[BinarySignature, Mapping[KernelConfig, BinaryFacts]] = field(init=False)
 
-    def __init__(
-        self,
-        objective: str = "blend",
-        *,
-        trees: int = 450,
-        epochs: int = 24,
-        leaves: int = 31,
-        learning_rate: float = 0.08,
-        min_rows: int = 20,
-        feature_fraction: float = 0.7,
-        row_fraction: float = 0.7,
-        l2: float = 1.0,
-        emphasis: float = 1.5,
-        clip: float = 8.0,
-        slow: float = 1.4,
-        keep_slow: float = 0.1,
-        seed: int = 0,
-    ) -> None:
-        if objective not in OBJECTIVES:
-            raise ForetuneError(f"objective must be one of {', '.join(OBJECTIVES)} but got {objective!r}")
-        for name, value, low, high in (
-            ("trees", trees, 1, 2000),
-            ("epochs", epochs, 0, 1000),
-            ("leaves", leaves, 2, MAX_LEAVES),
-            ("learning_rate", learning_rate, 1e-4, 1.0),
-            ("min_rows", min_rows, 1, 100_000),
-            ("feature_fraction", feature_fraction, 0.01, 1.0),
-            ("row_fraction", row_fraction, 0.01, 1.0),
-            ("l2", l2, 0.0, 1e6),
-            ("emphasis", emphasis, 0.0, 10.0),
-            ("clip", clip, 1.01, 1e6),
-            ("slow", slow, 1.0, 1e6),
-            ("keep_slow", keep_slow, 0.0, 1.0),
-            ("seed", seed, 0, 2**31 - 1),
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise ForetuneError(f"objective must be one of {', '.join(OBJECTIVES)} but got {self.objective!r}")
+        for name, low, high in (
+            ("trees", 1, 2000),
+            ("epochs", 0, 1000),
+            ("leaves", 2, MAX_LEAVES),
+            ("learning_rate", 1e-4, 1.0),
+            ("min_rows", 1, 100_000),
+            ("feature_fraction", 0.01, 1.0),
+            ("row_fraction", 0.01, 1.0),
+            ("l2", 0.0, 1e6),
+            ("emphasis", 0.0, 10.0),
+            ("clip", 1.01, 1e6),
+            ("slow", 1.0, 1e6),
+            ("keep_slow", 0.0, 1.0),
+            ("seed", 0, 2**31 - 1),
         ):
+            value = getattr(self, name)
             check_between(name, value, low, high)
             if type(low) is int and type(value) is not int:
                 raise ForetuneError(f"{name} must be an integer but got {value!r}")
-        self.objective = objective
-        self.trees = trees
-        self.epochs = epochs
-        self.leaves = leaves
-        self.learning_rate = learning_rate
-        self.min_rows = min_rows
-        self.feature_fraction = feature_fraction
-        self.row_fraction = row_fraction
-        self.l2 = l2
-        self.emphasis = emphasis
-        self.clip = clip
-        self.slow = slow
-        self.keep_slow = keep_slow
-        self.seed = seed
 
     def fit(self, grid: Grid, family: Family) -> Self:
         """Train the trees and the network on a grid of measurements, and return this ranker.

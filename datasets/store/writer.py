@@ -115,7 +115,7 @@ class Writer:
             specs = {spec["name"]: spec for spec in manifest["devices"]}
             for one in devices:
                 check_same_card(one, specs.get(one.name, {}), self.directory)
-                specs[one.name] = one.tojson_of()
+                specs[one.name] = one.to_json()
             runs = manifest["provenance"].get("runs", {}) | {run_id: dict(provenance)}
             provenance = manifest["provenance"] | {"runs": runs}
             write_manifest(self.directory, manifest | {"devices": list(specs.values()), "provenance": provenance})

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -227,15 +226,6 @@ def command(
         settings: More settings of typer's `command`.
     """
     return into.command(name, epilog=f"Example: {example}", **{"cls": Command, **settings})
-
-
-def command_text(given: Sequence[str]) -> str:
-    """Return a command line as a shell accepts it.
-
-    >>> command_text(("report", "--out", "my report.html"))
-    "foretune report --out 'my report.html'"
-    """
-    return shlex.join(("foretune", *given))
 
 
 def leave_to_stderr() -> None:

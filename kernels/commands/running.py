@@ -25,11 +25,6 @@ MODES = tuple(mode.value for mode in Mode)
 chosen: Program | None = None
 
 
-def _one_of_modes(text: str) -> str:
-    """Return the text if it names a mode; raise `ForetuneError` otherwise."""
-    return resolve_mode(text).value
-
-
 def _project(text: str) -> str:
     """Return the text if it names a project; raise `ForetuneError` otherwise."""
     length_of(text)
@@ -90,7 +85,7 @@ def run(
             "How predictions are used (FORETUNE_MODE); off: not at all.",
             "each function's own",
             words(*MODES),
-            parser=read_by(_one_of_modes),
+            parser=read_by(lambda text: resolve_mode(text).value),
             metavar="|".join(MODES),
         ),
     ] = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +15,7 @@ from ...datasets.errors import printable
 from ...datasets.progress import showing
 from .. import find_measurable
 from ..learning import datasets_merged, evaluation_of, families_in, judged_families, ranker_for
-from .app import GIVEN, ByFamily, Printed, command, command_text, emit, left_out_of
+from .app import GIVEN, ByFamily, Printed, command, emit, left_out_of
 from .inputs import bundle_at, for_each_family, live_gpu, rows_of
 from .options import (
     EXAMPLE,
@@ -318,7 +319,8 @@ def report(
     kernels = judged_families(dataset, family, given)
     row_s = (_JUDGING_S if given else _EVALUATING_S) + (0.0 if quick else _CURVE_S)
     with showing("cross-validating" if given is None else "evaluating the bundle", row_s * rows_of(dataset, kernels)):
-        made = make_report(dataset, kernels, given, quick=quick, command=command_text(context.meta[GIVEN]))
+        words_given = shlex.join(("foretune", *context.meta[GIVEN]))
+        made = make_report(dataset, kernels, given, quick=quick, command=words_given)
     made.save(out)
     places = {"out": out}
     if plots is not None:
