@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import json
 import statistics
@@ -12,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from ..dataset import Dataset
 from ..errors import ForetuneError
@@ -82,50 +78,22 @@ def export_dataset(
 
 
 def _csv(dataset: Dataset, rows: pd.DataFrame, out: Path) -> int:
-    """Write the rows to the file `out` as CSV, and return their number.
-
-    Problems and configs are formatted only once, which is much faster.
-    """
-    cases = {number: _describe(number, case) for number, case in _used(rows, "problem", dataset.cases)}
-    configs = {number: config.to_json() for number, config in _used(rows, "config", dataset.configs)}
-    facts = [name for name in rows.columns if name not in ("problem", "config", "device")]
-    dims = tuple(dict.fromkeys(itertools.chain(*cases.values())))
-    knobs = tuple(dict.fromkeys(itertools.chain(*configs.values())))
-    by_case = _texts({number: [case.get(name, "") for name in dims] for number, case in cases.items()})
-    by_config = _texts({number: [config.get(name, "") for name in knobs] for number, config in configs.items()})
-    with out.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerow((*dims, "device", *knobs, *facts))
-        for block in _blocks(rows):
-            columns = [by_case.take(pa.array(block["problem"])), _fact(block["device"])]
-            columns += [by_config.take(pa.array(block["config"])), *(_fact(block[name]) for name in facts)]
-            lines = pc.binary_join_element_wise(*columns, ",", null_handling="replace", null_replacement="")
-            file.write("\r\n".join(lines.to_pylist()) + "\r\n")
-    return len(rows)
-
-
-def _texts(values: Mapping[int, Sequence[object]]) -> pa.Array:
-    """Return an array of CSV text: entry i is `values[i]` as comma-separated cells, None if `values` lacks i."""
-    return pa.array(
-        [_cells(values[number]) if number in values else None for number in range(max(values, default=-1) + 1)]
+    """Write the rows to the file `out` as CSV, and return their number."""
+    cases, configs = (
+        pd.DataFrame(dict(values), dtype=object).T
+        for values in (
+            ((number, _describe(number, case)) for number, case in _used(rows, "problem", dataset.cases)),
+            ((number, config.to_json()) for number, config in _used(rows, "config", dataset.configs)),
+        )
     )
-
-
-def _cells(values: Sequence[object]) -> str:
-    """Return values as comma-separated cells, quoted where CSV needs it."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="").writerow(values)
-    return text.getvalue()
-
-
-def _fact(column: pd.Series[Any]) -> pa.Array:
-    """Return a column as cells of CSV, None for missing values; a float32 has the fewest digits that identify it."""
-    if column.name in _COUNTS:  # floats, because some are unknown
-        column = column.astype("Int64")
-    if not isinstance(column.dtype, pd.CategoricalDtype) and not pd.api.types.is_string_dtype(column.dtype):
-        return pa.array(column, from_pandas=True).cast(pa.string())
-    texts = column.astype("category").cat
-    cells = pa.array([_cells([text]) for text in texts.categories], pa.string())
-    return cells.take(pa.array(texts.codes.where(texts.codes >= 0), pa.int32(), from_pandas=True))
+    facts = [name for name in rows.columns if name not in ("problem", "config", "device")]
+    rows = rows.astype(dict.fromkeys(_COUNTS, "Int64"))  # floats, because some are unknown
+    with out.open("w", newline="", encoding="utf-8") as file:
+        for number, block in enumerate(_blocks(rows)):
+            parts = cases.loc[block["problem"]], block[["device"]], configs.loc[block["config"]], block[facts]
+            table = pd.concat([part.set_axis(block.index) for part in parts], axis=1)
+            table.to_csv(file, header=number == 0, index=False, lineterminator="\r\n")
+    return len(rows)
 
 
 def _t4(dataset: Dataset, rows: pd.DataFrame, out: Path) -> int:
