@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, Protocol, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TextIO
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -293,13 +293,6 @@ def _show_warning(message: Warning | str, *where: object, **more: object) -> Non
 # Printing results.
 
 
-class Result(Protocol):
-    """A result of a command: it has a JSON value, and rich can print it."""
-
-    def to_json(self) -> Any:
-        """Return the value that --json prints."""
-
-
 @dataclass(frozen=True)
 class Printed:
     """A result made of a JSON value, and a line of text or an object that rich can print."""
@@ -357,11 +350,11 @@ class ByProduct:
         )
 
 
-def emit(result: Result, as_json: bool, caption: str = "", /, **places: Path) -> None:
+def emit(result: Any, as_json: bool, caption: str = "", /, **places: Path) -> None:
     """Print a result as a table, or as JSON.
 
     Args:
-        result: The result.
+        result: The result: its `to_json` returns the value for JSON, and rich can print it.
         as_json: Whether to print JSON.
         caption: One line below the tables that defines their rows and columns.
         places: Files and folders that the command wrote, by the field of the JSON that names them.

@@ -16,7 +16,7 @@ from ...datasets.errors import MOST, abridged, did_you_mean
 from ...datasets.progress import showing
 from .. import find_family, find_measurable
 from ..learning import datasets_merged
-from .app import ByProduct, Result, command, emit
+from .app import ByProduct, command, emit
 from .inputs import TAKES_DIMENSIONS, bundle_for, device_or_this_gpu, model_named, names_kernel, problem_of, show_config
 from .options import (
     CONFIGS,
@@ -138,7 +138,7 @@ def predict(
     spec = device_or_this_gpu(device)
     requested: dict[str, Any] = {"k": "auto" if length is None else length, "expected_calls": expected_calls}
     requested |= {"call_us": call_us, "bundle": bundle_for(bundle, kernel)}
-    results: dict[str, Result] = {}
+    results: dict[str, Any] = {}
     for name, problem in problems.items():
         with warnings.catch_warnings():  # the command reports the same reason as an error
             warnings.simplefilter("ignore", ForetuneWarning)
@@ -246,7 +246,6 @@ def cover(
     spec = device_or_this_gpu(device)
     limits: dict[str, Any] = {"within": within, "ranges": ranges, "bundle": bundle_for(bundle, kernel)}
     with showing(f"covering {dynamic} from {sizes[0]} to {sizes[1]}"):
-        found: Result
         if hints is not None and data is not None:
             at = given_as("--hints", whole_numbers, hints)
             dataset = load(data)

@@ -27,24 +27,17 @@ SHIPPED_BUNDLE = "shipped"
 MOST_SMS = 10_000
 
 
-def read_by(read: Callable[..., T], *bounds: float) -> Callable[[Any], T]:
-    """Return a parser that calls `read(text, *bounds)` for an option's text, and reports its errors as wrong usage."""
-
-    def parse(text: Any) -> T:  # typer also passes defaults, which are numbers
-        try:
-            return read(str(text), *bounds)
-        except ForetuneError as error:
-            raise typer.BadParameter(str(error)) from None
-
-    return parse
-
-
-def given_as(option: str, read: Callable[..., T], text: str, *bounds: float) -> T:
-    """Return `read(text, *bounds)` for an option's text; errors name the option."""
+def given_as(option: str | None, read: Callable[..., T], text: str, *bounds: float) -> T:
+    """Return `read(text, *bounds)` for an option's text; report its errors as wrong usage of the option, if named."""
     try:
         return read(text, *bounds)
     except ForetuneError as error:
         raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def read_by(read: Callable[..., T], *bounds: float) -> Callable[[Any], T]:
+    """Return a parser that calls `read(text, *bounds)` for an option's text; typer names the option in its errors."""
+    return lambda text: given_as(None, read, str(text), *bounds)  # typer also passes defaults, which are numbers
 
 
 def renamed(old: str, old_value: T | None, new: str, new_value: T | None) -> T | None:
