@@ -72,6 +72,7 @@ def export_dataset(
             raise ForetuneError(f"{dataset.label}: problem must be 0 to {len(dataset.cases) - 1} but is {problem}")
         rows = rows[rows["problem"] == problem]
     rows = rows.sort_values(["problem", "device", "config", "timing_pass"], kind="stable")
+    rows = rows.astype(dict.fromkeys(_COUNTS, "Int64"))  # floats, because some are unknown
     check_not_stored(Path(out))
     with replacing(out) as temporary:
         return FORMATS[format](dataset, rows, temporary)
@@ -87,7 +88,6 @@ def _csv(dataset: Dataset, rows: pd.DataFrame, out: Path) -> int:
         )
     )
     facts = [name for name in rows.columns if name not in ("problem", "config", "device")]
-    rows = rows.astype(dict.fromkeys(_COUNTS, "Int64"))  # floats, because some are unknown
     with out.open("w", newline="", encoding="utf-8") as file:
         for number, block in enumerate(_blocks(rows)):
             parts = cases.loc[block["problem"]], block[["device"]], configs.loc[block["config"]], block[facts]
@@ -188,17 +188,9 @@ def _blocks(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
 
 
 def _records(rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Yield each row as a dict of Python values, without missing ones."""
+    """Yield each row as a dict of Python values, without missing ones; floats with the seven digits of a float32."""
     for block in _blocks(rows):
-        columns = [block[name].tolist() for name in block.columns]
-        for values in zip(*columns, strict=True):
-            named = zip(block.columns, values, strict=True)
-            yield {name: _plain(name, value) for name, value in named if not (value is None or value != value)}
-
-
-def _plain(name: str, value: Any) -> Any:
-    """Return a value of a column as an int for counts, and with seven digits for other floats."""
-    if not isinstance(value, float):
-        return value
-    # A column of counts with missing values has floats. A float32 has seven significant digits.
-    return int(value) if name in _COUNTS else float(f"{value:.7g}")
+        values = block.astype(object)
+        for record in values.where(values.notna(), None).to_dict("records"):
+            known = {str(name): value for name, value in record.items() if value is not None}
+            yield {name: float(f"{one:.7g}") if isinstance(one, float) else one for name, one in known.items()}
