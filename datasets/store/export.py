@@ -80,13 +80,11 @@ def export_dataset(
 
 def _csv(dataset: Dataset, rows: pd.DataFrame, out: Path) -> int:
     """Write the rows to the file `out` as CSV, and return their number."""
-    cases, configs = (
-        pd.DataFrame(dict(values), dtype=object).T
-        for values in (
-            ((number, _describe(number, case)) for number, case in _used(rows, "problem", dataset.cases)),
-            ((number, config.to_json()) for number, config in _used(rows, "config", dataset.configs)),
-        )
-    )
+    numbers = [rows[name].unique() for name in ("problem", "config")]
+    described = [_describe(number, dataset.cases[number]) for number in numbers[0].tolist()]
+    knobs = [dataset.configs[number].to_json() for number in numbers[1].tolist()]
+    cases = pd.DataFrame(described, index=numbers[0], dtype=object)
+    configs = pd.DataFrame(knobs, index=numbers[1], dtype=object)
     facts = [name for name in rows.columns if name not in ("problem", "config", "device")]
     with out.open("w", newline="", encoding="utf-8") as file:
         for number, block in enumerate(_blocks(rows)):
