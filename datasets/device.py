@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
@@ -231,7 +232,8 @@ class DeviceSpec:
             return device
         if isinstance(device, str) and device in _shipped():
             return _shipped()[device]
-        if isinstance(device, Path) or (isinstance(device, str) and (device.endswith(".json") or _is_there(device))):
+        is_file = isinstance(device, str) and (device.endswith(".json") or os.path.exists(device))
+        if is_file or isinstance(device, Path):
             return cls.load(device)
         raise ForetuneError(
             f"unknown device {shown(device)}; known: {', '.join(_shipped())}, or the path of a spec's JSON file"
@@ -332,14 +334,6 @@ def _shipped() -> dict[str, DeviceSpec]:
     """Return the shipped specs by short name. Cached, so that naming a device in a call takes microseconds."""
     files = sorted((Path(__file__).parent / "devices").iterdir())
     return {file.name.removesuffix(".json"): DeviceSpec.from_json(json.loads(file.read_text())) for file in files}
-
-
-def _is_there(path: str) -> bool:
-    """Return whether a path exists; False for one that cannot be a path."""
-    try:
-        return Path(path).exists()
-    except (OSError, ValueError):  # too long, or with a NUL
-        return False
 
 
 def _from_properties(p: Any, *, hip: bool) -> DeviceSpec:

@@ -6,6 +6,7 @@ Reading manifests needs neither pandas nor pyarrow.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -181,16 +182,8 @@ def _folder(name_or_path: str | Path) -> Path:
     check_path("a dataset", name_or_path)
     if str(name_or_path) in names():
         return Path(__file__).parent / str(name_or_path)
-    if not _is_folder(name_or_path):
+    if not os.path.isdir(name_or_path):
         raise DatasetError(
             f"{abridged(str(name_or_path))}: neither a folder nor a shipped dataset (shipped: {', '.join(names())})"
         )
     return Path(name_or_path)
-
-
-def _is_folder(path: str | Path) -> bool:
-    """Return whether a path is a folder; False for one that cannot be a path."""
-    try:
-        return Path(path).is_dir()
-    except (OSError, ValueError):  # too long, or with a NUL
-        return False
