@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ..dataset import Dataset
@@ -90,8 +91,13 @@ def _csv(dataset: Dataset, rows: pd.DataFrame, out: Path) -> int:
         for number, block in enumerate(_blocks(rows)):
             parts = cases.loc[block["problem"]], block[["device"]], configs.loc[block["config"]], block[facts]
             table = pd.concat([part.set_axis(block.index) for part in parts], axis=1)
-            table.to_csv(file, header=number == 0, index=False, lineterminator="\r\n")
+            table.to_csv(file, header=number == 0, index=False, lineterminator="\r\n", float_format=_shortest)
     return len(rows)
+
+
+def _shortest(value: float) -> str:
+    """Return a float32 with the fewest digits that identify it; a whole number without a point."""
+    return np.format_float_positional(np.float32(value), trim="-")
 
 
 def _t4(dataset: Dataset, rows: pd.DataFrame, out: Path) -> int:
