@@ -246,6 +246,7 @@ def cover(
     spec = device_or_this_gpu(device)
     limits: dict[str, Any] = {"within": within, "ranges": ranges, "bundle": bundle_for(bundle, kernel)}
     with showing(f"covering {dynamic} from {sizes[0]} to {sizes[1]}"):
+        found: Any
         if hints is not None and data is not None:
             at = given_as("--hints", whole_numbers, hints)
             dataset = load(data)
