@@ -42,6 +42,6 @@ if os.environ.get("FORETUNE_ATTACH"):
 
     attach_named()
 if os.environ.get("FORETUNE_USE"):
-    from .kernels.integrations.program import use_named
+    from .kernels.integrations import use_named
 
     use_named()

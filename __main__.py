@@ -10,14 +10,12 @@ from .kernels.commands import (  # noqa: F401
     choosing,
     collecting,
     datasets,
-    exporting,
     machine,
-    pinning,
     running,
     training,
 )
 from .kernels.commands.app import INTERRUPTED, app, leave_to_stderr
-from .kernels.integrations.program import use_named
+from .kernels.integrations import use_named
 
 
 def main() -> None:

@@ -19,13 +19,12 @@ from .case_tasks import CaseTasks, Fatal
 from .compiling import Binary, Compiled, CompilePool, binary_if_able
 from .processes import Child, Interrupt, ThreadChild, Watch
 from .recording import Recording
-from .replay_runner import NoCompilePool, ReplayGpu
 from .row_writer import prepare
 from .run_state import RunState, started_run
 from .runner import DeviceLostError
 from .summary import Effort, Summary
 from .supervisor import Limits, Supervisor
-from .worker import CudaGpu, Probe, choose_probe, serve
+from .worker import CudaGpu, Probe, ReplayGpu, choose_probe, serve
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -135,7 +134,7 @@ def collect_replayed(
             [partial(ThreadChild, serve, ReplayGpu(device, recording.on(device)), state.families)]
             for device in recording.devices
         ]
-        return Campaign(state, phases, NoCompilePool(), watch).measure()
+        return Campaign(state, phases, CompilePool({}, watch, 0), watch).measure()
 
 
 def visible_gpus(wanted: int | None = None) -> int:
@@ -185,7 +184,7 @@ class Campaign:
         self,
         state: RunState,
         phases: Sequence[Sequence[Callable[[], Child]]],
-        pool: CompilePool | NoCompilePool,
+        pool: CompilePool,
         watch: Watch,
         limits: Limits = Limits(),  # noqa: B008 - frozen
     ) -> None:
@@ -227,7 +226,11 @@ class Campaign:
         if self._state.recording is None:
             prepare(self._state.families.values())  # while the GPUs are being opened
         next_check = 0.0
-        while self._live() and not (self._state.time_is_over or interrupt.requested):
+        while not (
+            all(supervisor.idle or supervisor.retired for supervisor in self._supervisors)  # no GPU has work left
+            or self._state.time_is_over
+            or interrupt.requested
+        ):
             self._watch.handle(CHECK_SECONDS)
             if (now := time.monotonic()) > next_check:
                 next_check = now + CHECK_SECONDS
@@ -245,10 +248,6 @@ class Campaign:
             )
         for supervisor in self._supervisors:
             supervisor.close()
-
-    def _live(self) -> bool:
-        """Return whether any GPU has work or is not ready yet, so that the phase must go on."""
-        return any(not (supervisor.idle or supervisor.retired) for supervisor in self._supervisors)
 
     def _plan(self) -> None:
         """Prepare the next case of each busy GPU, and request the compilation of later cases if the pool has room."""

@@ -14,15 +14,15 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from ..datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Measurable, Measurement, Status
 from ..datasets.errors import abridged
 from ..runtime.timing.timer import Timing
-from .case_state import CONFIRMING, SCAN, CaseState
-from .compiling import Binary, Compiled, signature_of
+from .cases import CONFIRMING, SCAN, CaseState
+from .compiling import Binary, Compiled, CompilePool, signature_of
 from .runner import Trial
 from .worker import Confirm, Prepare, Probe, Scan, Task
 
@@ -39,13 +39,6 @@ DEATHS = 20
 
 #: The trials that ended their process, one for each case, by config and binary.
 Fatal: TypeAlias = dict[tuple[KernelConfig, Binary], list[Trial]]
-
-
-class Pool(Protocol):
-    """The interface of the object that compiles binaries for a case: a `CompilePool` or a stand-in."""
-
-    def request(self, binary: Binary, rank: float) -> Compiled | None:
-        """Return the result of compiling a binary; None until it is compiled. See `CompilePool.request`."""
 
 
 class CaseTasks:
@@ -79,7 +72,7 @@ class CaseTasks:
         device: DeviceSpec,
         space: Iterable[KernelConfig],
         state: CaseState,
-        pool: Pool,
+        pool: CompilePool,
         on_rows: Callable[[Sequence[Measurement]], None],
         probe: Probe | None = None,
         fatal: Fatal | None = None,

@@ -1,18 +1,34 @@
-"""The cases of a run, from a dataset or drawn by a family, and checks of a run's arguments."""
+"""The cases of a run: where they are from, checks of them, and what is measured of them (`CaseState`)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..datasets import Case, ForetuneError, Measurable, check_attributes, check_problem_of
+from ..datasets import (
+    Case,
+    ForetuneError,
+    KernelConfig,
+    Measurable,
+    Problem,
+    Status,
+    check_attributes,
+    check_problem_of,
+)
+from ..datasets.contents import REPLAY_OF, other_sources
 from ..datasets.errors import abridged, check_between, shown
+from ..datasets.store import MANIFEST, read
+from .row_writer import triton_version
 
 if TYPE_CHECKING:
     from ..datasets.dataset import Dataset
+    from .recording import Recording
 
 #: The longest budget in seconds: thirty years.
 _LONGEST_BUDGET = 1e9
@@ -111,3 +127,139 @@ def check_request(families: Mapping[str, Measurable], cases: Collection[Case], b
                 f"{case}"
             )
         check_problem_of(families[case.problem.family], case.problem)
+
+
+#: The numbers of the timing passes.
+SCAN, CONFIRMING = 1, (2, 3)
+#: Configs whose time is at most this many times the scan's best are confirmed, with these limits on how many they are.
+LEADING_SLOWDOWN = 1.15
+LEADING_LEAST, LEADING_MOST = 20, 64
+
+
+@dataclass
+class CaseState:
+    """The measurements so far of one case's configs on one device.
+
+    Attributes:
+        scanned_us: The time of each scanned config in microseconds; None if it failed.
+        best_us: The best time in the scan; inf if there is none.
+        confirmed: The configs that were timed in a confirming pass.
+        unconfirmable: The configs that ran in the scan and failed in a confirming pass.
+    """
+
+    scanned_us: dict[KernelConfig, float | None] = field(default_factory=dict)
+    best_us: float = float("inf")
+    confirmed: set[KernelConfig] = field(default_factory=set)
+    unconfirmable: set[KernelConfig] = field(default_factory=set)
+
+    def add(self, config: KernelConfig, timing_pass: int, time_us: float | None) -> None:
+        """Add a config's measurement in the pass of this number: microseconds, or None if the config failed."""
+        if timing_pass == SCAN:
+            # Rounded as the store rounds it, or a resumed run would see other configs leading.
+            self.scanned_us[config] = time_us = None if time_us is None else float(np.float32(time_us))
+            self.best_us = min(self.best_us, time_us or self.best_us)
+        elif time_us is None:
+            self.unconfirmable.add(config)
+        else:
+            self.confirmed.add(config)
+
+    def leading(self) -> list[KernelConfig]:
+        """Return the configs to confirm, fastest first. They depend on the times, not on the order of the scan."""
+        times = {config: time_us for config, time_us in self.scanned_us.items() if time_us is not None}
+        near = sum(time_us <= LEADING_SLOWDOWN * self.best_us for time_us in times.values())
+        ranked = sorted(times, key=lambda config: (times[config], str(config)))
+        return ranked[: min(max(near, LEADING_LEAST), LEADING_MOST)]
+
+    def unconfirmed(self) -> list[KernelConfig]:
+        """Return the leading configs that have no result of a confirming pass yet.
+
+        A case that an adaptive run has confirmed may have new leading configs once more configs are scanned, so only
+        some of the leading ones may be left.
+        """
+        return [c for c in self.leading() if c not in self.confirmed and c not in self.unconfirmable]
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """The results of earlier runs in a dataset.
+
+    Attributes:
+        states: The state of each measured case, by device name and problem.
+        uncompilable: What the installed Triton could not compile: device name, problem, config and error.
+    """
+
+    states: dict[tuple[str, Problem], CaseState] = field(default_factory=dict)
+    uncompilable: tuple[tuple[str, Problem, KernelConfig, str], ...] = ()
+
+
+def earlier(out: Path | str, families: Mapping[str, Measurable], recording: Recording | None = None) -> Earlier:
+    """Return what the dataset in `out` holds already; nothing if there is none.
+
+    Args:
+        out: The dataset's folder.
+        families: The families of the run that starts, by name.
+        recording: What the run replays; None if it measures.
+
+    Raises:
+        ForetuneError: The kernel of a family has changed since, so that old and new times cannot be compared; or the
+            dataset has replayed times and this run measures, or the other way round.
+    """
+    if not (Path(out) / MANIFEST).exists():
+        return Earlier()
+    dataset = read(out)
+    _check_replay(dataset, recording)
+    if recording is None:
+        _check_sources(dataset, families)
+    states: dict[tuple[str, Problem], CaseState] = {}
+    by_case: Any = dataset.measurements.groupby(["device", "problem"], observed=True, sort=False)
+    for (device, problem), rows in by_case[["config", "timing_pass", "time_us"]]:
+        entry = states.setdefault((device, dataset.cases[problem].problem), CaseState())
+        for config, timing_pass, time_us in zip(*(rows[name].tolist() for name in rows), strict=True):
+            entry.add(dataset.configs[config], timing_pass, None if math.isnan(time_us) else time_us)
+    return Earlier(states, () if recording else _uncompilable(dataset))
+
+
+def _check_replay(dataset: Dataset, recording: Recording | None) -> None:
+    """Check that measured and replayed times are not mixed in a dataset, nor replays of different datasets.
+
+    `recording` is what the run replays; None if it measures.
+
+    Raises:
+        ForetuneError: It would mix them.
+    """
+    for facts in dataset.provenance.get("runs", {}).values():
+        replay_of = facts.get(REPLAY_OF)
+        if recording is None and replay_of:
+            raise ForetuneError(
+                f"{dataset.label} has times that were replayed from {replay_of.get('dataset')}: measure into another "
+                "folder"
+            )
+        if recording is not None and not (replay_of and recording.is_of(replay_of)):
+            raise ForetuneError(
+                f"{dataset.label} has times that were not replayed from {recording.label}: replay into another folder"
+            )
+
+
+def _check_sources(dataset: Dataset, families: Mapping[str, Measurable]) -> None:
+    """Raise `ForetuneError` if the dataset was measured with another version of a family's kernel."""
+    for family in families.values():
+        sources = dataset.kernel_sources(family.name)
+        if other_sources(sources, family.source_hash()):
+            raise ForetuneError(
+                f"{dataset.label} was measured with another version of {family.name}'s kernel (source hash "
+                f"{', '.join(sorted(sources))}; now {family.source_hash()}): collect into another folder"
+            )
+
+
+def _uncompilable(dataset: Dataset) -> tuple[tuple[str, Problem, KernelConfig, str], ...]:
+    """Return (device name, problem, config, error) of each config that the installed Triton failed to compile earlier.
+
+    Failures of other Triton versions are left out, because this one may compile the config.
+    """
+    same = [run for run, facts in dataset.provenance["runs"].items() if facts.get("triton") == triton_version()]
+    rows = dataset.measurements
+    rows = rows[(rows["status"] == Status.COMPILE_FAILED.value) & rows["run_id"].isin(same)]
+    return tuple(
+        (device, dataset.cases[problem].problem, dataset.configs[config], error or "")
+        for device, problem, config, error in rows[["device", "problem", "config", "error"]].itertuples(index=False)
+    )

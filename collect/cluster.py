@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Measurable, Measurement, Status
 from ..datasets.errors import abridged
-from .case_state import SCAN
 from .case_tasks import TRIES
+from .cases import SCAN
 from .compiling import binary_if_able, signature_of
 from .processes import Interrupt
 from .remote_gpu import Order, Report, RunSettings, close, introduce, measure, stop

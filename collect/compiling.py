@@ -97,8 +97,7 @@ class CompilePool:
     Args:
         families: The families by name.
         watch: Watches the processes.
-        size: How many processes to use; one for each core if None.
-        timeout_s: How many seconds a compilation may take.
+        size: How many processes to use, 0 where nothing is compiled; one for each core if None.
 
     Attributes:
         on_finished: Called with each binary and its result; may be set.
@@ -110,11 +109,9 @@ class CompilePool:
         families: Mapping[str, Measurable],
         watch: Watch,
         size: int | None = None,
-        *,
-        timeout_s: float = COMPILE_SECONDS,
     ) -> None:
-        self._families, self._watch, self.timeout_s = families, watch, timeout_s
-        self._size = size or cores()
+        self._families, self._watch = families, watch
+        self._size = cores() if size is None else size
         self._workers: list[_Compiler] = []
         self._done: dict[Binary, Compiled] = {}
         self._ranks: dict[Binary, float] = {}  # of requested binaries that are not begun
@@ -162,7 +159,7 @@ class CompilePool:
     def check(self) -> None:
         """Kill the processes that take too long. Call it regularly."""
         for worker in self._workers:
-            worker.check(self.timeout_s)
+            worker.check()
 
     def _dispatch(self) -> None:
         while self._queue:
@@ -215,9 +212,9 @@ class _Compiler:
         self._child = self._child or self._started()
         self._child.send(binary)
 
-    def check(self, timeout_s: float) -> None:
-        """Kill the process if its compilation takes longer than `timeout_s` seconds."""
-        limit_s = timeout_s if self._is_up else START_SECONDS
+    def check(self) -> None:
+        """Kill the process if its compilation, or its start, takes too long."""
+        limit_s = COMPILE_SECONDS if self._is_up else START_SECONDS
         if self._child and self.binary and not self._overdue and time.monotonic() - self._began > limit_s:
             self._overdue = True
             self._watch.kill(self._child)

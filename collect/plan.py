@@ -14,17 +14,17 @@ from ..datasets import Case, DeviceSpec, Family, FamilyError, ForetuneError, Ker
 from ..datasets.errors import check_between, check_integer, shown
 from ..datasets.grid import Grid
 from ..model import EstimateRanker, LightGBMRanker, Ranker, load_bundle
+from ..model.ranker import FixedRanker
 from ..runtime.arguments import warn_once
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from typing_extensions import Self
 
     from ..datasets.dataset import Dataset
     from ..model import Bundle
 
 
-class Prior(Ranker):
+class Prior(FixedRanker):
     """Ranks configs before a run has measured any: by a bundle if possible, else by the family's estimate.
 
     The bundle must have been trained on the family and on a device of the same arch.
@@ -33,14 +33,8 @@ class Prior(Ranker):
         bundle: The bundle; the shipped one if None.
     """
 
-    learns = False
-
     def __init__(self, bundle: Bundle | None = None) -> None:
         self.bundle = bundle
-
-    def fit(self, grid: Grid, family: Family) -> Self:
-        """Do nothing and return self, because a prior does not learn from measurements."""
-        return self
 
     def predict(
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
@@ -117,22 +111,30 @@ class MakePlan(Protocol):
         """Return the plan. `prior` ranks the configs while nothing is measured; it is `Prior` by default."""
 
 
-class Exhaustive:
-    """Tries the whole space on every problem.
+class _Independent:
+    """Base of the plans that choose the configs of each problem by itself, in one batch: see `Plan`."""
 
-    This includes configs that cannot run it. They cost nothing, and their rows say why.
-    """
-
-    learns: ClassVar = False
+    learns: ClassVar[bool] = False
 
     def __init__(self, family: Family, device: DeviceSpec, *, prior: Ranker | None = None) -> None:
         self._family, self._device, self._prior = family, device, prior or Prior()
 
     def next(self, todo: Sequence[Case], measured: Grid | None) -> list[Step]:
         """Return a step for every case in `todo`, as `Plan.next` describes."""
-        return [Step(case, partial(self._ordered, case.problem)) for case in todo]
+        return [Step(case, partial(self._chosen, case.problem)) for case in todo]
 
-    def _ordered(self, problem: Problem) -> tuple[KernelConfig, ...]:
+    def _chosen(self, problem: Problem) -> tuple[KernelConfig, ...]:
+        """Return the configs to try on a problem, best first."""
+        raise NotImplementedError
+
+
+class Exhaustive(_Independent):
+    """Tries the whole space on every problem.
+
+    This includes configs that cannot run it. They cost nothing, and their rows say why.
+    """
+
+    def _chosen(self, problem: Problem) -> tuple[KernelConfig, ...]:
         try:
             scores = self._prior.predict(self._family, problem, self._device, self._space)
         except FamilyError as error:
@@ -145,7 +147,7 @@ class Exhaustive:
         return self._family.space(self._device)  # always the same object: families keep what depends only on it
 
 
-class Sparse:
+class Sparse(_Independent):
     """Tries a share of the space on every problem, at least one config, and the family's `usual` ones.
 
     Some configs are those that the prior ranks first. The others are drawn at random, to find configs that the prior
@@ -165,8 +167,6 @@ class Sparse:
     [47, 47, 39, ...]
     """
 
-    learns: ClassVar[bool] = False
-
     def __init__(
         self,
         family: Family,
@@ -180,20 +180,16 @@ class Sparse:
         check_between("share", share, *SHARES)
         check_between("explored", explored, 0.0, 1.0)
         check_integer("seed", seed, 0, 2**31 - 1)
-        self._family, self._device, self._prior = family, device, prior or Prior()
+        super().__init__(family, device, prior=prior)
         self._share, self._explored, self._seed = share, explored, seed
 
-    def next(self, todo: Sequence[Case], measured: Grid | None) -> list[Step]:
-        """Return a step for every case in `todo`, as `Plan.next` describes."""
-        return [Step(case, partial(self._chosen, case.problem, self._prior)) for case in todo]
-
-    def _chosen(self, problem: Problem, ranker: Ranker) -> tuple[KernelConfig, ...]:
-        """Return the configs to try on a problem, best first: the best ones by `ranker`, and others drawn at random."""
+    def _chosen(self, problem: Problem, ranker: Ranker | None = None) -> tuple[KernelConfig, ...]:
+        """Return the best configs by `ranker` (the prior if None), and others drawn at random."""
         family, device = self._family, self._device
         space = [config for config in family.space(device) if _may_run(family, config, problem, device)]
         if not space:
             return family.space(device)  # so that each has a row which says why it cannot run
-        scores = ranker.predict(family, problem, device, space)
+        scores = (ranker or self._prior).predict(family, problem, device, space)
         tried = max(round(self._share * len(space)), 1)
         drawn = int(self._explored * tried)
         order = np.argsort(scores, kind="stable")
@@ -232,7 +228,7 @@ class Adaptive(Sparse):
     [47, 47, 39, ...]
     """
 
-    learns: ClassVar = True
+    learns: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -268,7 +264,7 @@ class Adaptive(Sparse):
         return [Step(case, partial(self._chosen, case.problem, ranker)) for case in batch]
 
 
-class Missing:
+class Missing(_Independent):
     """Tries the configs that a dataset has no row of, for example because the kernel got a new knob.
 
     With them it tries the fastest configs that the dataset has, so that old and new times can be compared. It tries
@@ -288,13 +284,12 @@ class Missing:
     [12, 12, 0, ...]
     """
 
-    learns: ClassVar[bool] = False
-
     def __init__(
         self, known: Dataset, family: Family, device: DeviceSpec, *, fastest: int = 4, prior: Ranker | None = None
     ) -> None:
         check_integer("fastest", fastest, 0, 1000)
-        self._family, self._device, self._fastest, self._prior = family, device, fastest, prior or Prior()
+        super().__init__(family, device, prior=prior)
+        self._fastest = fastest
         grid = known.grid(family)
         if device.name not in (there := sorted({spec.name for spec in grid.devices})):
             raise ForetuneError(
@@ -303,10 +298,6 @@ class Missing:
             )
         self._row = {case.problem: row for row, case in enumerate(grid.cases) if grid.devices[row].name == device.name}
         self._configs, self._times_us, self._tried = grid.configs, grid.times_us, grid.measured
-
-    def next(self, todo: Sequence[Case], measured: Grid | None) -> list[Step]:
-        """Return a step for every case in `todo`, as `Plan.next` describes."""
-        return [Step(case, partial(self._chosen, case.problem)) for case in todo]
 
     def _chosen(self, problem: Problem) -> tuple[KernelConfig, ...]:
         """Return the fastest known configs, then the missing ones as the prior ranks them."""

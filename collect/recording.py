@@ -7,7 +7,6 @@ recorded result, keeps the device and what the recorded runs agree on in their p
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem, Status
 from ..datasets.contents import REPLAY_OF
 from ..datasets.measurement import on_one_clock
-from .case_state import CONFIRMING, SCAN
+from .cases import CONFIRMING, SCAN
 from .plan import Plan, Step
 from .runner import LaunchFailedError, Trial
 
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
     from ..datasets.dataset import Dataset
     from ..datasets.grid import Grid
 
-#: The columns of a measurement that a `Trial` has in addition to its status: numbers, counts and texts.
-_NUMBERS, _COUNTS, _TEXTS = ("time_us", "spread"), ("samples", "registers", "spills", "smem_bytes"), ("error",)
+#: The columns of a measurement that a `Trial` has in addition to its status: counts, and others.
+_COUNTS, _OTHERS = ("samples", "registers", "spills", "smem_bytes"), ("time_us", "spread", "error")
 #: Facts of a run that a replay has of its own.
 _OWN_FACTS = ("plan", "share", REPLAY_OF)
 #: How many problems keep their results ready to be looked up.
@@ -158,13 +157,12 @@ class Recording:
     def _made(self, problem: Problem, device: str) -> RecordedCase:
         rows, dataset = self._rows[problem, device]
         case = RecordedCase()
-        records: Any = rows.itertuples(index=False)
-        for row in records:
-            config, timing_pass = dataset.configs[row.config], int(row.timing_pass)
-            facts: dict[str, Any] = {name: known for name in _NUMBERS if (known := _number(row, name)) is not None}
-            facts |= {name: int(known) for name in _COUNTS if (known := _number(row, name)) is not None}
-            facts |= {name: text for name in _TEXTS if isinstance(text := getattr(row, name, None), str)}
-            trial = Trial(Status(row.status), **facts)
+        known = [name for name in (*_COUNTS, *_OTHERS) if name in rows]
+        counts = {name: "Int64" for name in _COUNTS if name in rows}  # floats, because some are unknown
+        table = rows.astype(counts).astype(object)
+        for row in table.where(table.notna(), None).to_dict("records"):
+            config, timing_pass = dataset.configs[row["config"]], int(row["timing_pass"])
+            trial = Trial(Status(row["status"]), **{name: row[name] for name in known if row[name] is not None})
             if timing_pass == SCAN:
                 case.scanned[config] = trial
             else:
@@ -173,18 +171,14 @@ class Recording:
 
 
 class RecordedTimes:
-    """The times of a `Recording` on one device, which a `ReplayRunner` looks up (see `replay_runner.Times`)."""
+    """The times of a `Recording` on one device, which a `ReplayRunner` looks up (see `runner.Times`)."""
 
     def __init__(self, recording: Recording, device: DeviceSpec) -> None:
         self._recording, self._device = recording, device
         self._case = RecordedCase()
 
     def prepare(self, family: Measurable, problem: Problem) -> None:
-        """Look up the problem that the following calls are about.
-
-        Raises:
-            ForetuneError: It was not measured on the device.
-        """
+        """Look up the problem that the following calls are about; raise `ForetuneError` if it was not measured."""
         self._case = self._recording.case(problem, self._device)
 
     def scan(self, config: KernelConfig, best_us: float) -> Trial:
@@ -235,9 +229,3 @@ class RecordedPlan:
             return tuple(config for config in step.configs if config in scanned)
 
         return Step(step.case, choose)
-
-
-def _number(row: Any, name: str) -> float | None:
-    """Return the number in a row's column `name`; None if the value is missing or the dataset lacks the column."""
-    value = getattr(row, name, None)
-    return None if value is None or math.isnan(value) else float(value)

@@ -14,8 +14,8 @@ from functools import partial
 
 from ..datasets import Case, DeviceSpec, KernelConfig, Measurable, Measurement
 from .campaign import CHECK_SECONDS
-from .case_state import CaseState
 from .case_tasks import CaseTasks, Fatal
+from .cases import CaseState
 from .compiling import Binary, Compiled, CompilePool
 from .processes import Child, Watch
 from .runner import DeviceLostError

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..datasets import DeviceSpec, Family, KernelConfig, Problem
+from ..datasets import Family
 from ..datasets.console import Table, percent, table
 from ..datasets.grid import Grid
 from ..datasets.progress import advance, share_of
 from ..model import EstimateRanker, Evaluation, LightGBMRanker, Ranker, cross_validate, summarise
+from ..model.ranker import DelegatingRanker
 from .plan import MakePlan
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def only(grid: Grid, cells: NDArray[np.bool_], rows: Sequence[int] | None = None
     return cut.select(left if rows is None else [row for row in rows if row in left])
 
 
-class PlannedRanker(Ranker):
+class PlannedRanker(DelegatingRanker):
     """A ranker that is given a complete grid, and learns only from the cells that a plan would have measured.
 
     Args:
@@ -101,7 +102,6 @@ class PlannedRanker(Ranker):
 
     grid_: Grid
     cells_: NDArray[np.bool_]
-    ranker_: Ranker
 
     def __init__(self, plan: MakePlan, ranker: Callable[[], Ranker] = LightGBMRanker) -> None:
         self.plan = plan
@@ -115,13 +115,6 @@ class PlannedRanker(Ranker):
         with share_of(0.1):
             self.ranker_ = self.ranker().fit(only(grid, self.cells_), family)
         return self
-
-    def predict(
-        self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
-    ) -> NDArray[np.float64]:
-        """Return the learned ranker's score of each config, (n_configs,)."""
-        self._check_fitted("ranker_")
-        return self.ranker_.predict(family, problem, device, configs)
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from ..datasets.grid import Grid
 from ..datasets.progress import in_words
 from ..datasets.store import MANIFEST, continued, read
 from ..model import EstimateRanker
-from .case_state import CaseState, earlier
-from .cases import check_request
+from .cases import CaseState, check_request, earlier
 from .compiling import Binary, binary_if_able, signature_of
 from .plan import Plan, Step, named
 from .recording import RecordedPlan, Recording
@@ -65,8 +64,7 @@ class CaseQueue:
     ) -> None:
         self._plans, self._measured, self._cost, self._signature = plans, measured, cost, signature
         self._todo = {name: [case for case in cases if case.problem.family == name] for name in plans}
-        self._queue: list[tuple[int, Step]] = []  # (place, step)
-        self._signatures: dict[int, Hashable] = {}  # by place
+        self._queue: list[tuple[int, Step, Hashable]] = []  # (place, step, signature)
         self._again: deque[Step] = deque()  # to be handed out after all others
         self._out: dict[Case, Step] = {}  # handed out and not over
         self._queued: Counter[str] = Counter()  # steps so far, by family
@@ -92,9 +90,9 @@ class CaseQueue:
         self._out[step.case] = step
         return step
 
-    def _chosen(self, met: Collection[Hashable], gpus: int) -> tuple[int, Step]:
+    def _chosen(self, met: Collection[Hashable], gpus: int) -> tuple[int, Step, Hashable]:
         window = [entry for entry in self._queue if entry[0] < self._queue[0][0] + WINDOW]
-        near = [entry for entry in window if self._signatures[entry[0]] in met] or window
+        near = [entry for entry in window if entry[2] in met] or window
         if gpus == 1 or len(self._queue) > LAST * gpus:
             return near[0]
         return max(near, key=lambda entry: self._cost(entry[1].case))
@@ -114,7 +112,7 @@ class CaseQueue:
         Returned steps are remembered by their place in the queue and not by their case: the method is called for every
         message, and hashing hundreds of cases with hundreds of ragged sizes takes milliseconds.
         """
-        place, step = next((entry for entry in self._queue if entry[0] not in self._ahead), (None, None))
+        place, step = next((entry[:2] for entry in self._queue if entry[0] not in self._ahead), (None, None))
         if place is not None:
             self._ahead.add(place)
         return step
@@ -127,8 +125,7 @@ class CaseQueue:
             steps = plan.next(todo, self._measured(name, todo) if plan.learns else None)
             for step in steps:
                 place = self._queued[name] * len(self._plans) + which
-                self._queue.append((place, step))
-                self._signatures[place] = self._signature(step.case)
+                self._queue.append((place, step, self._signature(step.case)))
                 self._queued[name] += 1
             taken = {step.case for step in steps}
             self._todo[name] = [case for case in todo if case not in taken]

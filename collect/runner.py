@@ -1,8 +1,12 @@
-"""Runs single configs on the GPU: checks their results, times them, and turns every failure into a status."""
+"""Runners: they check and time single configs on a GPU, and turn every failure into a status; or replay results.
+
+Importing this imports neither pandas nor torch.
+"""
 
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -313,3 +317,58 @@ def _device_answers() -> bool:
     except Exception:  # noqa: BLE001 - any failure here means the same
         return False
     return True
+
+
+class Times(Protocol):
+    """The interface of the source of a `ReplayRunner`'s times; `recording.RecordedTimes` reads them from a dataset."""
+
+    def prepare(self, family: Measurable, problem: Problem) -> None:
+        """Select the problem that the following calls are about; raise `ForetuneError` if it has no times."""
+
+    def scan(self, config: KernelConfig, best_us: float) -> Trial:
+        """Return the result of a config on the prepared problem in the scan: see `Runner.scan`."""
+
+    def confirm(self, config: KernelConfig, number: int) -> list[float]:
+        """Return the times of a config, in microseconds, in the round of that number, counted from 0.
+
+        The rounds of the two confirming passes alternate. Raises `LaunchFailedError` if the config failed in that pass.
+        """
+
+
+class ReplayRunner:
+    """A `Runner` without a GPU, which looks up the times of configs on the prepared problem.
+
+    >>> from foretune.collect.recording import Recording
+    >>> from foretune.datasets import load
+    >>> from foretune.kernels import find_family
+    >>> family, dataset = find_family("rms_norm_rope_bwd"), load("h200_rms_norm_rope")
+    >>> recording = Recording(dataset, [family])
+    >>> runner = ReplayRunner(recording.on(recording.devices[0]))
+    >>> problem = recording.cases[0].problem
+    >>> runner.prepare(family, problem)
+    >>> trial = runner.scan(family.default(problem, recording.devices[0]), float("inf"))
+    >>> trial.status.value, trial.time_us > 0
+    ('ok', True)
+    """
+
+    def __init__(self, times: Times) -> None:
+        self.times = times
+        self._rounds: Counter[KernelConfig] = Counter()  # of the prepared problem's confirming passes
+
+    def prepare(self, family: Measurable, problem: Problem) -> None:
+        """Select the problem that the following calls are about; raise `ForetuneError` if it has no times."""
+        self.times.prepare(family, problem)
+        self._rounds.clear()
+
+    def scan(self, config: KernelConfig, best_us: float) -> Trial:
+        """Return the recorded result of a config's first run, even if it is much slower than `best_us` microseconds."""
+        return self.times.scan(config, best_us)
+
+    def confirm(self, config: KernelConfig, best_us: float) -> list[float]:
+        """Return the recorded times of one more round, whatever `best_us` is, as `Runner.confirm` describes."""
+        self._rounds[config] += 1
+        return self.times.confirm(config, self._rounds[config] - 1)
+
+    def probe(self, family: Measurable, problem: Problem, config: KernelConfig) -> float:
+        """Raise `LaunchFailedError`, so that no reading is stored: a replay says nothing about the state of a GPU."""
+        raise LaunchFailedError("a replay has no drift probe")

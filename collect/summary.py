@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 from ..datasets.console import percent, printable
@@ -30,13 +30,8 @@ class Effort:
 
     def __add__(self, later: Effort) -> Effort:
         """Return the sum of this effort and that of a later phase on the same GPUs."""
-        return Effort(
-            max(self.gpus, later.gpus),
-            self.gpu_s + later.gpu_s,
-            self.busy_s + later.busy_s,
-            self.lost_s + later.lost_s,
-            self.compile_s + later.compile_s,
-        )
+        times = zip(astuple(self)[1:], astuple(later)[1:], strict=True)
+        return Effort(max(self.gpus, later.gpus), *map(sum, times))
 
 
 @dataclass(frozen=True)
@@ -115,15 +110,11 @@ class Summary:
         yield f"{self.cases} problems in {self.seconds:.0f} s, {self.plan} plan; measurements: {statuses}"
         if self.replay_of is not None:
             yield f"The times were replayed from {self.replay_of}: no GPU was used, and they are no new measurements."
-            yield from self._ends()
-            return
-        yield (
-            f"{self.configs_per_s:.0f} configs/s; GPUs: {self.gpus}, busy {100 * self.gpu_busy_share:.0f} % of the "
-            f"time; {self.compile_s:.0f} s of compiling, {self.lost_s:.0f} s lost to aborts"
-        )
-        yield from self._ends()
-
-    def _ends(self) -> Iterator[str]:
+        else:
+            yield (
+                f"{self.configs_per_s:.0f} configs/s; GPUs: {self.gpus}, busy {100 * self.gpu_busy_share:.0f} % of "
+                f"the time; {self.compile_s:.0f} s of compiling, {self.lost_s:.0f} s lost to aborts"
+            )
         yield from (f"Skipped {what}" for what in self.skipped)
         for problem, slowdown in self.drifted.items():
             yield f"The GPU was up to {percent(slowdown)} % slower than usual during {problem}"

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem, Status, roofline_us
 from ..datasets.errors import abridged
-from .runner import DeviceLostError, GpuRunner, LaunchFailedError, Runner, Trial
+from .runner import DeviceLostError, GpuRunner, LaunchFailedError, ReplayRunner, Runner, Times, Trial
 
 #: The drift probe is timed every so many seconds, and at the start of each case. It takes some milliseconds.
 PROBE_SECONDS = 2.0
@@ -57,6 +57,18 @@ class CudaGpu:
         if self.sms is not None:
             device = _entered.enter_context(sm_partition(self.sms, device))
         return device, GpuRunner(device)
+
+
+@dataclass(frozen=True)
+class ReplayGpu:
+    """A device whose recorded times are replayed."""
+
+    device: DeviceSpec
+    times: Times
+
+    def open(self) -> tuple[DeviceSpec, Runner]:
+        """Return the device, and a runner that replays its times."""
+        return self.device, ReplayRunner(self.times)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from .family_checks import (
     not_empty as not_empty,
     wrong_knobs as wrong_knobs,
 )
+from .manifest import describe as describe, load as load, names as names
 from .measurement import (
     BinaryFacts as BinaryFacts,
     Case as Case,
@@ -29,4 +30,3 @@ from .problem import (
     dtype_of_tensor as dtype_of_tensor,
     torch_dtype as torch_dtype,
 )
-from .shipped import describe as describe, load as load, names as names

@@ -1,14 +1,14 @@
-"""`KernelConfig`: the knob values of one kernel variant, as an immutable value."""
+"""`KernelConfig`: the knob values of one kernel variant, as an immutable value; a cache for functions of many."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from numbers import Integral
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from .errors import MOST, MOST_NAMES, ForetuneError, check_integer, check_word, shown
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import triton
 
 Knob: TypeAlias = int | str | float
+_T = TypeVar("_T")
 #: The launch options of `triton.Config`. All other knobs are meta-parameters of the kernel.
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
 #: The most characters of a knob's value.
@@ -184,3 +185,34 @@ def _options(
     text = None if ir_override is None else check_word("config knob ir_override", ir_override, _LONGEST_TEXT)
     options = dict(zip(OPTIONS, (warps, stages, ctas, registers, text), strict=True))
     return options, {name: value for name, value in options.items() if value is not None}
+
+
+def remembered(maxsize: int) -> Callable[[Callable[..., _T]], Callable[..., _T]]:
+    """Return a decorator that caches up to `maxsize` results of a function of a tuple of configs.
+
+    The function's other arguments must be hashable. A tuple that was passed before is recognized by its identity,
+    because hashing a thousand configs takes 0.3 ms, a third of the time that a prediction may take. A tuple that is
+    equal, but another object, gets the same result.
+
+    >>> count = remembered(maxsize=8)(len)
+    >>> count((KernelConfig.of(BLOCK=16), KernelConfig.of(BLOCK=32)))
+    2
+    """
+
+    def decorate(function: Callable[..., _T]) -> Callable[..., _T]:
+        by_equality = lru_cache(maxsize)(function)
+        by_identity: dict[tuple[Hashable, ...], tuple[tuple[KernelConfig, ...], _T]] = {}
+
+        def found(configs: tuple[KernelConfig, ...], *args: Hashable) -> _T:
+            key = (id(configs), *args)
+            known = by_identity.get(key)
+            if known is None:
+                known = configs, by_equality(configs, *args)  # keeps the tuple alive, so that its id is not reused
+                if len(by_identity) >= maxsize:
+                    by_identity.clear()
+                by_identity[key] = known
+            return known[1]
+
+        return found
+
+    return decorate

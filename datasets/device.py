@@ -14,7 +14,7 @@ from typing import Any
 
 from .console import table
 from .errors import ForetuneError, abridged, check_flag, check_integer, check_path, check_word, shown
-from .files import file_word, open_regular, replacing
+from .files import file_word, read_regular, replacing
 
 #: The dtypes for which a spec may have a measured matrix rate, sorted.
 MATRIX_DTYPES = ("bf16", "fp16", "fp32")
@@ -232,7 +232,8 @@ class DeviceSpec:
             return device
         if isinstance(device, str) and device in _shipped():
             return _shipped()[device]
-        if isinstance(device, Path) or (isinstance(device, str) and (device.endswith(".json") or _is_there(device))):
+        is_file = isinstance(device, str) and (device.endswith(".json") or os.path.exists(device))
+        if is_file or isinstance(device, Path):
             return cls.load(device)
         raise ForetuneError(
             f"unknown device {shown(device)}; known: {', '.join(_shipped())}, or the path of a spec's JSON file"
@@ -247,15 +248,12 @@ class DeviceSpec:
         """
         path = check_path("a device's file", path)
         try:
-            return cls.from_json(json.loads(_content(path)))
+            return cls.from_json(json.loads(read_regular(path, _MOST_BYTES, follow=True)))
         except OSError as error:
             raise ForetuneError(f"{abridged(str(path))}: cannot be read: {error.strerror}") from None
         except ForetuneError as error:
             raise ForetuneError(f"{abridged(str(path))}: {error}") from None
-        except (
-            ValueError,
-            RecursionError,
-        ) as error:  # not UTF-8, not JSON, a number of 5,000 digits, or a path with NUL
+        except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or a number of 5,000 digits
             raise ForetuneError(f"{abridged(str(path))}: not JSON: {error}") from None
 
     def save(self, path: Path | str) -> None:
@@ -338,14 +336,6 @@ def _shipped() -> dict[str, DeviceSpec]:
     return {file.name.removesuffix(".json"): DeviceSpec.from_json(json.loads(file.read_text())) for file in files}
 
 
-def _is_there(path: str) -> bool:
-    """Return whether a path exists; False for one that cannot be a path."""
-    try:
-        return Path(path).exists()
-    except (OSError, ValueError):  # too long, or with a NUL
-        return False
-
-
 def _from_properties(p: Any, *, hip: bool) -> DeviceSpec:
     """Return the spec for torch's device properties `p` (HIP's if `hip`), with rates estimated from clocks."""
     arch = p.gcnArchName.split(":")[0] if hip else f"sm_{p.major}{p.minor}"
@@ -367,12 +357,3 @@ def _from_properties(p: Any, *, hip: bool) -> DeviceSpec:
         copy_bandwidth_gbs=round(_COPY_SHARE * bus_gbs, 1),
         matrix_tflops=round(_MATRIX_SHARE * p.multi_processor_count * clock_mhz * 1e6 * flops / 1e12, 1),
     )
-
-
-def _content(path: Path) -> bytes:
-    """Return the bytes of a spec's file; raise `ForetuneError` if it is too large or not a regular file."""
-    with os.fdopen(open_regular(path, follow=True), "rb") as file:
-        content = file.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        raise ForetuneError(f"larger than {_MOST_BYTES >> 20} MiB, so it is not a device spec")
-    return content

@@ -61,7 +61,7 @@ def check_attributes(family: Family) -> None:
     if _sound.get(id(family)) is family:
         return
     what = type(family).__name__
-    if missing := [name for name in ("name", "dims", "dtypes", "knobs") if not _has(family, name)]:
+    if missing := [name for name in ("name", "dims", "dtypes", "knobs") if name not in dir(family)]:
         raise FamilyError(f"{what} must declare {', '.join(missing)}: see foretune.Family")
     check_name(f"the name of {what}", _read(family, "name"))
     of = f"of family {family.name}"
@@ -72,7 +72,7 @@ def check_attributes(family: Family) -> None:
             raise FamilyError(f"{name} {of} must be a tuple without duplicates but is {shown(words)}")
         if not words and name in ("dims", "dtypes"):
             raise FamilyError(f"{name} {of} must not be empty")
-    if _has(family, "feature_names"):
+    if "feature_names" in dir(family):
         check_words(f"feature_names {of}", _read(family, "feature_names"), _MOST_FEATURES)
     for name, names in (("default_dims", "dims"), ("largest", "dims"), ("default_knobs", "knobs")):
         values = _read(family, name)
@@ -87,14 +87,6 @@ def check_attributes(family: Family) -> None:
             raise FamilyError(f"{name} {of} may only name its dims but has {unknown[0]}")
     check_flag(f"reads_binaries {of}", _read(family, "reads_binaries"))
     _sound[id(family)] = family
-
-
-def _has(family: Family, name: str) -> bool:
-    """Return whether a family has an attribute; True if reading it fails, so that `_read` reports the error."""
-    try:
-        return hasattr(family, name)
-    except (Exception, SystemExit):  # noqa: BLE001 - a property may raise anything
-        return True
 
 
 def _read(family: Family, name: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,10 +28,6 @@ class FeatureGroup(NamedTuple):
     values: NDArray[np.float32]
     row_of_config: NDArray[np.intp]
     lasting: bool = False
-
-    def holding(self, values: NDArray[Any]) -> FeatureGroup:
-        """Return a group of the same columns and rows with other values."""
-        return FeatureGroup(self.columns, values, self.row_of_config, self.lasting)
 
 
 def joined(groups: Sequence[FeatureGroup], place: int = 0) -> NDArray[np.float32]:
@@ -67,7 +63,7 @@ def stacked(each: Sequence[Sequence[FeatureGroup]]) -> tuple[FeatureGroup, ...]:
     if len(each) == 1:
         return tuple(each[0])
     return tuple(
-        same[0] if same[0].lasting else same[0].holding(np.concatenate([group.values for group in same]))
+        same[0] if same[0].lasting else same[0]._replace(values=np.concatenate([group.values for group in same]))
         for same in zip(*each, strict=True)
     )
 
@@ -113,8 +109,3 @@ def renumbered(codes: NDArray[np.intp], bound: int) -> tuple[NDArray[np.intp], N
     place = np.empty(bound, np.intp)
     place[seen] = np.arange(len(seen))
     return seen, place.take(codes)
-
-
-def problems_in(groups: Sequence[FeatureGroup]) -> int:
-    """Return the number of problems that the groups describe."""
-    return max(len(group.values) for group in groups)

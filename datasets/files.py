@@ -66,7 +66,7 @@ def open_regular(path: Path | str, flags: int = os.O_RDONLY, *, follow: bool = F
     return handle
 
 
-def read_regular(path: Path | str, most_bytes: int, *, follow: bool = False) -> bytes:
+def read_regular(path: Path | str, most_bytes: int | None = None, *, follow: bool = False) -> bytes:
     """Return the bytes of a regular file; with `follow`, the path may be a symbolic link to one.
 
     Raises:
@@ -74,9 +74,9 @@ def read_regular(path: Path | str, most_bytes: int, *, follow: bool = False) -> 
         OSError: It cannot be read.
     """
     with os.fdopen(open_regular(path, follow=follow), "rb") as file:
-        is_larger = os.fstat(file.fileno()).st_size > most_bytes
-        content = b"" if is_larger else file.read(most_bytes + 1)
-    if is_larger or len(content) > most_bytes:
+        is_larger = most_bytes is not None and os.fstat(file.fileno()).st_size > most_bytes
+        content = b"" if is_larger else file.read(-1 if most_bytes is None else most_bytes + 1)
+    if is_larger or (most_bytes is not None and len(content) > most_bytes):
         raise ForetuneError(f"it has more than {most_bytes} bytes")
     return content
 
@@ -177,11 +177,6 @@ def write_new(folder: Path | str, contents: Mapping[str, str], *, force: bool = 
 def already_there(path: Path) -> ForetuneError:
     """Return the error to raise for an existing file that would be replaced."""
     return ForetuneError(f"{path} exists already: pass another folder, or --force to replace it")
-
-
-def refusal(error: Exception, path: Path | str) -> OSError:
-    """Return a `ForetuneError` of `open_regular` as an `OSError`, for callers that tolerate a missing disk."""
-    return OSError(errno.EEXIST, str(error), str(path))
 
 
 def why_irregular(error: Exception) -> str:

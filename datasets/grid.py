@@ -96,9 +96,12 @@ class Grid:
 
         Training on it gives the same result whatever the order of the measurements was.
         """
-        known = np.flatnonzero(np.isfinite(self.times_us).any(axis=0))
-        columns = sorted(known.tolist(), key=lambda column: json.dumps(self.configs[column].to_json()))
-        return self.select(self.row_order()).select_configs(columns)
+        return self.select(self.row_order()).select_configs(self.column_order())
+
+    def column_order(self) -> list[int]:
+        """Return the indices of the columns that have times in a canonical order: by the configs' JSON."""
+        known = np.flatnonzero(np.isfinite(self.times_us).any(axis=0)).tolist()
+        return sorted(known, key=lambda column: json.dumps(self.configs[column].to_json()))
 
     def row_order(self) -> list[int]:
         """Return the indices of the rows in a canonical order: by device, problem, its sources and scenario."""

@@ -16,7 +16,7 @@ from types import FunctionType
 from typing import Any, TypeAlias
 
 from .config import KernelConfig
-from .errors import FamilyError, ForetuneError, abridged, check_word, printable, reason_of, shown
+from .errors import LONGEST_WORD, FamilyError, ForetuneError, abridged, printable, reason_of, shown
 from .feature_groups import FeatureGroup
 from .measurement import Case
 from .problem import Problem
@@ -275,14 +275,6 @@ def _for_each(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda answer: all(map(is_right, answer)) if isinstance(answer, tuple) and answer else is_right(answer)
 
 
-def _is_word(answer: Any) -> bool:
-    """Return whether a value is a non-empty string of printable characters."""
-    try:
-        return bool(check_word("it", answer))
-    except ForetuneError:
-        return False
-
-
 def _are_configs(answer: Any) -> bool:
     """Return whether a value is a tuple or list of configs."""
     return isinstance(answer, (tuple, list)) and all(isinstance(config, KernelConfig) for config in answer)
@@ -312,7 +304,9 @@ CHECKS: dict[str, _Check] = {
     "reference": _must_be("a tensor or a tuple of tensors", _for_each(_is_tensor)),
     "tolerance": _must_be("a finite number >= 0 or a tuple of these", _for_each(_is_count)),
     "compile": _anything,
-    "source_hash": _must_be("a non-empty string", _is_word),
+    "source_hash": _must_be(
+        "a non-empty string", lambda a: isinstance(a, str) and a.isprintable() and 0 < len(a) <= LONGEST_WORD
+    ),
     "usual": _must_be("a tuple of KernelConfigs", _are_configs),
     "check_problem": _stands_for(1),
     "binary_key": _hashable,

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TextIO
 
 from .errors import ForetuneError, abridged, warn
-from .files import blaming, open_regular, refusal
+from .files import blaming, open_regular
 from .forking import renew_in_children
 
 #: The lock files of a collection that uses the folder, and of a process that is writing a file.
@@ -155,7 +155,7 @@ def _opened(path: Path, flags: int) -> Iterator[TextIO]:
     try:
         handle = open_regular(path, flags)
     except ForetuneError as error:
-        raise refusal(error, path) from None
+        raise OSError(errno.EEXIST, str(error), str(path)) from None  # some callers tolerate a missing disk
     with os.fdopen(handle, "r" if flags == os.O_RDONLY else "a+", errors="replace") as file:
         if os.pread(handle, len(_HOLDER), 0) not in (b"", _HOLDER.encode()):
             raise FileExistsError(errno.EEXIST, "it is not a lock file of Foretune", str(path))

@@ -1,17 +1,24 @@
-"""`dataset.json`, the manifest of a dataset's folder. Reading it needs neither pandas nor pyarrow."""
+"""`dataset.json`, the manifest of a dataset's folder; loading a dataset by its folder, or a shipped one by its name.
+
+Reading manifests needs neither pandas nor pyarrow.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .contents import described
 from .device import DeviceSpec
-from .errors import DatasetError, ForetuneError, abridged, shown
-from .files import BUNDLE, few, open_regular, replacing, visible_in
+from .errors import DatasetError, ForetuneError, abridged, check_path, printable, shown
+from .files import BUNDLE, few, read_regular, replacing, visible_in
+
+if TYPE_CHECKING:
+    from .dataset import Dataset
 
 #: The manifest's file name.
 MANIFEST = "dataset.json"
@@ -35,8 +42,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     """Read the manifest in a folder; raise `DatasetError` if it is missing, damaged or of an unknown version."""
     path = directory / MANIFEST
     try:
-        with os.fdopen(open_regular(path, follow=True), "rb") as file:
-            manifest = json.loads(file.read())
+        manifest = json.loads(read_regular(path, follow=True))
         version = manifest["schema_version"]
     except FileNotFoundError:
         raise DatasetError(f"{path}: no such file, so {directory} is not a Foretune dataset") from None
@@ -125,3 +131,59 @@ def _is_known(contents: Any) -> bool:
         )
     except (KeyError, TypeError, AttributeError):
         return False
+
+
+def names() -> list[str]:
+    """Return the names of the datasets that are shipped with the package.
+
+    >>> names()[:2]
+    ['h100', 'h100_inductor_templates']
+    """
+    root = Path(__file__).parent
+    return sorted(manifest.parent.name for manifest in root.glob("[!.]*/dataset.json"))
+
+
+def load(name_or_path: str | Path) -> Dataset:
+    """Load a shipped dataset by name, or the dataset in a folder.
+
+    Args:
+        name_or_path: A name of `names()`, or the folder of a dataset.
+
+    Raises:
+        DatasetError: There is no such dataset, or one of its files is damaged, has another format or another schema
+            version. The message names the file.
+
+    >>> load("h200").name
+    'h200'
+    """
+    from .store import read
+
+    folder = _folder(name_or_path)
+    dataset = read(folder)
+    if folder.resolve().name == dataset.name:
+        return dataset
+    return replace(dataset, given=printable(str(name_or_path)))
+
+
+def describe(name_or_path: str | Path) -> dict[str, Any]:
+    """Return a dataset's counts and provenance, as `load(name_or_path).describe()` does.
+
+    A sealed dataset is described from its manifest alone, which is much faster. Raises `DatasetError` as `load` does.
+
+    >>> describe("h200")["device"].split(", ")[0]
+    'NVIDIA H200'
+    """
+    folder = _folder(name_or_path)
+    return description_in(folder) or load(folder).describe()
+
+
+def _folder(name_or_path: str | Path) -> Path:
+    """Return the folder of a dataset that is given by name or by path; raise `DatasetError` if there is none."""
+    check_path("a dataset", name_or_path)
+    if str(name_or_path) in names():
+        return Path(__file__).parent / str(name_or_path)
+    if not os.path.isdir(name_or_path):
+        raise DatasetError(
+            f"{abridged(str(name_or_path))}: neither a folder nor a shipped dataset (shipped: {', '.join(names())})"
+        )
+    return Path(name_or_path)

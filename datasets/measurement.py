@@ -189,29 +189,18 @@ class Reading:
     time_us: float
 
 
-def slowdowns(drift: pd.DataFrame) -> pd.Series[float]:
-    """Return each drift reading divided by the median of its run and GPU, (n_readings,).
-
-    `drift` has the columns of `tables.DRIFT`.
-
-    >>> import pandas as pd
-    >>> readings = pd.DataFrame({"run_id": "r1", "gpu": "0", "problem": [0, 0, 1], "time_us": [100.0, 100.0, 150.0]})
-    >>> slowdowns(readings).tolist()
-    [1.0, 1.0, 1.5]
-    """
-    usual = drift.groupby(["run_id", "gpu"])["time_us"].transform("median")
-    return drift["time_us"] / usual
-
-
 def flagged(drift: pd.DataFrame) -> pd.Series[float]:
     """Return the problems whose worst drift reading is a slowdown above `FLAGGED`, and that slowdown.
+
+    The slowdown is relative to the median of the reading's run and GPU. `drift` has the columns of `tables.DRIFT`.
 
     >>> import pandas as pd
     >>> readings = pd.DataFrame({"run_id": "r1", "gpu": "0", "problem": [0, 0, 1], "time_us": [100.0, 100.0, 150.0]})
     >>> flagged(readings).to_dict()
     {1: 1.5}
     """
-    worst: pd.Series[float] = slowdowns(drift).groupby(drift["problem"]).max()
+    usual = drift.groupby(["run_id", "gpu"])["time_us"].transform("median")
+    worst: pd.Series[float] = (drift["time_us"] / usual).groupby(drift["problem"]).max()
     return worst[worst > FLAGGED]
 
 

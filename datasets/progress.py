@@ -146,13 +146,12 @@ class Steps(Protocol):
 
 
 @contextmanager
-def showing(text: str, about_s: float = 0.0, *, shown: bool = True) -> Iterator[Callable[[str], None]]:
+def showing(text: str, about_s: float = 0.0) -> Iterator[Callable[[str], None]]:
     """Show the block's progress (see `advance`) and its remaining time on stderr.
 
     Args:
         text: A description of the computation.
         about_s: The expected seconds on two idle cores; the log announces them if they are at least two.
-        shown: Whether to show anything.
 
     Yields:
         A function that replaces the text.
@@ -173,7 +172,7 @@ def showing(text: str, about_s: float = 0.0, *, shown: bool = True) -> Iterator[
         text = printable(content)
         update(status(), share, 1.0)
 
-    with _display(shown, transient=True) as (update, log):
+    with _display(True, transient=True) as (update, log):
         if about_s >= _SOON_S:
             log(f"{text}: about {in_words(about_s)} on two idle cores")
         update(status(), share, 1.0)

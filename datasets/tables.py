@@ -11,8 +11,9 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from .config import KernelConfig
 from .errors import DatasetError, shown
 from .files import blaming, flush, replacing
 from .manifest import MANIFEST
-from .measurement import LONGEST_US, SHORTEST_US, TIMED, TIMING_PASSES, Status
+from .measurement import LONGEST_US, SHORTEST_US, TIMED, TIMING_PASSES, Measurement, Status
+from .problem import Problem
 
 
 def _required(name: str, data_type: pa.DataType) -> pa.Field:
@@ -73,13 +76,8 @@ DRIFT_PART = pa.schema([_required("problem", pa.string()), *_DRIFT])
 DRIFT = pa.schema([_required("problem", pa.int32()), *_DRIFT])
 
 
-#: Renamed columns: old -> new.
+#: Columns of older schema versions that have another name now: old -> new.
 _RENAMED = {"routing": "scenario"}
-
-
-def upgraded_columns(table: pa.Table) -> pa.Table:
-    """Return a table in which columns that have a name of an older schema have the current one."""
-    return table.rename_columns([_RENAMED.get(name, name) for name in table.column_names])
 
 
 def upgraded_problem(text: str) -> str:
@@ -120,7 +118,8 @@ def read_table(source: Path | pa.Buffer, schema: pa.Schema) -> pa.Table:
             metadata = file.metadata
             texts = [field.name for field in file.schema_arrow if pa.types.is_string(field.type)]
         with pq.ParquetFile(_opened(source), metadata=metadata, read_dictionary=texts) as file:
-            table = upgraded_columns(file.read())
+            table = file.read()
+        table = table.rename_columns([_RENAMED.get(name, name) for name in table.column_names])
         table.validate(full=True)  # checks also that texts are UTF-8, which other code relies on
     except FileNotFoundError:
         raise UnreadableError("the file is missing") from None
@@ -238,6 +237,26 @@ def write_table(table: pa.Table, path: Path) -> None:
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file as hex digits."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def part_table(rows: Sequence[Measurement], run_id: str, sources: Sequence[str], scenario: str = "") -> pa.Table:
+    """Return a run's measurements of cases with these sources and this scenario as a table of schema `PART`."""
+    columns: dict[str, list[Any]] = {
+        "problem": [json_of(row.problem) for row in rows],
+        "sources": [json.dumps(sources)] * len(rows),
+        "scenario": [scenario] * len(rows),
+        "config": [json_of(row.config) for row in rows],
+        "status": [row.status.value for row in rows],
+        "run_id": [run_id] * len(rows),
+    }
+    others = [name for name in PART.names if name not in columns]
+    return pa.table(columns | {name: [getattr(row, name) for row in rows] for name in others}, schema=PART)
+
+
+@lru_cache(maxsize=1 << 14)
+def json_of(value: Problem | KernelConfig) -> str:
+    """Return a value as JSON. Cached: with hundreds of segment sizes it takes longer than the rest of a row."""
+    return json.dumps(value.to_json())
 
 
 @contextmanager

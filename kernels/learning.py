@@ -194,7 +194,7 @@ def ranker_for(names: Collection[str], winners: Sequence[str]) -> Callable[[], L
 
     if not winners:
         return LightGBMRanker
-    from ..model.winners import WinnerRanker
+    from ..model.train import WinnerRanker
     from .fused_moe.shipped_winners import winners_of
 
     found = winners_of(_several(winners))

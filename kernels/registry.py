@@ -181,8 +181,9 @@ def _family_at(place: str) -> Family:
     try:
         if not attribute:
             raise ForetuneError(f"give the class or object in the file too, as {shown(f'{module}:YourFamily')}")
+        find_modules_here()
         is_file = module.endswith(".py") or "/" in module
-        found: Any = _module_in(Path(module), attribute) if is_file else _module_named(module)
+        found: Any = _module_in(Path(module), attribute) if is_file else import_module(module)
         for name in attribute.split("."):
             if not hasattr(found, name):
                 there = [key for key, value in vars(found).items() if _is_family_in(found, value)]
@@ -198,12 +199,6 @@ def _is_family_in(module: Any, value: Any) -> bool:
     """Return whether a value is a family, or a family's class that this module defines rather than imports."""
     is_class = isinstance(value, type) and issubclass(value, Family)
     return isinstance(value, Family) or (is_class and value.__module__ == getattr(module, "__name__", None))
-
-
-def _module_named(name: str) -> ModuleType:
-    """Import a module that is installed or in the working directory."""
-    find_modules_here()
-    return import_module(name)
 
 
 def _module_in(path: Path, attribute: str) -> ModuleType:

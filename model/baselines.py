@@ -14,7 +14,7 @@ import numpy as np
 from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Measurable, Problem
 from ..datasets.errors import check_integer
 from ..datasets.grid import Grid
-from .ranker import Ranker
+from .ranker import FixedRanker, Ranker
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,22 +30,16 @@ FAST, ALL = "fast", "all"
 _FAST_COST = 0.5
 
 
-class RandomRanker(Ranker):
+class RandomRanker(FixedRanker):
     """Rank configs in a random order, like pruning without a model. Each seed gives another order.
 
     >>> RandomRanker(seed=1).get_params()
     {'seed': 1}
     """
 
-    learns = False
-
     def __init__(self, seed: int = 0) -> None:
         check_integer("seed", seed, 0, 2**31 - 1)
         self.seed = seed
-
-    def fit(self, grid: Grid, family: Family) -> Self:
-        """Return this ranker unchanged, because it does not learn."""
-        return self
 
     def predict(
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
@@ -227,14 +221,8 @@ def _signature_on(problem: Problem, device: DeviceSpec) -> Hashable:
     return problem.dtype, problem.flags, device
 
 
-class EstimateRanker(Ranker):
+class EstimateRanker(FixedRanker):
     """Rank configs by the family's analytic estimate, `Family.estimate_us`."""
-
-    learns = False
-
-    def fit(self, grid: Grid, family: Family) -> Self:
-        """Return this ranker unchanged, because it does not learn."""
-        return self
 
     def predict(
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
@@ -253,11 +241,6 @@ class Baseline:
     #: The third-party module that it needs, and the distribution that contains it if it has another name.
     module: str | None = None
     distribution: str | None = None
-
-    @property
-    def is_fast(self) -> bool:
-        """True if the name "fast" selects this baseline in `choose_rivals`, because it takes little time."""
-        return self.cost <= _FAST_COST
 
     @property
     def lacking(self) -> str | None:
@@ -312,8 +295,7 @@ def choose_rivals(names: Sequence[str] = (FAST,), own: Mapping[str, Baseline] | 
         raise ForetuneError(f"baselines must be {FAST}, {ALL} or among {', '.join(known)} but one is {unknown[0]!r}")
     if not names:
         raise ForetuneError(f"baselines must be {FAST}, {ALL} or among {', '.join(known)} but none is given")
-    wanted = {
-        name: one for name, one in known.items() if name in names or ALL in names or (FAST in names and one.is_fast)
-    }
+    most = np.inf if ALL in names else _FAST_COST if FAST in names else -np.inf
+    wanted = {name: one for name, one in known.items() if name in names or one.cost <= most}
     left_out = {name: reason for name, one in wanted.items() if (reason := one.lacking) is not None}
     return Rivals({name: one for name, one in wanted.items() if name not in left_out}, left_out)

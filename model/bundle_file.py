@@ -26,9 +26,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..datasets import BundleError, ForetuneError
-from ..datasets.files import check_folder, few, visible_in
+from ..datasets.files import check_folder, few, read_regular, visible_in
 from ..datasets.manifest import MANIFEST as DATASET_MANIFEST
-from ..datasets.manifest import check_ours
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -70,17 +69,11 @@ def read(path: Path) -> bytes | None:
         BundleError: The path is not a regular file, cannot be read, or is too large.
     """
     try:
-        if path.exists() and not path.is_file():
-            raise OSError("not a file")  # reading a pipe would block
-        with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
+        return read_regular(path, _MAX_BYTES, follow=True)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+    except (OSError, ValueError) as error:  # a ForetuneError is a ValueError, like that of a path with a NUL
         raise BundleError(f"{str(path)!r}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(content) > _MAX_BYTES:
-        raise BundleError(f"{path}: larger than a bundle may be ({_MAX_BYTES >> 20} MiB)")
-    return content
 
 
 def manifest_of(text: bytes) -> dict[str, Any]:
@@ -235,29 +228,11 @@ def check_only_bundle(path: Path) -> None:
     Raises:
         ForetuneError: The folder has a dataset, or files but no bundle.
     """
-    is_bundle, is_dataset = _holds(path)
-    if is_dataset:
+    if (path / DATASET_MANIFEST).is_file():
         raise ForetuneError(f"{path} is the folder of a dataset: name one for the bundle alone")
     others = visible_in(path)
-    if others and not is_bundle:
+    if others and not (path / FILE).is_file():
         raise ForetuneError(f"{path} holds files but no bundle ({few(others)}): name a new or an empty folder")
-
-
-def check_dataset_folder(path: Path | str) -> None:
-    """Check that a dataset can be written to a folder: it must be new, empty, or a dataset's folder.
-
-    Raises:
-        ForetuneError: It cannot; the message names the folder and the reason.
-
-    >>> check_dataset_folder("/dev/null")
-    Traceback (most recent call last):
-    foretune.datasets.errors.ForetuneError: /dev/null is a file: name a folder
-    """
-    check_folder(path := Path(path))
-    is_bundle, is_dataset = _holds(path)
-    if is_bundle and not is_dataset:
-        raise ForetuneError(f"{path} is the folder of a bundle: name one for the dataset alone")
-    check_ours(path)
 
 
 def check_plots_folder(path: Path | str) -> None:
@@ -269,8 +244,3 @@ def check_plots_folder(path: Path | str) -> None:
     check_folder(path := Path(path))
     if others := [name for name in visible_in(path) if not name.endswith(".svg")]:
         raise ForetuneError(f"{path} holds files that are not figures ({few(others)}): name a new or an empty folder")
-
-
-def _holds(folder: Path) -> tuple[bool, bool]:
-    """Return whether a folder has a bundle, and whether it has a dataset."""
-    return (folder / FILE).is_file(), (folder / DATASET_MANIFEST).is_file()

@@ -13,7 +13,7 @@ from ..datasets import Family, ForetuneError, Problem
 from ..datasets.errors import warn
 from ..datasets.progress import advance, share_of, side_by_side
 from .baselines import Baseline, RankerFactory, Rivals, choose_rivals
-from .calibration.conformal import Judged
+from .calibration.conformal import Judged, diversified_places
 from .calibration.cross_fit import (
     LEAST,
     Coverage,
@@ -22,7 +22,6 @@ from .calibration.cross_fit import (
     cross_fitted,
     within_distribution,
 )
-from .calibration.diversify import diversified_places
 from .calibration.training_domain import TrainingDomain, distance_of
 from .evaluation import Evaluation, in_percent
 from .gbdt import LightGBMRanker

@@ -12,7 +12,7 @@ import numpy as np
 from ..datasets import Case, DeviceSpec
 from ..datasets.console import Table, percent, table
 from ..datasets.grid import Grid
-from .calibration.diversify import diversified_places
+from .calibration.conformal import diversified_places
 from .metrics import geomean, summarise
 from .splits import RANDOM
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial, reduce
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -18,11 +19,10 @@ from ..datasets.errors import check_between, check_integer, warn
 from ..datasets.feature_groups import FeatureGroup, narrowed
 from ..datasets.grid import BinarySignature, Grid
 from ..datasets.progress import share_of, side_by_side
-from .ranker import Ranker, trust_in_estimate
+from .ranker import DelegatingRanker, Ranker, trust_in_estimate
 from .rows import TrainingRows, training_rows
 from .scoring.network import Network
-from .scoring.network_training import train_network
-from .scoring.tree_training import TreeTraining
+from .scoring.training import TreeTraining, train_network
 from .scoring.trees import MAX_LEAVES, MAX_TREES, Forest, check_finite
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ RANKS_PER_LOG = 20.0
 _KEPT, _KEPT_PER_CONFIG = 192, 5
 
 
+@dataclass(eq=False, repr=False)
 class LightGBMRanker(Ranker):
     """Ranks configs with gradient-boosted trees and a small network, whose log slowdowns are averaged.
 
@@ -78,64 +79,49 @@ class LightGBMRanker(Ranker):
     foretune.datasets.errors.ForetuneError: trees must be between 1 and 2000 but got 0
     """
 
-    forest_: Forest
-    network_: Network | None
-    feature_names_: tuple[str, ...]
+    objective: str = "blend"
+    _: KW_ONLY
+    trees: int = 450
+    epochs: int = 24
+    leaves: int = 31
+    learning_rate: float = 0.08
+    min_rows: int = 20
+    feature_fraction: float = 0.7
+    row_fraction: float = 0.7
+    l2: float = 1.0
+    emphasis: float = 1.5
+    clip: float = 8.0
+    slow: float = 1.4
+    keep_slow: float = 0.1
+    seed: int = 0
+    forest_: Forest = field(init=False)
+    network_: Network | None = field(init=False)
+    feature_names_: tuple[str, ...] = field(init=False)
     #: Facts about the training data's binaries by signature, if the family's features read them.
-    binaries_: Mapping[BinarySignature, Mapping[KernelConfig, BinaryFacts]]
+    binaries_: Mapping[BinarySignature, Mapping[KernelConfig, BinaryFacts]] = field(init=False)
 
-    def __init__(
-        self,
-        objective: str = "blend",
-        *,
-        trees: int = 450,
-        epochs: int = 24,
-        leaves: int = 31,
-        learning_rate: float = 0.08,
-        min_rows: int = 20,
-        feature_fraction: float = 0.7,
-        row_fraction: float = 0.7,
-        l2: float = 1.0,
-        emphasis: float = 1.5,
-        clip: float = 8.0,
-        slow: float = 1.4,
-        keep_slow: float = 0.1,
-        seed: int = 0,
-    ) -> None:
-        if objective not in OBJECTIVES:
-            raise ForetuneError(f"objective must be one of {', '.join(OBJECTIVES)} but got {objective!r}")
-        for name, value, low, high in (
-            ("trees", trees, 1, 2000),
-            ("epochs", epochs, 0, 1000),
-            ("leaves", leaves, 2, MAX_LEAVES),
-            ("learning_rate", learning_rate, 1e-4, 1.0),
-            ("min_rows", min_rows, 1, 100_000),
-            ("feature_fraction", feature_fraction, 0.01, 1.0),
-            ("row_fraction", row_fraction, 0.01, 1.0),
-            ("l2", l2, 0.0, 1e6),
-            ("emphasis", emphasis, 0.0, 10.0),
-            ("clip", clip, 1.01, 1e6),
-            ("slow", slow, 1.0, 1e6),
-            ("keep_slow", keep_slow, 0.0, 1.0),
-            ("seed", seed, 0, 2**31 - 1),
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise ForetuneError(f"objective must be one of {', '.join(OBJECTIVES)} but got {self.objective!r}")
+        for name, low, high in (
+            ("trees", 1, 2000),
+            ("epochs", 0, 1000),
+            ("leaves", 2, MAX_LEAVES),
+            ("learning_rate", 1e-4, 1.0),
+            ("min_rows", 1, 100_000),
+            ("feature_fraction", 0.01, 1.0),
+            ("row_fraction", 0.01, 1.0),
+            ("l2", 0.0, 1e6),
+            ("emphasis", 0.0, 10.0),
+            ("clip", 1.01, 1e6),
+            ("slow", 1.0, 1e6),
+            ("keep_slow", 0.0, 1.0),
+            ("seed", 0, 2**31 - 1),
         ):
+            value = getattr(self, name)
             check_between(name, value, low, high)
             if type(low) is int and type(value) is not int:
                 raise ForetuneError(f"{name} must be an integer but got {value!r}")
-        self.objective = objective
-        self.trees = trees
-        self.epochs = epochs
-        self.leaves = leaves
-        self.learning_rate = learning_rate
-        self.min_rows = min_rows
-        self.feature_fraction = feature_fraction
-        self.row_fraction = row_fraction
-        self.l2 = l2
-        self.emphasis = emphasis
-        self.clip = clip
-        self.slow = slow
-        self.keep_slow = keep_slow
-        self.seed = seed
 
     def fit(self, grid: Grid, family: Family) -> Self:
         """Train the trees and the network on a grid of measurements, and return this ranker.
@@ -315,14 +301,12 @@ class LightGBMRanker(Ranker):
         return TreeTraining(rows, target, parameters)
 
 
-class AdaptedRanker(Ranker):
+class AdaptedRanker(DelegatingRanker):
     """Wraps `LightGBMRanker.adapted` as a ranker whose `fit` adapts `base`, for cross-validation.
 
     >>> AdaptedRanker(LightGBMRanker(), trees=20).trees
     20
     """
-
-    ranker_: LightGBMRanker
 
     def __init__(self, base: LightGBMRanker, trees: int = 100) -> None:
         self.base, self.trees = base, trees
@@ -331,13 +315,6 @@ class AdaptedRanker(Ranker):
         """Adapt `base` to a grid of measurements, and return this ranker."""
         self.ranker_ = self.base.adapted(grid, family, trees=self.trees)
         return self
-
-    def predict(
-        self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
-    ) -> NDArray[np.float64]:
-        """Return the adapted ranker's slowdowns, (n_configs,); see `Ranker.predict`."""
-        self._check_fitted("ranker_")
-        return self.ranker_.predict(family, problem, device, configs)
 
 
 def _mean(weights: Sequence[float], logs: NDArray[np.floating[Any]]) -> NDArray[np.float64]:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..datasets import BinaryFacts, DeviceSpec, Family, KernelConfig, Problem
+from ..datasets.config import remembered
 from ..datasets.feature_groups import FeatureGroup, joined
-from .configs_memo import remembered
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -94,6 +94,29 @@ class Ranker(ABC):
             raise ForetuneError(f"this {type(self).__name__} is not fitted: call fit first")
 
 
+class FixedRanker(Ranker):
+    """Base class of rankers that do not learn from measurements."""
+
+    learns = False
+
+    def fit(self, grid: Grid, family: Family) -> Self:
+        """Return this ranker unchanged."""
+        return self
+
+
+class DelegatingRanker(Ranker):
+    """Base class of rankers whose `fit` sets `ranker_`, another fitted ranker, which predicts."""
+
+    ranker_: Ranker
+
+    def predict(
+        self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
+    ) -> NDArray[np.float64]:
+        """Return the slowdowns that `ranker_` predicts, (n_configs,); see `Ranker.predict`."""
+        self._check_fitted("ranker_")
+        return self.ranker_.predict(family, problem, device, configs)
+
+
 def checked_slowdowns(predicted: ArrayLike, count: int) -> NDArray[np.float64]:
     """Return a ranker's predictions as a float64 array, (count,), after checking them.
 
@@ -115,7 +138,7 @@ def checked_slowdowns(predicted: ArrayLike, count: int) -> NDArray[np.float64]:
     return slowdowns
 
 
-class UnseenCardRanker(Ranker):
+class UnseenCardRanker(FixedRanker):
     """Rank for a card without measurements: multiply a fitted ranker's slowdowns by a power of the analytic estimate.
 
     The power is the ranker's `trust_`. A ranker that learned on other cards sometimes puts a config first that is very
@@ -127,14 +150,8 @@ class UnseenCardRanker(Ranker):
     0.0
     """
 
-    learns = False
-
     def __init__(self, ranker: Ranker) -> None:
         self.ranker = ranker
-
-    def fit(self, grid: Grid, family: Family) -> Self:
-        """Return this ranker unchanged: the wrapped ranker is fitted already."""
-        return self
 
     def predict(
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]

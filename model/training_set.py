@@ -154,24 +154,22 @@ class TrainingSet:
 
         Training on it gives the same result whatever the order of the measurements was.
         """
-        grid = self.grid.tidy()
-        row_of = {cell: row for row, cell in enumerate(zip(self.grid.cases, self.grid.devices, strict=True))}
-        rows = [row_of[cell] for cell in zip(grid.cases, grid.devices, strict=True)]
-        column_of = {config: column for column, config in enumerate(self.grid.configs)}
-        columns = [column_of[config] for config in grid.configs]
-        return replace(self, grid=grid, candidate=self.candidate[np.ix_(rows, columns)])
+        return self._taken(self.grid.row_order(), self.grid.column_order())
 
     def ordered(self) -> TrainingSet:
         """Return the set in a canonical order: configs as in the family's space, to which ties go in shortlists.
 
         Evaluating on it gives the same result whatever the order of the measurements was.
         """
-        place = {config: number for number, config in enumerate(self.family.space())}
-        configs, rows = self.grid.configs, self.grid.row_order()
+        place, configs = {config: number for number, config in enumerate(self.family.space())}, self.grid.configs
         columns = sorted(
             range(len(configs)),
             key=lambda column: (place.get(configs[column], len(place)), json.dumps(configs[column].to_json())),
         )
+        return self._taken(self.grid.row_order(), columns)
+
+    def _taken(self, rows: list[int], columns: list[int]) -> TrainingSet:
+        """Return the set with only these rows and columns, in this order."""
         grid = self.grid.select(rows).select_configs(columns)
         return replace(self, grid=grid, candidate=self.candidate[np.ix_(rows, columns)])
 

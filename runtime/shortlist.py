@@ -229,7 +229,7 @@ class Chooser:
         """Return the shortlist that the bundle predicts. Raises whatever the bundle or the family raises."""
         import numpy as np  # imported late, because it takes as long as the rest of Foretune
 
-        from ..model.calibration.diversify import AMONG, diversified_order, knob_table
+        from ..model.calibration.conformal import AMONG, diversified_order, knob_table
         from .by_source import expected
 
         bundle, name = bundle_in_force(self.bundle), self.family.name

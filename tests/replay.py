@@ -17,11 +17,10 @@ from pathlib import Path
 
 from fakes import DEVICE, FakeFamily, fake_cases
 from foretune.collect import campaign, processes, worker
-from foretune.collect.case_state import LEADING_LEAST, LEADING_MOST, LEADING_SLOWDOWN
 from foretune.collect.case_tasks import rounds_of
-from foretune.collect.compiling import Compiled
+from foretune.collect.cases import LEADING_LEAST, LEADING_MOST, LEADING_SLOWDOWN
+from foretune.collect.compiling import Compiled, CompilePool
 from foretune.collect.processes import Watch
-from foretune.collect.replay_runner import NoCompilePool
 from foretune.collect.run_state import RunState
 from foretune.datasets import KernelConfig, load
 from replay_runner import ReplayRunner
@@ -51,13 +50,13 @@ def meeting(barrier, then=lambda problem: None):
     return prepare
 
 
-class ReplayPool(NoCompilePool):
+class ReplayPool(CompilePool):
     """Every config is compiled, but for those in `errors`."""
 
     is_hungry = True
 
     def __init__(self, errors: Mapping[KernelConfig, str] = {}) -> None:
-        super().__init__()
+        super().__init__({}, None, 0)
         self.errors = errors
         self.asked: list[KernelConfig] = []  # for a case that is being measured
         self.known = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from foretune.collect import replay_runner
+from foretune.collect import runner
 from foretune.collect.runner import EARLY_STOP_SLOWDOWN, LaunchFailedError, Trial
 from foretune.datasets import KernelConfig, Status
 
@@ -34,7 +34,7 @@ class FakeTimes:
         return [us, us]
 
 
-class ReplayRunner(replay_runner.ReplayRunner):
+class ReplayRunner(runner.ReplayRunner):
     """Replays `FakeTimes`, but for faults; `calls` has what was asked of it, in order."""
 
     def __init__(

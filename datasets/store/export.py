@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import json
 import statistics
@@ -11,9 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from ..dataset import Dataset
 from ..errors import ForetuneError
@@ -76,56 +73,31 @@ def export_dataset(
             raise ForetuneError(f"{dataset.label}: problem must be 0 to {len(dataset.cases) - 1} but is {problem}")
         rows = rows[rows["problem"] == problem]
     rows = rows.sort_values(["problem", "device", "config", "timing_pass"], kind="stable")
+    rows = rows.astype(dict.fromkeys(_COUNTS, "Int64"))  # floats, because some are unknown
     check_not_stored(Path(out))
     with replacing(out) as temporary:
         return FORMATS[format](dataset, rows, temporary)
 
 
 def _csv(dataset: Dataset, rows: pd.DataFrame, out: Path) -> int:
-    """Write the rows to the file `out` as CSV, and return their number.
-
-    Problems and configs are formatted only once, which is much faster.
-    """
-    cases = {number: _describe(number, case) for number, case in _used(rows, "problem", dataset.cases)}
-    configs = {number: config.to_json() for number, config in _used(rows, "config", dataset.configs)}
+    """Write the rows to the file `out` as CSV, and return their number."""
+    numbers = [rows[name].unique() for name in ("problem", "config")]
+    described = [_describe(number, dataset.cases[number]) for number in numbers[0].tolist()]
+    knobs = [dataset.configs[number].to_json() for number in numbers[1].tolist()]
+    cases = pd.DataFrame(described, index=numbers[0], dtype=object)
+    configs = pd.DataFrame(knobs, index=numbers[1], dtype=object)
     facts = [name for name in rows.columns if name not in ("problem", "config", "device")]
-    dims = tuple(dict.fromkeys(itertools.chain(*cases.values())))
-    knobs = tuple(dict.fromkeys(itertools.chain(*configs.values())))
-    by_case = _texts({number: [case.get(name, "") for name in dims] for number, case in cases.items()})
-    by_config = _texts({number: [config.get(name, "") for name in knobs] for number, config in configs.items()})
     with out.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerow((*dims, "device", *knobs, *facts))
-        for block in _blocks(rows):
-            columns = [by_case.take(pa.array(block["problem"])), _fact(block["device"])]
-            columns += [by_config.take(pa.array(block["config"])), *(_fact(block[name]) for name in facts)]
-            lines = pc.binary_join_element_wise(*columns, ",", null_handling="replace", null_replacement="")
-            file.write("\r\n".join(lines.to_pylist()) + "\r\n")
+        for number, block in enumerate(_blocks(rows)):
+            parts = cases.loc[block["problem"]], block[["device"]], configs.loc[block["config"]], block[facts]
+            table = pd.concat([part.set_axis(block.index) for part in parts], axis=1)
+            table.to_csv(file, header=number == 0, index=False, lineterminator="\r\n", float_format=_shortest)
     return len(rows)
 
 
-def _texts(values: Mapping[int, Sequence[object]]) -> pa.Array:
-    """Return an array of CSV text: entry i is `values[i]` as comma-separated cells, None if `values` lacks i."""
-    return pa.array(
-        [_cells(values[number]) if number in values else None for number in range(max(values, default=-1) + 1)]
-    )
-
-
-def _cells(values: Sequence[object]) -> str:
-    """Return values as comma-separated cells, quoted where CSV needs it."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="").writerow(values)
-    return text.getvalue()
-
-
-def _fact(column: pd.Series[Any]) -> pa.Array:
-    """Return a column as cells of CSV, None for missing values; a float32 has the fewest digits that identify it."""
-    if column.name in _COUNTS:  # floats, because some are unknown
-        column = column.astype("Int64")
-    if not isinstance(column.dtype, pd.CategoricalDtype) and not pd.api.types.is_string_dtype(column.dtype):
-        return pa.array(column, from_pandas=True).cast(pa.string())
-    texts = column.astype("category").cat
-    cells = pa.array([_cells([text]) for text in texts.categories], pa.string())
-    return cells.take(pa.array(texts.codes.where(texts.codes >= 0), pa.int32(), from_pandas=True))
+def _shortest(value: float) -> str:
+    """Return a float32 with the fewest digits that identify it; a whole number without a point."""
+    return np.format_float_positional(np.float32(value), trim="-")
 
 
 def _t4(dataset: Dataset, rows: pd.DataFrame, out: Path) -> int:
@@ -220,17 +192,9 @@ def _blocks(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
 
 
 def _records(rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Yield each row as a dict of Python values, without missing ones."""
+    """Yield each row as a dict of Python values, without missing ones; floats with the seven digits of a float32."""
     for block in _blocks(rows):
-        columns = [block[name].tolist() for name in block.columns]
-        for values in zip(*columns, strict=True):
-            named = zip(block.columns, values, strict=True)
-            yield {name: _plain(name, value) for name, value in named if not (value is None or value != value)}
-
-
-def _plain(name: str, value: Any) -> Any:
-    """Return a value of a column as an int for counts, and with seven digits for other floats."""
-    if not isinstance(value, float):
-        return value
-    # A column of counts with missing values has floats. A float32 has seven significant digits.
-    return int(value) if name in _COUNTS else float(f"{value:.7g}")
+        values = block.astype(object)
+        for record in values.where(values.notna(), None).to_dict("records"):
+            known = {str(name): value for name, value in record.items() if value is not None}
+            yield {name: float(f"{one:.7g}") if isinstance(one, float) else one for name, one in known.items()}

@@ -20,7 +20,7 @@ from ..contents import LeftOut, LogLine, summary_of_left_out
 from ..dataset import Dataset
 from ..device import DeviceSpec
 from ..errors import DatasetError, ForetuneError, abridged, warn
-from ..files import open_regular, why_irregular
+from ..files import open_regular, read_regular, why_irregular
 from ..log_part import LOG_SUFFIX, LogPart, read_log_part
 from ..manifest import MANIFEST, read_manifest
 from ..measurement import Case
@@ -39,10 +39,10 @@ from ..tables import (
     coded,
     contradicted,
     joined,
+    part_table,
     read_table,
     upgraded_problem,
 )
-from .writer import part_table
 
 #: The columns of a part, without those that belong to the case.
 _ROWS = pa.schema([field for field in PART if field.name not in ("sources", "scenario")])
@@ -62,8 +62,11 @@ def read(directory: Path | str) -> Dataset:
     sealed = read_manifest(directory)["sealed"]
     parts, torn, unreadable = _read_parts(directory / "parts", PART)
     logs, torn_logs, left_out = _read_logs(directory / "parts")
-    logs = _with_distinct_devices(read_manifest(directory)["devices"], logs)
-    parts |= {path: _table_of(log) for path, log in logs.items()}
+    devices = read_manifest(directory)["devices"]
+    named = {spec["name"]: spec for spec in devices if isinstance(spec, Mapping) and isinstance(spec.get("name"), str)}
+    # A device of a log is renamed if it has another one's name but other limits.
+    logs = {path: _renamed(log, named.setdefault(log.device.name, log.device.to_json())) for path, log in logs.items()}
+    parts |= {path: as_read(part_table(log.rows, log.run_id, ("production",)), PART) for path, log in logs.items()}
     drift, torn_drift, unreadable_drift = _read_parts(directory / "drift", DRIFT_PART)
     left_out = [*unreadable, *left_out, *unreadable_drift]
     if left_out:
@@ -142,12 +145,6 @@ def _read_logs(folder: Path) -> tuple[dict[Path, LogPart], list[str], list[LeftO
     return logs, torn, left_out
 
 
-def _with_distinct_devices(devices: Sequence[Any], logs: Mapping[Path, LogPart]) -> dict[Path, LogPart]:
-    """Return the logs, with a device renamed if it has another one's name but other limits."""
-    named = {spec["name"]: spec for spec in devices if isinstance(spec, Mapping) and isinstance(spec.get("name"), str)}
-    return {path: _renamed(log, named.setdefault(log.device.name, log.device.to_json())) for path, log in logs.items()}
-
-
 def _renamed(log: LogPart, known: Mapping[str, Any]) -> LogPart:
     """Return the log; if its device's limits differ from `known`, with these limits in the device's name."""
     limits = log.device.limits
@@ -156,11 +153,6 @@ def _renamed(log: LogPart, known: Mapping[str, Any]) -> LogPart:
         return log
     device = replace(log.device, name=f"{log.device.name} ({', '.join(differing)})")
     return replace(log, device=device, rows=tuple(replace(row, device=device.name) for row in log.rows))
-
-
-def _table_of(log: LogPart) -> pa.Table:
-    """Return a log's rows as a table like those of `read_table`."""
-    return as_read(part_table(log.rows, log.run_id, ("production",)), PART)
 
 
 def _with_logs(manifest: Mapping[str, Any], logs: Iterable[LogPart]) -> dict[str, Any]:
@@ -204,8 +196,7 @@ def _read_verified(directory: Path, table: str, schema: pa.Schema, digests: Mapp
     """Read a sealed table of a dataset; raise `DatasetError` if its SHA-256 is not that in `digests`, by file name."""
     path = directory / f"{table}.parquet"
     try:
-        with os.fdopen(open_regular(path, follow=True), "rb") as file:
-            content = file.read()
+        content = read_regular(path, follow=True)
     except ForetuneError as error:
         raise DatasetError(f"{path}: {error}") from None
     except OSError as error:

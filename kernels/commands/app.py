@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
-from typing import Annotated, Any, ParamSpec, TextIO
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TextIO
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -24,6 +25,10 @@ from typer.core import TyperCommand, TyperGroup
 from ... import __version__
 from ...datasets import ForetuneError
 from ...datasets.errors import printable
+
+if TYPE_CHECKING:
+    from ...datasets import Problem
+    from ...datasets.dataset import Dataset
 
 P = ParamSpec("P")
 #: The exception that typer raises for wrong usage: its own copy of click's UsageError or click's, by version.
@@ -223,20 +228,6 @@ def command(
     return into.command(name, epilog=f"Example: {example}", **{"cls": Command, **settings})
 
 
-def command_text(given: Sequence[str]) -> str:
-    """Return a command line as a shell accepts it.
-
-    >>> command_text(("report", "--out", "my report.html"))
-    "foretune report --out 'my report.html'"
-    """
-    return shlex.join(("foretune", *given))
-
-
-def result_file() -> TextIO | None:
-    """Return the file that a result is printed to; None for stdout."""
-    return _result
-
-
 def leave_to_stderr() -> None:
     """Redirect everything that is printed from now on to stderr."""
     if _are_descriptors():
@@ -247,7 +238,7 @@ def leave_to_stderr() -> None:
 
 @contextmanager
 def _result_alone() -> Iterator[None]:
-    """Redirect stdout to stderr in the block, except what is written to `result_file`.
+    """Redirect stdout to stderr in the block, except what is written to `_result`.
 
     Under --json, stdout must hold nothing but JSON, while a family's module, a compiler or a child process may print.
     """
@@ -297,3 +288,94 @@ def _print_error(text: str, given: Sequence[str]) -> None:
 def _show_warning(message: Warning | str, *where: object, **more: object) -> None:
     """Print a warning in one line, without the line of code, which does not help a user at a terminal."""
     typer.echo(f"Warning: {printable(str(message))}", err=True)
+
+
+# Printing results.
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A result made of a JSON value, and a line of text or an object that rich can print."""
+
+    value: Any
+    shown: Any
+
+    def to_json(self) -> Any:
+        """Return the value that --json prints."""
+        return self.value
+
+    def __rich__(self) -> Any:
+        from rich.text import Text
+
+        return Text(printable(self.shown)) if isinstance(self.shown, str) else self.shown
+
+
+@dataclass(frozen=True)
+class ByFamily:
+    """A result that consists of the results of several families, by name, and further fields of the JSON value.
+
+    Each result has a method `table`; the rows and columns are defined below the last table only.
+    """
+
+    families: Mapping[str, Any]
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the value that --json prints."""
+        return {"families": {name: one.to_json() for name, one in self.families.items()}, **self.more}
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+
+        last = [*self.families][-1]
+        return Group(*(one.table(caption=name == last) for name, one in self.families.items()))
+
+
+@dataclass(frozen=True)
+class ByProduct:
+    """The results of the products of one layer, and their problems, by name."""
+
+    products: Mapping[str, Any]
+    problems: Mapping[str, Problem]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the value that --json prints."""
+        return {"products": {name: one.to_json() for name, one in self.products.items()}}
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+
+        return Group(
+            *(part for name, one in self.products.items() for part in (f"{name}, {self.problems[name]}:", one))
+        )
+
+
+def emit(result: Any, as_json: bool, caption: str = "", /, **places: Path) -> None:
+    """Print a result as a table, or as JSON.
+
+    Args:
+        result: The result: its `to_json` returns the value for JSON, and rich can print it.
+        as_json: Whether to print JSON.
+        caption: One line below the tables that defines their rows and columns.
+        places: Files and folders that the command wrote, by the field of the JSON that names them.
+    """
+    if as_json:
+        value = result.to_json()
+        added = {what: str(path) for what, path in places.items()}
+        typer.echo(json.dumps(dict(value) | added if added else value, indent=1), file=_result)
+        return
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 200  # a file or pipe has no width
+    console.print(result)
+    if caption:
+        console.print(caption, markup=False, emoji=False, highlight=False)
+    for path in places.values():
+        typer.echo(f"Written to {printable(str(path))}")
+
+
+def left_out_of(dataset: Dataset) -> dict[str, Any]:
+    """Return the rows of a dataset's files that cannot be read, for --json; a warning names them too."""
+    return {"left_out": [one.to_json() for one in dataset.left_out]}

@@ -16,7 +16,7 @@ from ...datasets.errors import MOST, abridged, did_you_mean
 from ...datasets.progress import showing
 from .. import find_family, find_measurable
 from ..learning import datasets_merged
-from .app import command
+from .app import ByProduct, command, emit
 from .inputs import TAKES_DIMENSIONS, bundle_for, device_or_this_gpu, model_named, names_kernel, problem_of, show_config
 from .options import (
     CONFIGS,
@@ -40,7 +40,7 @@ from .options import (
     argument,
     completes,
     count,
-    dataset_names,
+    data_option,
     dimension_names,
     family_names,
     given_as,
@@ -50,8 +50,8 @@ from .options import (
     read_by,
     renamed,
     shortlist_length,
+    switch,
 )
-from .printing import ByProduct, Result, emit
 
 
 @command(
@@ -110,9 +110,7 @@ def predict(
     invariant: Invariant = None,
     explain: Annotated[
         bool,
-        typer.Option(
-            "--explain", help="Print why each config is on the list, and knob values that were never measured."
-        ),
+        switch("--explain", "Print why each config is on the list, and knob values that were never measured."),
     ] = False,
     as_json: AsJson = False,
     top: Annotated[str | None, old_name("--top", shortlist_length)] = None,
@@ -140,7 +138,7 @@ def predict(
     spec = device_or_this_gpu(device)
     requested: dict[str, Any] = {"k": "auto" if length is None else length, "expected_calls": expected_calls}
     requested |= {"call_us": call_us, "bundle": bundle_for(bundle, kernel)}
-    results: dict[str, Result] = {}
+    results: dict[str, Any] = {}
     for name, problem in problems.items():
         with warnings.catch_warnings():  # the command reports the same reason as an error
             warnings.simplefilter("ignore", ForetuneWarning)
@@ -199,18 +197,11 @@ def cover(
     device: Device = None,
     data: Annotated[
         str | None,
-        option(
-            "Choose by the times in this dataset: a folder, or the name of a shipped one.",
-            "predicted times",
-            dataset_names,
-            metavar="DATA",
-        ),
+        data_option("Choose by the times in this dataset: a folder, or the name of a shipped one.", "predicted times"),
     ] = None,
     measure: Annotated[
         bool,
-        typer.Option(
-            "--measure", help="Time the configs predicted fastest for each size on this machine's GPU; choose by that."
-        ),
+        switch("--measure", "Time the configs predicted fastest for each size on this machine's GPU; choose by that."),
     ] = False,
     hints: Annotated[
         str | None,
@@ -255,7 +246,7 @@ def cover(
     spec = device_or_this_gpu(device)
     limits: dict[str, Any] = {"within": within, "ranges": ranges, "bundle": bundle_for(bundle, kernel)}
     with showing(f"covering {dynamic} from {sizes[0]} to {sizes[1]}"):
-        found: Result
+        found: Any
         if hints is not None and data is not None:
             at = given_as("--hints", whole_numbers, hints)
             dataset = load(data)
@@ -286,11 +277,7 @@ def warmup(
     ] = None,
     data: Annotated[
         list[str] | None,
-        option(
-            "Compile for the problems of this dataset, for example a FORETUNE_LOG folder. May be repeated.",
-            names=dataset_names,
-            metavar="DATA",
-        ),
+        data_option("Compile for the problems of this dataset, for example a FORETUNE_LOG folder. May be repeated."),
     ] = None,
     device: Device = None,
     configs: Annotated[

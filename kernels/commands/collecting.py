@@ -14,7 +14,7 @@ from ...datasets.console import whole_number, whole_numbers
 from ...datasets.errors import MOST
 from .. import find_measurable
 from ..learning import datasets_merged, families_in
-from .app import INTERRUPTED, command
+from .app import INTERRUPTED, ByFamily, command, emit
 from .inputs import for_each_family, show_config
 from .options import (
     FAMILY,
@@ -27,17 +27,15 @@ from .options import (
     OnlyFamilies,
     amount,
     argument,
-    completes,
+    choice,
     count,
-    dataset_names,
+    data_option,
     dtype_names,
     family_names,
     given_as,
-    one_of,
     option,
     words,
 )
-from .printing import ByFamily, emit
 
 if TYPE_CHECKING:
     from ...collect.replay import Replay
@@ -103,13 +101,12 @@ def collect(
     seed: Annotated[int, count("Random seed for sampling problems.", 0, MOST)] = 0,
     plan: Annotated[
         str,
-        option(
+        choice(
             "Which configs of each problem to measure. exhaustive: all; adaptive: a tenth, chosen by a model that "
             "learns during the run; thin: an eighth, chosen by a bundle; missing: those that the --like dataset lacks, "
             "plus its fastest.",
-            names=completes(plan_names),
-            parser=one_of(plan_names),
-            metavar="PLAN",
+            plan_names,
+            "PLAN",
         ),
     ] = "exhaustive",
     share: Annotated[
@@ -131,21 +128,11 @@ def collect(
     suite: Annotated[bool, option("Begin with the problems of `foretune bench kernels`.")] = False,
     like: Annotated[
         str | None,
-        option(
-            "Begin with the problems of this dataset: a folder, or the name of a shipped one.",
-            "none",
-            dataset_names,
-            metavar="DATA",
-        ),
+        data_option("Begin with the problems of this dataset: a folder, or the name of a shipped one.", "none"),
     ] = None,
     replay: Annotated[
         str | None,
-        option(
-            "Replay the times of this dataset without a GPU: a folder, or the name of a shipped one.",
-            "none",
-            dataset_names,
-            metavar="DATA",
-        ),
+        data_option("Replay the times of this dataset without a GPU: a folder, or the name of a shipped one.", "none"),
     ] = None,
     limit: Annotated[int | None, count("Largest number of problems of each family.", 1, MOST, "all")] = None,
     resume: Annotated[bool, option("Continue an interrupted run in the folder, or refuse such a folder.")] = True,

@@ -13,7 +13,7 @@ from ...datasets.errors import abridged, printable
 from ...datasets.progress import showing
 from .. import find_family, find_measurable
 from ..learning import datasets_merged
-from .app import bench, command
+from .app import bench, command, emit
 from .inputs import bundle_at, gpu_needed
 from .options import (
     EXAMPLE,
@@ -24,12 +24,11 @@ from .options import (
     Predictor,
     argument,
     count,
-    dataset_names,
+    data_option,
     device_names,
     family_names,
     option,
 )
-from .printing import emit
 
 _GROUPED_GEMMS = (FAMILY, "grouped_gemm_dx", "grouped_gemm_dw")
 
@@ -170,11 +169,9 @@ def bench_kernels(
     budget: Budget = None,
     data: Annotated[
         list[str] | None,
-        option(
+        data_option(
             "Dataset with the best known configs: a folder, or the name of a shipped one. May be repeated.",
             "shipped datasets with the families",
-            dataset_names,
-            metavar="DATA",
         ),
     ] = None,
     bundle: Predictor = None,

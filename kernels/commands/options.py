@@ -27,37 +27,17 @@ SHIPPED_BUNDLE = "shipped"
 MOST_SMS = 10_000
 
 
-def read_by(read: Callable[..., T], *bounds: float) -> Callable[[Any], T]:
-    """Return a parser that calls `read(text, *bounds)` for an option's text, and reports its errors as wrong usage."""
-
-    def parse(text: Any) -> T:  # typer also passes defaults, which are numbers
-        try:
-            return read(str(text), *bounds)
-        except ForetuneError as error:
-            raise typer.BadParameter(str(error)) from None
-
-    return parse
-
-
-def one_of(values: Callable[[], Iterable[str]]) -> Callable[[Any], str]:
-    """Return a parser of an option that takes one of a fixed set of words, which is computed when it is needed."""
-
-    def parse(text: Any) -> str:
-        known = list(values())
-        if text not in known:
-            text = abridged(str(text), 60)
-            raise typer.BadParameter(f"must be one of {', '.join(known)} but is {text!r}{did_you_mean(text, known)}")
-        return str(text)
-
-    return parse
-
-
-def given_as(option: str, read: Callable[..., T], text: str, *bounds: float) -> T:
-    """Return `read(text, *bounds)` for an option's text; errors name the option."""
+def given_as(option: str | None, read: Callable[..., T], text: str, *bounds: float) -> T:
+    """Return `read(text, *bounds)` for an option's text; report its errors as wrong usage of the option, if named."""
     try:
         return read(text, *bounds)
     except ForetuneError as error:
         raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def read_by(read: Callable[..., T], *bounds: float) -> Callable[[Any], T]:
+    """Return a parser that calls `read(text, *bounds)` for an option's text; typer names the option in its errors."""
+    return lambda text: given_as(None, read, str(text), *bounds)  # typer also passes defaults, which are numbers
 
 
 def renamed(old: str, old_value: T | None, new: str, new_value: T | None) -> T | None:
@@ -169,6 +149,29 @@ def argument(metavar: str, help: str, names: Callable[..., list[str]] | None = N
     return typer.Argument(metavar=metavar, help=help, show_default=unset, autocompletion=names)
 
 
+def choice(help: str, values: Callable[[], Iterable[str]], metavar: str) -> Any:
+    """Declare an option that takes one of a fixed set of words, which `values` returns when they are needed."""
+
+    def parse(text: Any) -> str:
+        known = list(values())
+        if text not in known:
+            text = abridged(str(text), 60)
+            raise typer.BadParameter(f"must be one of {', '.join(known)} but is {text!r}{did_you_mean(text, known)}")
+        return str(text)
+
+    return option(help, names=completes(values), parser=parse, metavar=metavar)
+
+
+def data_option(help: str, unset: bool | str = True) -> Any:
+    """Declare an option that takes a dataset: a folder, or the name of a shipped one."""
+    return option(help, unset, dataset_names, metavar="DATA")
+
+
+def switch(flag: str, help: str) -> Any:
+    """Declare an option that takes no value, and has no opposite."""
+    return typer.Option(flag, help=help)
+
+
 def count(help: str, low: int, high: int, unset: bool | str = True, *flags: str, metavar: str | None = None) -> Any:
     """Declare an option whose value is a whole number from `low` to `high`."""
     shown = metavar or ("N" if high == MOST else f"{low}..{high}")
@@ -190,7 +193,7 @@ def old_name(flag: str, parser: Callable[[Any], Any]) -> Any:
     return typer.Option(flag, hidden=True, parser=parser)
 
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout instead of tables.")]
+AsJson = Annotated[bool, switch("--json", "Print JSON to stdout instead of tables.")]
 #: The forms that name a kernel family, for help texts.
 FAMILY_FORMS = "its name, package.module:attribute, or path/to/file.py:attribute"
 FamilyName = Annotated[str, argument("FAMILY", f"Kernel family: {FAMILY_FORMS}.", family_names)]
@@ -200,7 +203,7 @@ OnlyFamilies = Annotated[
 ]
 Data = Annotated[
     list[str] | None,
-    option("Dataset: a folder, or the name of a shipped one. May be repeated.", SHIPPED, dataset_names, metavar="DATA"),
+    data_option("Dataset: a folder, or the name of a shipped one. May be repeated.", SHIPPED),
 ]
 Device = Annotated[
     str | None,
@@ -208,9 +211,9 @@ Device = Annotated[
 ]
 SameBits = Annotated[
     bool,
-    typer.Option(
+    switch(
         "--same-bits",
-        help="Choose only configs whose results have the same bits as those of the default config. Default: as "
+        "Choose only configs whose results have the same bits as those of the default config. Default: as "
         "FORETUNE_SAME_BITS says.",
     ),
 ]
@@ -276,10 +279,9 @@ Hidden = Annotated[int | None, count("Hidden size, for such a model.", 1, MOST)]
 Inter = Annotated[int | None, count("Intermediate size of an expert, for such a model.", 1, MOST)]
 LayerDtype = Annotated[
     str,
-    option(
+    choice(
         "Element type of the layer or product; fp8e4m3 has scales of 128x128 blocks.",
-        names=words(*LAYER_DTYPES),
-        parser=one_of(lambda: LAYER_DTYPES),
-        metavar="|".join(LAYER_DTYPES),
+        lambda: LAYER_DTYPES,
+        "|".join(LAYER_DTYPES),
     ),
 ]

@@ -13,19 +13,14 @@ from ...runtime.arguments import PIN_VARIABLE, Mode, resolve_mode
 from ...runtime.arguments import VARIABLE as MODE
 from ...runtime.tuning.packages import VARIABLE as ATTACH
 from ...runtime.tuning.packages import Program, packages_of
-from ..integrations.program import VARIABLE as USE
-from ..integrations.program import length_of
+from ..integrations import VARIABLE as USE
+from ..integrations import length_of
 from .app import command
-from .options import argument, option, read_by, words
+from .options import argument, option, read_by, switch, words
 
 MODES = tuple(mode.value for mode in Mode)
 #: What `foretune run` has been given; `foretune.__main__` starts it after the command line has ended.
 chosen: Program | None = None
-
-
-def _one_of_modes(text: str) -> str:
-    """Return the text if it names a mode; raise `ForetuneError` otherwise."""
-    return resolve_mode(text).value
 
 
 def _project(text: str) -> str:
@@ -61,9 +56,7 @@ def run(
     arguments: Annotated[
         list[str] | None, argument("ARGS", "The program's own options and arguments.", unset="none")
     ] = None,
-    module: Annotated[
-        bool, typer.Option("-m", help="The program is a module, as after `python -m`, not a script.")
-    ] = False,
+    module: Annotated[bool, switch("-m", "The program is a module, as after `python -m`, not a script.")] = False,
     attach: Annotated[
         str | None,
         option(
@@ -90,7 +83,7 @@ def run(
             "How predictions are used (FORETUNE_MODE); off: not at all.",
             "each function's own",
             words(*MODES),
-            parser=read_by(_one_of_modes),
+            parser=read_by(lambda text: resolve_mode(text).value),
             metavar="|".join(MODES),
         ),
     ] = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +15,7 @@ from ...datasets.errors import printable
 from ...datasets.progress import showing
 from .. import find_measurable
 from ..learning import datasets_merged, evaluation_of, families_in, judged_families, ranker_for
-from .app import GIVEN, command, command_text
+from .app import GIVEN, ByFamily, Printed, command, emit, left_out_of
 from .inputs import bundle_at, for_each_family, live_gpu, rows_of
 from .options import (
     EXAMPLE,
@@ -26,15 +27,15 @@ from .options import (
     OnlyFamilies,
     ToJudge,
     amount,
+    choice,
     completes,
     count,
-    dataset_names,
+    data_option,
     engine_names,
-    one_of,
     option,
+    switch,
     words,
 )
-from .printing import ByFamily, Printed, emit, left_out_of
 
 if TYPE_CHECKING:
     from ...model.evaluation import Evaluation
@@ -90,9 +91,7 @@ def quickstart(
 def train(
     data: Annotated[
         list[str],
-        option(
-            "Dataset: a folder, or the name of a shipped one. May be repeated.", names=dataset_names, metavar="DATA"
-        ),
+        data_option("Dataset: a folder, or the name of a shipped one. May be repeated."),
     ],
     out: Annotated[Path, option("Folder for the bundle.", metavar="FOLDER")],
     family: OnlyFamilies = None,
@@ -142,7 +141,7 @@ def train(
 def adapt(
     data: Annotated[
         list[str],
-        option("Dataset measured on the new GPU. May be repeated.", names=dataset_names, metavar="DATA"),
+        data_option("Dataset measured on the new GPU. May be repeated."),
     ],
     out: Annotated[Path, option("Folder for the new bundle.", metavar="FOLDER")],
     bundle: Annotated[
@@ -211,11 +210,10 @@ def evaluate(
     bundle: ToJudge = None,
     split: Annotated[
         str,
-        option(
+        choice(
             "What cross-validation holds out. model: each model family; device: each device; size: the largest sizes.",
-            names=completes(split_names),
-            parser=one_of(split_names),
-            metavar="model|device|size",
+            split_names,
+            "model|device|size",
         ),
     ] = "model",
     baselines: Annotated[
@@ -297,9 +295,7 @@ def report(
     plots: Annotated[
         Path | None, option("Folder to write each figure to, as an SVG file.", "none", metavar="FOLDER")
     ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Leave out the learning curve, which takes more training.")
-    ] = False,
+    quick: Annotated[bool, switch("--quick", "Leave out the learning curve, which takes more training.")] = False,
     family: OnlyFamilies = None,
     as_json: AsJson = False,
 ) -> None:
@@ -323,7 +319,8 @@ def report(
     kernels = judged_families(dataset, family, given)
     row_s = (_JUDGING_S if given else _EVALUATING_S) + (0.0 if quick else _CURVE_S)
     with showing("cross-validating" if given is None else "evaluating the bundle", row_s * rows_of(dataset, kernels)):
-        made = make_report(dataset, kernels, given, quick=quick, command=command_text(context.meta[GIVEN]))
+        words_given = shlex.join(("foretune", *context.meta[GIVEN]))
+        made = make_report(dataset, kernels, given, quick=quick, command=words_given)
     made.save(out)
     places = {"out": out}
     if plots is not None:

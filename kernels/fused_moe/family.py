@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem, dtype_of_tensor
+from ...datasets.config import remembered
 from ...datasets.feature_groups import FeatureGroup
-from ...model.configs_memo import remembered
 from ..config_table import L2_OVER_DRAM, ConfigTable, TiledWork
 from ..gemm_family import Configs, DeclaredFamily, Groups
 from ..grouped_gemm.group_sizes import typical_sizes

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig
-from ...model.winners import Winner
+from ...model.train import Winner
 from ..workloads import load_models
 from .engines import EngineMissingError, Layer, check_engine, shipped_folder, tuner_space
 from .family import DOWN, UP

@@ -8,8 +8,8 @@ from functools import lru_cache
 import numpy as np
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
+from ...datasets.config import remembered
 from ...datasets.feature_groups import FeatureGroup
-from ...model.configs_memo import remembered
 from ..config_limits import Knobs, KnobValues, programs_that_fit, spilled
 from ..config_table import BLOCKS, L2_OVER_DRAM, TILE, ConfigTable, TiledWork, alignment, config_columns
 

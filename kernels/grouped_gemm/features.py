@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...datasets import DeviceSpec, KernelConfig, Problem
+from ...datasets.config import remembered
 from ...datasets.feature_groups import FeatureGroup, joined
 from ...datasets.problem import Ragged
-from ...model.configs_memo import remembered
 from ..config_table import (
     BLOCKS,
     L2_OVER_DRAM,

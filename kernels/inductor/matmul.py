@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import DeviceSpec, KernelConfig, Problem
+from ...datasets.config import remembered
 from ...datasets.feature_groups import FeatureGroup
-from ...model.configs_memo import remembered
 from ..config_limits import TMA_ARCHS
 from ..gemm_family import Configs, GroupedFeatures, Groups
 from ..matmul.features import FEATURE_NAMES, feature_groups

@@ -1,4 +1,4 @@
-"""`foretune.use`: put Foretune into projects that train and compile models.
+"""`foretune.use`: put Foretune into projects that train and compile models. FORETUNE_USE names one from outside.
 
 The module for a project is imported by the call that needs it, and only then imports the project. Its install function
 returns a function that removes Foretune again, or raises `ForetuneError` with the project's required version.
@@ -6,15 +6,24 @@ returns a function that removes Foretune again, or raises `ForetuneError` with t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from importlib import import_module
 from threading import Lock
 from typing import Any
 
 from ...datasets import ForetuneError
-from ...datasets.errors import shown
+from ...datasets.errors import reason_of, shown
+from ...runtime.arguments import Mode, resolve_mode, warn_once
+from ...runtime.how_many import Length, check_length
+from ...runtime.tuning.packages import follow_children, when_imported
 
-__all__ = ["Use", "use"]
+__all__ = ["VARIABLE", "Use", "length_of", "use", "use_named"]
+
+#: The environment variable with the project's name, as `length_of` reads it.
+VARIABLE = "FORETUNE_USE"
+#: The module that `torch.compile` imports before it compiles anything with Inductor.
+_COMPILER = "torch._inductor.compile_fx"
 
 #: Per project: the module of this package, its install function, and the options that this function takes.
 _PROJECTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
@@ -106,3 +115,49 @@ class Use:
 
     def __repr__(self) -> str:
         return f"<Use of Foretune in {self.project}{', undone' if self.undone else ''}>"
+
+
+def length_of(text: str) -> Length | None:
+    """Return the k of "inductor:K"; None for "inductor", which has the default k.
+
+    Raises:
+        ForetuneError: The text is neither.
+
+    >>> length_of("inductor:4"), length_of("inductor:auto"), length_of("inductor")
+    (4, 'auto', None)
+    """
+    project, colon, k = text.partition(":")
+    if project != "inductor":
+        raise ForetuneError(f"the project must be inductor or inductor:K but is {shown(text)}")
+    return check_length(int(k) if k.isdecimal() else k) if colon else None
+
+
+def use_named() -> None:
+    """Use Foretune in Inductor, as FORETUNE_USE names it, when this process or a child of it imports Inductor.
+
+    Then all matrix products are tuned as with the options max_autotune_gemm and
+    max_autotune_gemm_search_space="EXHAUSTIVE". With FORETUNE_MODE=off nothing is done. After an error nothing is done
+    either, with one warning.
+    """
+    try:
+        if resolve_mode() is Mode.OFF:
+            return
+        k = length_of(os.environ[VARIABLE])
+        follow_children()
+        when_imported(_COMPILER, lambda _: _use_in_inductor(k))
+    except Exception as error:  # noqa: BLE001 - importing Foretune must not fail
+        warn_once(f"{VARIABLE}: {reason_of(error)}", ": it is not used")
+
+
+def _use_in_inductor(k: Length | None) -> None:
+    """Use Foretune in Inductor and let it tune matrix products; an error becomes one warning."""
+    try:
+        from torch._inductor import config
+
+        settings: Any = config
+        before = settings.inductor_choices_class
+        use("inductor", **({} if k is None else {"k": k}))
+        if settings.inductor_choices_class is not before:  # otherwise nothing would limit the exhaustive list
+            settings.max_autotune_gemm, settings.max_autotune_gemm_search_space = True, "EXHAUSTIVE"
+    except Exception as error:  # noqa: BLE001 - the program's import must not fail
+        warn_once(f"{VARIABLE}: {reason_of(error)}", ": Inductor does not use Foretune")

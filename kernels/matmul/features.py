@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...datasets import DeviceSpec, KernelConfig, Problem
+from ...datasets.config import remembered
 from ...datasets.feature_groups import FeatureGroup
-from ...model.configs_memo import remembered
 from ..config_table import BLOCKS, L2_OVER_DRAM, TILE, TILING, ConfigTable, TiledWork, alignment, config_columns
 from .space import FLAGS, LAYOUTS, output_dtype, row_lengths, smem_bytes
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ...datasets import BinaryFacts, Case, DeviceSpec, ForetuneError, KernelConfig, Problem, torch_dtype
+from ...datasets.config import remembered
 from ...datasets.feature_groups import FeatureGroup, stacked
-from ...model.configs_memo import remembered
 from ...model.generic_features import GenericFeatures
 from ..config_limits import MOST_PROGRAMS, MOST_THREADS, Knobs
 from ..gemm_family import Binaries, Configs, DeclaredFamily, Groups, MeasuredFamily, seeded

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...datasets import DeviceSpec, KernelConfig, Problem
+from ...datasets.config import remembered
 from ...datasets.feature_groups import FeatureGroup
-from ...model.configs_memo import remembered
 from ..config_table import BLOCKS, TILE, TILING, ConfigTable, TiledWork, config_columns
 from ..grouped_gemm.features import OVER_GROUPS, call_columns, group_sizes_of, of_each, padded, tiles_of
 from ..grouped_gemm.space import chunk_rows

@@ -1,4 +1,6 @@
-"""`Calibration`: the length of shortlists with k="auto", by split conformal prediction on held-out models.
+"""Shortlists: their length with k="auto" (`Calibration`), and an order that diversifies them (`diversified_order`).
+
+The length follows from split conformal prediction on held-out models.
 
 The nonconformity score of a config is the natural log of its place in the ranking plus `STEEPNESS` times the log of its
 predicted slowdown relative to the first config. A problem has the score of the config that makes its shortlist
@@ -7,6 +9,10 @@ ceil((n + 1) * coverage)-th smallest score is the threshold. A shortlist of all 
 with at least that probability, if the problem is drawn from the same distribution (Vovk et al., Algorithmic Learning in
 a Random World, 2005; Angelopoulos and Bates, arXiv:2107.07511, section 1). The list is long if many configs are
 predicted to be about equal, and short if there are clear winners.
+
+Similar configs share prediction errors: if the first choice is wrong, the second one, which often differs in only one
+knob, is often wrong too. So the list is chosen greedily, as in maximal marginal relevance (Carbonell and Goldstein,
+SIGIR 1998): each config has a penalty for each similar config before it.
 """
 
 from __future__ import annotations
@@ -18,7 +24,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ...datasets import BundleError, ForetuneError
+from ...datasets import BundleError, ForetuneError, KernelConfig
+from ...datasets.config import remembered
 from ...datasets.errors import check_integer, shown
 from ..metrics import growing_regret
 
@@ -42,6 +49,12 @@ STEEPNESS = 10.0
 _SCORES = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 8.0)
 #: Bounds for the values in a file: problems, scores and regrets.
 _MOST_PROBLEMS, _MOST_SCORE, _MOST_REGRET = 1 << 20, 1e4, 1e6
+#: The penalty, in log slowdown, for an equal config earlier in the list. It is halved for each knob that differs
+#: between the two configs. model/NOTES.md has the figures behind it.
+_LIKENESS = 0.08
+#: The number of configs that are chosen so, and the number of first configs in the ranking that they are chosen from.
+#: The others follow in predicted order, because a long list needs near-equal configs to contain the very best one.
+_CHOSEN, AMONG = 16, 32
 
 #: A problem to calibrate on: the predicted log slowdowns of all candidates for its shortlist, and their times in both
 #: passes, (n_configs,) each. NaN marks a config that did not run or was not measured.
@@ -211,3 +224,79 @@ def _ascending(name: str, values: Any, most: int, largest: float) -> tuple[float
 def _rounded(values: Sequence[float]) -> list[float]:
     """Return the values rounded to six significant digits."""
     return [float(f"{value:.6g}") for value in values]
+
+
+# The order of a shortlist.
+
+
+@remembered(maxsize=64)
+def knob_table(configs: tuple[KernelConfig, ...]) -> NDArray[np.float32]:
+    """Return a one-hot table of knob values, (n_configs, n_values).
+
+    The dot product of two rows is the number of knobs on which the configs agree.
+
+    >>> table = knob_table((KernelConfig.of(BLOCK=16), KernelConfig.of(BLOCK=32), KernelConfig.of(BLOCK=32)))
+    >>> (table @ table.T)[:, 1].tolist() == [table[1].sum() - 1, table[1].sum(), table[1].sum()]
+    True
+    """
+    knobs = [config.to_json() for config in configs]
+    names = sorted({name for one in knobs for name in one})
+    columns: dict[object, int] = {}
+    taken = [[columns.setdefault((name, one.get(name)), len(columns)) for name in names] for one in knobs]
+    table = np.zeros((len(configs), len(columns)), np.float32)
+    for row, places in zip(table, taken, strict=True):
+        row[places] = 1.0
+    return table
+
+
+def diversified_order(logs: ArrayLike, table: NDArray[np.float32]) -> NDArray[np.intp]:
+    """Return the positions of configs in the order of trying them, (n_configs,).
+
+    The first is the config that is predicted fastest; ties go to the earlier one.
+
+    Args:
+        logs: Predicted log slowdowns, (n_configs,).
+        table: The configs' rows of a `knob_table`, (n_configs, n_values).
+
+    >>> configs = [KernelConfig.of(BLOCK=b, GROUP=g, num_stages=s) for b, g, s in ((64, 1, 3), (64, 1, 4), (128, 8, 4))]
+    >>> diversified_order([0.0, 0.01, 0.02], knob_table(tuple(configs))).tolist()
+    [0, 2, 1]
+    """
+    logs = np.asarray(logs, np.float64)
+    order = np.argsort(logs, kind="stable")
+    among = order[:AMONG]
+    rows = table[among]
+    agreement = rows @ rows.T
+    penalties = np.ldexp(_LIKENESS, (agreement - agreement.diagonal()[:, None]).astype(np.int32))
+    penalized = logs[among]
+    chosen = []
+    for _ in range(min(_CHOSEN, len(among))):
+        place = int(penalized.argmin())
+        chosen.append(place)
+        penalized += penalties[place]
+        penalized[place] = np.inf
+    rest = np.ones(len(order), np.bool_)
+    rest[chosen] = False
+    return np.concatenate([among[chosen], order[rest]])
+
+
+def diversified_places(scores: NDArray[np.float64], configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
+    """Return each config's position in its problem's diversified order, from 0, (n_problems, n_configs).
+
+    Args:
+        scores: Predicted slowdowns, (n_problems, n_configs). NaN marks a config that is no candidate, and its position
+            is NaN.
+        configs: The configs, (n_configs,).
+
+    >>> configs = [KernelConfig.of(BLOCK=size) for size in (16, 32, 64)]
+    >>> diversified_places(np.array([[1.3, np.nan, 1.0]]), configs).tolist()
+    [[1.0, nan, 0.0]]
+    """
+    table = knob_table(tuple(configs))
+    places = np.full(scores.shape, np.nan)
+    for row, row_places in zip(scores, places, strict=True):
+        candidates = np.flatnonzero(~np.isnan(row))
+        with np.errstate(divide="ignore"):  # a baseline may score its first choice as 0
+            logs = np.log(row[candidates])
+        row_places[candidates[diversified_order(logs, table[candidates])]] = np.arange(len(candidates))
+    return places

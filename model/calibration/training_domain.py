@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 from ...datasets import BundleError, DeviceSpec, Problem
@@ -83,18 +83,12 @@ class TrainingDomain:
         common = [name for name in self.sizes if name in sizes]  # all, unless the family's dimensions changed
         for name in common:
             found += _beyond(name, sizes[name], self.sizes[name])
-        for name, (one, other) in self._ratio_dims.items():
-            if one in sizes and other in sizes:
-                found += _beyond(name, sizes[one] / sizes[other], self.ratios[name])
+        for one, other in itertools.combinations(common, 2):
+            found += _beyond(name := f"{one}/{other}", sizes[one] / sizes[other], self.ratios[name])
         if (problem.dtype, problem.flags) not in self.signatures:
             signature = " ".join((problem.dtype_name, *problem.flags))
             found.append((_NEW, f"{signature} is not in the data"))
         return found
-
-    @cached_property
-    def _ratio_dims(self) -> dict[str, tuple[str, str]]:
-        """The two dimensions of each ratio, by its name."""
-        return {f"{one}/{other}": (one, other) for one, other in itertools.combinations(self.sizes, 2)}
 
     def __or__(self, other: TrainingDomain) -> TrainingDomain:
         """Return the smallest domain that contains both, which must be of one family.

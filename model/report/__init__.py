@@ -56,7 +56,7 @@ class Report:
     @cached_property
     def sections(self) -> dict[str, Section]:
         """The sections of the page with their figures, by family."""
-        return {name: section(one, f"f{number}") for number, (name, one) in enumerate(self.families.items())}
+        return {name: Section(one, f"f{number}") for number, (name, one) in enumerate(self.families.items())}
 
     @cached_property
     def html(self) -> str:
@@ -183,17 +183,13 @@ def _version() -> str:
     return str(import_module(__package__.rpartition(".model.")[0]).__version__)
 
 
-@dataclass(frozen=True)
 class Section:
-    """A family's section of the page, with its figures."""
+    """A family's section of the page, with its figures, under a key that is unique on the page: its anchor."""
 
-    key: str  # the anchor
-    name: str
-    found: Findings
-    accuracy: tuple[Figure, ...]
-    calibration: tuple[Figure, ...]
-    shapes: tuple[Figure, ...]
-    knobs: tuple[Figure, ...]
+    def __init__(self, found: Findings, key: str) -> None:
+        self.key, self.name, self.found = key, found.evaluation.family, found
+        self.accuracy, self.calibration = (*accuracy_figures(found, key),), (*calibration_figures(found, key),)
+        self.shapes, self.knobs = (*shape_figures(found, key),), (*knob_figures(found, key),)
 
     @property
     def figures(self) -> Iterator[Figure]:
@@ -209,19 +205,6 @@ class Section:
                      "high": percent(one["ci95"][1])} for k, one in by_k.items()])
             for name, by_k in curves(self.found).items()
         ]  # fmt: skip
-
-
-def section(found: Findings, key: str) -> Section:
-    """Draw all figures of one family's findings, for a key that is unique on the page, and return its section."""
-    return Section(
-        key=key,
-        name=found.evaluation.family,
-        found=found,
-        accuracy=tuple(accuracy_figures(found, key)),
-        calibration=tuple(calibration_figures(found, key)),
-        shapes=tuple(shape_figures(found, key)),
-        knobs=tuple(knob_figures(found, key)),
-    )
 
 
 def render(sections: Mapping[str, Section], facts: Mapping[str, Any]) -> str:

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...datasets import DeviceSpec, Family, KernelConfig, Problem
+from ...datasets import Family, KernelConfig
 from ...datasets.console import percent
 from ...datasets.errors import abridged, check_between
 from ...datasets.grid import Grid
 from ...datasets.progress import share_of
 from ..baselines import Rivals
+from ..contributions import tree_shap
 from ..cross_validation import cross_validate, evaluate_bundle
 from ..evaluation import Evaluation
 from ..gbdt import LightGBMRanker
 from ..metrics import Summary, summarise
-from ..ranker import Ranker
+from ..ranker import DelegatingRanker
 from ..rows import training_rows
 from ..training_set import TrainingSet
-from .shapley import tree_shap
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -398,10 +398,8 @@ def learning_curve(
     return list({point.problems: point for point in points}.values())
 
 
-class _OnShare(Ranker):
+class _OnShare(DelegatingRanker):
     """A ranker that is trained on a share of the problems, and records how many those are."""
-
-    ranker_: LightGBMRanker
 
     def __init__(self, share: float, parameters: Mapping[str, Any], learned: list[int]) -> None:
         check_between("share", share, 0.0, 1.0)
@@ -414,9 +412,3 @@ class _OnShare(Ranker):
         self.learned.append(len(chosen))
         self.ranker_ = LightGBMRanker(**self.parameters).fit(grid.select(chosen), family)
         return self
-
-    def predict(
-        self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
-    ) -> NDArray[np.float64]:
-        """Return the predicted slowdowns, (n_configs,)."""
-        return self.ranker_.predict(family, problem, device, configs)

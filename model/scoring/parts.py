@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-from ...datasets.feature_groups import FeatureGroup, problems_in
+from ...datasets.feature_groups import FeatureGroup
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,7 +40,7 @@ def parts_of(
     >>> table.take(kind, axis=1).tolist()
     [[[25.0], [15.0], [25.0]], [[26.0], [16.0], [26.0]]]
     """
-    problems, configs = problems_in(groups), len(groups[0].row_of_config)
+    problems, configs = max(len(group.values) for group in groups), len(groups[0].row_of_config)
     parts = sorted(
         ((of_kinds(group), group.row_of_config) for group in groups),
         key=lambda part: (len(part[0]) < problems, part[0].shape[1]),

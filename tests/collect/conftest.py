@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from foretune.collect import case_state, row_writer
+from foretune.collect import cases, row_writer
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def out(tmp_path):
 def triton(monkeypatch):
     """No torch and no nvidia-smi, only to say where measurements come from; a Triton of any version."""
     triton = SimpleNamespace(version="3.9")
-    monkeypatch.setattr(case_state, "triton_version", lambda: triton.version)
+    monkeypatch.setattr(cases, "triton_version", lambda: triton.version)
     monkeypatch.setattr(
         row_writer,
         "run_provenance",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from foretune.collect.case_state import LEADING_LEAST, LEADING_SLOWDOWN, CaseState
+from foretune.collect.cases import LEADING_LEAST, LEADING_SLOWDOWN, CaseState
 from foretune.datasets import KernelConfig
 
 pytestmark = pytest.mark.usefixtures("triton")

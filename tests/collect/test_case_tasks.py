@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from fakes import DEVICE
 from foretune.collect import campaign
-from foretune.collect.case_state import LEADING_LEAST
 from foretune.collect.case_tasks import MOST_ROUNDS, ROUNDS
+from foretune.collect.cases import LEADING_LEAST
 from foretune.collect.runner import LaunchFailedError, Trial
 from foretune.datasets import Status, load
 from replay import (

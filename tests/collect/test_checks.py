@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from fakes import DEVICE, FakeFamily
-from foretune.collect import case_state, row_writer
+from foretune.collect import cases, row_writer
 from foretune.collect import runner as runners
 from foretune.collect.runner import GpuRunner
 from foretune.datasets import Case, KernelConfig, Problem, Status, load
@@ -143,7 +143,7 @@ class FakeTimer:
 def no_gpu(monkeypatch):
     monkeypatch.setattr(timer, "Timer", FakeTimer)
     monkeypatch.setattr(runners, "_device_answers", lambda: True)
-    monkeypatch.setattr(case_state, "triton_version", lambda: "3.9")
+    monkeypatch.setattr(cases, "triton_version", lambda: "3.9")
     monkeypatch.setattr(
         row_writer, "run_provenance", lambda family, device: {"family": "doubled", "kernel_source": "fake-source"}
     )

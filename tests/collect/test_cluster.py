@@ -21,7 +21,7 @@ from fakes import DEVICE, fake_cases
 from faulty import CompiledFamily, FaultyGpu, FewFamily, MeetingGpu, NoGpu, TwoKinds
 from foretune.collect import cluster as on_cluster
 from foretune.collect import plan, remote_gpu
-from foretune.collect.case_state import CaseState
+from foretune.collect.cases import CaseState
 from foretune.collect.cluster import ClusterCampaign, collect_on_cluster, connected
 from foretune.collect.plan import Adaptive, Exhaustive
 from foretune.collect.remote_gpu import Order, RemoteGpu, RunSettings

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from children import assert_end
 from fakes import DEVICE
+from foretune.collect import compiling
 from foretune.collect.compiling import TRIES, Binary, CompilePool, compile_ahead, signature_of
 from foretune.collect.processes import Watch
 from foretune.datasets import ForetuneError, KernelConfig, Problem
@@ -38,9 +39,9 @@ PROBLEM = Problem.of("fake", groups=2, rows=16, n=64, k=64, ragged={"rows": (8, 
 class Pool:
     """A compile pool, and what it says of configs."""
 
-    def __init__(self, watch, family, size, **options):
+    def __init__(self, watch, family, size):
         self.family, self.watch = family, watch
-        self.pool = CompilePool({family.name: family}, watch, size, **options)
+        self.pool = CompilePool({family.name: family}, watch, size)
         self.pool.on_finished = self.note
         self.finished = []  # in order
 
@@ -77,8 +78,8 @@ def pool(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(empty.parent)
     with ExitStack() as stack:
 
-        def make(family, size=1, **options):
-            return Pool(stack.enter_context(Watch()), family, size, **options)
+        def make(family, size=1):
+            return Pool(stack.enter_context(Watch()), family, size)
 
         yield make
     assert getattr(sys.modules.get("torch"), "__file__", "") != str(empty), "this process has imported it, too"
@@ -166,13 +167,14 @@ def test_processes_that_cannot_even_begin_are_said_and_no_config_is_blamed(pool,
         pool(NotingFamily()).errors([64])
 
 
-def test_a_compile_that_does_not_end_is_stopped_with_all_it_started(log, pool):
-    one = pool(EndlessFamily(log), size=2, timeout_s=float("inf"))
+def test_a_compile_that_does_not_end_is_stopped_with_all_it_started(log, pool, monkeypatch):
+    monkeypatch.setattr(compiling, "COMPILE_SECONDS", float("inf"))
+    one = pool(EndlessFamily(log), size=2)
     pending = Binary.of(one.family, KernelConfig.of(BLOCK=128, GRID=1), PROBLEM, DEVICE)
     assert one.pool.request(pending, 0) is None
     assert one.errors([64, 256]) == {64: None, 256: None}
     until(lambda: "sleeper" in log.read_text())
-    one.pool.timeout_s = 0.0
+    monkeypatch.setattr(compiling, "COMPILE_SECONDS", 0.0)
     (told,) = one.errors([128]).values()
     assert re.fullmatch(r"the compiler was stopped after \d+ s", told)
     assert_end([int(re.search(r"sleeper (\d+)", log.read_text())[1])])

@@ -13,10 +13,9 @@ from fakes import DEVICE, FakeFamily, fake_dataset
 from foretune.__main__ import app
 from foretune.collect import row_writer
 from foretune.collect.campaign import collect_replayed
-from foretune.collect.case_state import CONFIRMING, SCAN
+from foretune.collect.cases import CONFIRMING, SCAN
 from foretune.collect.recording import Recording
-from foretune.collect.replay_runner import ReplayRunner
-from foretune.collect.runner import LaunchFailedError
+from foretune.collect.runner import LaunchFailedError, ReplayRunner
 from foretune.datasets import Case, DatasetError, ForetuneError, Problem, load
 from foretune.datasets.contents import replayed_from
 from foretune.datasets.merge import merge_datasets

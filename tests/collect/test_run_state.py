@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from fakes import DEVICE
 from foretune.collect.campaign import collect_on_gpus
-from foretune.collect.case_state import earlier
+from foretune.collect.cases import earlier
 from foretune.collect.cluster import collect_on_cluster
 from foretune.collect.run_state import folder_of_run
 from foretune.collect.runner import OutOfMemoryError

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 from fakes import DEVICE, FakeFamily, fake_cases
 from foretune.collect import supervisor
-from foretune.collect.case_state import CaseState
 from foretune.collect.case_tasks import DEATHS, FATAL_CASES, TRIES, CaseTasks
+from foretune.collect.cases import CaseState
 from foretune.collect.runner import DeviceLostError, Trial
 from foretune.collect.supervisor import LOSSES, WINDOW, Limits, Supervisor
 from foretune.collect.worker import Scan

@@ -62,7 +62,7 @@ def test_ctrl_c_ends_every_command_with_130_and_a_line(
 ) -> None:
     monkeypatch.setattr(datasets, "load", interrupted)
     monkeypatch.setattr(datasets, "names", interrupted)
-    monkeypatch.setattr("foretune.datasets.shipped.names", interrupted)
+    monkeypatch.setattr("foretune.datasets.manifest.names", interrupted)
     monkeypatch.setattr(DeviceSpec, "find", interrupted)
     monkeypatch.setattr(DeviceSpec, "live", interrupted)
     monkeypatch.setattr(campaign, "collect_on_gpus", interrupted)

@@ -343,7 +343,7 @@ SPEC = json.dumps(DeviceSpec.named("h200").to_json())
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        (b" " * (1 << 20) + SPEC.encode(), "larger than 1 MiB, so it is not a device spec"),
+        (b" " * (1 << 20) + SPEC.encode(), "it has more than 1048576 bytes"),
         (SPEC.replace("132", "NaN").encode(), "sm_count must be"),
         (SPEC.replace("132", "Infinity").encode(), "sm_count must be"),
         (SPEC.replace("132", DIGITS).encode(), "not JSON: "),

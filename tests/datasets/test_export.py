@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -211,3 +212,11 @@ def test_facts_that_a_dataset_does_not_have_are_left_out(tmp_path: Path) -> None
     check_t4_results(content)
     check_t4_metadata(content)
     assert not any("timestamp" in result for result in content["results"])
+
+
+def test_a_line_break_in_an_error_stays_in_its_cell(dataset: Dataset, tmp_path: Path) -> None:
+    broken = replace(dataset, measurements=dataset.measurements.assign(error="one\ntwo"))
+    export_dataset(broken, tmp_path / "a.csv", "csv")
+    with (tmp_path / "a.csv").open(newline="") as file:
+        head, *rows = csv.reader(file)
+    assert [row[head.index("error")] for row in rows] == ["one\ntwo"] * len(dataset.measurements)

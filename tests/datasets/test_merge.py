@@ -308,16 +308,16 @@ def test_a_dataset_is_not_sealed_into_itself(a: Dataset, tmp_path: Path) -> None
 
 KILLED = """
 import os, signal, sys
-from foretune.datasets.store import read, seal, seal_dataset
+from foretune.datasets.store import read, seal_dataset, writer
 from pathlib import Path
 table, target = sys.argv[2], Path(sys.argv[3])
-write = seal.write_table
+write = writer.write_table
 def killed(content, path):
     if path.name == table:
         path.write_bytes(b"half a table")
         os.kill(os.getpid(), signal.SIGKILL)
     write(content, path)
-seal.write_table = killed
+writer.write_table = killed
 seal_dataset(sys.argv[1], target, name="killed")
 """
 

@@ -42,14 +42,13 @@ def test_now_and_then_a_line_says_how_far_it_is(log, monkeypatch):
         advance(0.5)
         until(lambda: "judging: 75%" in log.getvalue())
     lines = log.getvalue()
-    with showing("nothing more", shown=False):
-        advance(1.0)
+    advance(1.0)  # after the block
     assert log.getvalue() == lines
 
 
 def test_whoever_wants_none_sees_none(log):
-    with showing("training", 300.0, shown=False):
-        advance(0.5)
+    with showing_steps(shown=False) as show:
+        show(Step(1, 2))
     assert log.getvalue() == ""
 
 

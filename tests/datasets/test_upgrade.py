@@ -14,7 +14,7 @@ import foretune.datasets
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from foretune.collect.case_state import earlier
+from foretune.collect.cases import earlier
 from foretune.datasets import DatasetError, DeviceSpec, KernelConfig, Measurement, Problem, Ragged, Status, load
 from foretune.datasets.dataset import Dataset
 from foretune.datasets.manifest import SCHEMA_VERSION
@@ -136,7 +136,7 @@ def test_an_upgrade_that_is_cut_short_leaves_a_dataset_that_is_read(old: Path, m
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("foretune.datasets.store.seal.write_manifest", cut)
+        patch.setattr("foretune.datasets.store.writer.write_manifest", cut)
         with pytest.raises(KeyboardInterrupt):
             upgrade_dataset(old)
     assert contents(read(old)) == before

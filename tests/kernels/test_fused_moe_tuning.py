@@ -201,7 +201,7 @@ def test_a_model_of_two_names_is_known_by_its_first():
 
 
 def test_the_command_writes_the_files_with_their_verdict(tmp_path, none_installed, monkeypatch):
-    monkeypatch.setattr("foretune.kernels.commands.exporting.live_gpu", lambda: None)  # which would import torch
+    monkeypatch.setattr("foretune.kernels.commands.datasets.live_gpu", lambda: None)  # which would import torch
     monkeypatch.setattr(tuning, "tune_layer", partial(tuning.tune_layer, batches=[1, 64]))
     line = "export vllm --experts 8 --topk 2 --hidden 1024 --inter 512 --tp 2 --device h200 --json --out"
     said = json.loads(call(line, tmp_path).stdout)

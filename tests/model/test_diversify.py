@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 from foretune.datasets import KernelConfig
-from foretune.model.calibration.diversify import AMONG, diversified_order, diversified_places, knob_table
+from foretune.model.calibration.conformal import AMONG, diversified_order, diversified_places, knob_table
 
 SPACE = tuple(
     KernelConfig.of(BLOCK_M=m, BLOCK_N=n, GROUP_M=group, num_warps=warps, num_stages=stages)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from foretune.datasets import ForetuneError
 from foretune.datasets.manifest import write_manifest
-from foretune.model.bundle_file import check_bundle_folder, check_dataset_folder, check_plots_folder
+from foretune.datasets.store import check_target
+from foretune.model.bundle_file import check_bundle_folder, check_plots_folder
 from forging import hand_made
 
 
@@ -42,14 +43,14 @@ def test_what_is_no_bundles_folder_is_refused_and_named(tmp_path, names, said):
 
 @pytest.mark.parametrize("names", [(), (".git", ".writing")])
 def test_a_dataset_may_begin_a_folder(tmp_path, names):
-    check_dataset_folder(folder(tmp_path, *names))
-    check_dataset_folder(tmp_path / "made" / "new")
+    check_target(folder(tmp_path, *names))
+    check_target(tmp_path / "made" / "new")
 
 
 def test_a_dataset_may_go_on_in_its_folder_beside_a_card(tmp_path):
     made = folder(tmp_path, "CARD.md")
     write_manifest(made, {"name": "mine", "devices": [], "provenance": {}, "sealed": {}})
-    check_dataset_folder(made)
+    check_target(made)
 
 
 @pytest.mark.parametrize(
@@ -64,12 +65,12 @@ def test_a_dataset_may_go_on_in_its_folder_beside_a_card(tmp_path):
 )
 def test_what_is_no_datasets_folder_is_refused_and_named(tmp_path, names, said):
     with pytest.raises(ForetuneError, match=said):
-        check_dataset_folder(folder(tmp_path, *names))
+        check_target(folder(tmp_path, *names))
 
 
 def test_a_bundles_folder_takes_no_dataset(tmp_path):
     with pytest.raises(ForetuneError, match="made is the folder of a bundle: name one for the dataset alone"):
-        check_dataset_folder(folder(tmp_path, "bundle.npz"))
+        check_target(folder(tmp_path, "bundle.npz"))
 
 
 def test_a_bundle_is_saved_in_no_folder_of_something_else(tmp_path):

@@ -12,7 +12,7 @@ from foretune.datasets import ForetuneError, ForetuneWarning
 from foretune.model import LightGBMRanker
 from foretune.model.rows import TrainingRows
 from foretune.model.scoring.network import LIMIT, MOST_LOG, MOST_UNITS, Network
-from foretune.model.scoring.network_training import LIST_SHARE, TEMPERATURE, gradient_of, softmax_of, train_network
+from foretune.model.scoring.training import LIST_SHARE, TEMPERATURE, gradient_of, softmax_of, train_network
 
 FAMILY, GRID = FakeFamily(), fake_dataset().grid("fake")
 

@@ -14,7 +14,7 @@ from foretune.datasets import BundleError, Family, ForetuneError, KernelConfig, 
 from foretune.model import EstimateRanker, LightGBMRanker, NearestRanker, RandomRanker, StaticRanker, top_k_regret
 from foretune.model.ranker import trust_in_estimate
 from foretune.model.rows import TrainingRows, training_rows
-from foretune.model.scoring.tree_training import MOST_ROWS, TreeTraining, dealt
+from foretune.model.scoring.training import MOST_ROWS, TreeTraining, dealt
 from foretune.model.testing import RankerContract, ToyFamily, toy_grid
 
 FAMILY, GRID = FakeFamily(), fake_dataset().grid("fake")

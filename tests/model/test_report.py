@@ -18,10 +18,10 @@ from foretune import datasets, kernels
 from foretune.datasets import Case, ForetuneError, Problem
 from foretune.model import Forest, LightGBMRanker, StaticRanker, cross_validate, train_bundle
 from foretune.model.baselines import Rivals
+from foretune.model.contributions import tree_shap
 from foretune.model.report import figures, make_report
 from foretune.model.report.figures import accuracy_figures
 from foretune.model.report.maps import knob_figures
-from foretune.model.report.shapley import tree_shap
 
 FAMILY = FakeFamily()
 QUICK = partial(LightGBMRanker, trees=12, epochs=0)

@@ -12,8 +12,7 @@ from foretune.datasets import DeviceSpec, Problem
 from foretune.model import LightGBMRanker, geomean, load_bundle
 from foretune.model.calibration.cross_fit import TREES, _smaller
 from foretune.model.testing import ToyFamily, toy_grid
-from foretune.model.train import train_bundle
-from foretune.model.winners import Winner, WinnerRanker, winner_rows
+from foretune.model.train import Winner, WinnerRanker, train_bundle, winner_rows
 
 FAMILY = ToyFamily()
 PARAMS = {"trees": 40, "epochs": 0, "leaves": 15}

@@ -16,8 +16,7 @@ import numpy as np
 from foretune.datasets import describe, load, names
 from foretune.kernels import find_family
 from foretune.model import Ranker, TrainingSet, geomean, load_bundle, top_k_regret
-from foretune.model.calibration.conformal import MOST_TRIED
-from foretune.model.calibration.diversify import AMONG, diversified_order, knob_table
+from foretune.model.calibration.conformal import AMONG, MOST_TRIED, diversified_order, knob_table
 
 KS = (1, 2, 4, 8, 16, "auto")
 #: How many configs `make_shortlist` requests from a ranker for each k.

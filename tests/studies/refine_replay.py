@@ -27,7 +27,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from foretune.datasets import Problem, load
 from foretune.kernels import find_family
-from foretune.model.calibration.diversify import diversified_places
+from foretune.model.calibration.conformal import diversified_places
 from foretune.model.cross_validation import _Split
 from foretune.model.gbdt import LightGBMRanker
 from foretune.model.metrics import geomean

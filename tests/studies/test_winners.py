@@ -8,8 +8,8 @@ from foretune.datasets import DeviceSpec, KernelConfig, Problem, load
 from foretune.kernels.fused_moe.engines import Layer, default_config, tuner_space
 from foretune.kernels.fused_moe.launching import with_tma
 from foretune.model.ranker import Ranker
+from foretune.model.train import Winner
 from foretune.model.training_set import TrainingSet
-from foretune.model.winners import Winner
 from studies.winners import FAMILIES, UP, Pair, distances, ranks_of, regret, times_of_both
 
 H200 = DeviceSpec.named("h200")

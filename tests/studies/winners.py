@@ -29,8 +29,8 @@ from foretune.kernels.fused_moe.family import DOWN, UP
 from foretune.kernels.fused_moe.launching import KNOBS, with_tma
 from foretune.kernels.fused_moe.shipped_winners import winners_of
 from foretune.model import Ranker, geomean, ranker_on
+from foretune.model.train import Winner, WinnerRanker
 from foretune.model.training_set import TrainingSet
-from foretune.model.winners import Winner, WinnerRanker
 from numpy.typing import NDArray
 
 #: Cards that are left out together, by a part of their names: the first one that fits.
