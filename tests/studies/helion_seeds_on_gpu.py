@@ -1,12 +1,12 @@
 """What Foretune's ranking saves in Helion's search: `python tests/studies/helion_seeds_on_gpu.py --out FOLDER`.
 
-Helion (`pip install helion==1.5.1`) tunes kernels that are written in its DSL. For each case its search runs twice, in
-random order, with the same effort, random seed and time limit: "plain", and "seeded" with the 8 configs that the family
-`matmul` ranks first as `autotune_seed_configs`. Each search is a process of its own with empty caches. Then all configs
-that a search would have returned at some time, the seeds, and Helion's default run in turns in one process, with
-Foretune's timer. So all times of the table are measured alike. "To 2 %" is the seconds until a search held a config
-within 2 % of the best one of the case, and "to plain's" until one within 1 % of the plain search's result. Results are
-lines of FOLDER/results.jsonl; `--table FILE` prints them again.
+Helion (`pip install helion==1.5.0`, the last for torch 2.11) tunes kernels written in its DSL. For each case its search
+runs twice, in random order, with the same effort, random seed and time limit: "plain", and "seeded" with the 8 configs
+that the family `matmul` ranks first as `autotune_seed_configs`. Each search is a process of its own with empty caches.
+Then the configs that a search would have returned at some time, the seeds, and Helion's default run in turns in one
+process, with Foretune's timer: all times of the table are measured alike. "To 2 %" is the time until a search held a
+config within 2 % of the case's best one, and "to plain's" until one within 1 % of the plain search's result. Results
+are lines of FOLDER/results.jsonl; `--table FILE` prints them again.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from foretune import DeviceSpec, Problem
 from foretune.kernels import find_family
 
 K = 8
+key = partial(json.dumps, sort_keys=True)  # of a config, for lookups
 #: Name, kernel, (batch, m, n, k): layers of models, from decode to training.
 CASES = (
     ("Llama-3.1-8B down, 16 tokens", "matmul", (1, 16, 4096, 14336)),
@@ -74,11 +76,6 @@ def seeds(kernel: str, dims: tuple[int, ...], device: DeviceSpec) -> list[dict[s
     return [helion_config(config.to_json(), kernel) for config in ranked[:K]]
 
 
-def key(config: Mapping[str, Any]) -> str:
-    """Return a config as text, the same for equal ones."""
-    return json.dumps(config, sort_keys=True)
-
-
 def trajectory(trace: Path) -> tuple[list[tuple[float, float, dict[str, Any]]], int]:
     """Return when a search found each config that was its best so far (seconds, ms, config), and how many it timed."""
     best, found, trials = math.inf, [], 0
@@ -114,7 +111,7 @@ def compared(case: tuple[str, str, tuple[int, ...]], budget_s: int, folder: Path
     """Run both searches of a case, time what they found, and return a line of the results."""
     name, kernel, dims = case
     line: dict[str, Any] = {"case": name, "kernel": kernel, "dims": dims, "budget_s": budget_s}
-    line["settings"] = {name: value for name, value in os.environ.items() if name.startswith("HELION_")}
+    line["versions"] = {name: version(name) for name in ("torch", "triton", "helion")}
     configs: list[dict[str, Any]] = []
     for arm in random.sample(["plain", "seeded"], 2):
         (cache := (at := folder / arm) / "triton").mkdir(parents=True)
@@ -145,7 +142,10 @@ def row(line: dict[str, Any]) -> dict[str, Any]:
     found |= {"k=1": seeded[0], f"k={K}": min([time_us for time_us in seeded if time_us > 0], default=math.nan)}
     arms = {arm: line[arm] for arm in ("plain", "seeded")}
     found |= {arm: time_of(of.get("chosen") or (of["found"] or [(0, 0, {})])[-1][2]) for arm, of in arms.items()}
-    goals = {"2 %": 1.02 * min(times[i] for i in times if i != "-1"), "plain's": 1.01 * found["plain"]}
+    goals = {
+        "2 %": 1.02 * min((times[i] for i in times if i != "-1"), default=math.nan),
+        "plain's": 1.01 * found["plain"],
+    }
     for arm, of in arms.items():
         ranked_s = of.get("ranked_s", 0.0)
         found |= {f"{arm} configs": of["trials"], f"{arm} s": of.get("search_s", math.nan) + ranked_s}
@@ -174,18 +174,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("helion_seeds"), help="Folder of the results.")
     parser.add_argument("--seconds", type=float, default=240, help="No case starts that would end later.")
     parser.add_argument("--budget", type=int, default=24, help="Seconds of one search.")
+    parser.add_argument("--cases", type=int, nargs="*", default=range(len(CASES)), help="Indices of the cases.")
     parser.add_argument("--table", type=Path, help="Only print the table of these results.")
     options = parser.parse_args()
     if options.table:
         return show(options.table)
-    random.seed(0)
     if find_spec("sklearn") is None:  # of Helion's default search
         os.environ["HELION_AUTOTUNER"] = "PatternSearch"
-    for module in ("torch", "triton", *["sklearn.ensemble"] * bool(find_spec("sklearn"))):  # once, for all processes
-        importlib.import_module(module)
-    start, took, results = time.perf_counter(), 0.0, options.out / "results.jsonl"
+    for module in ("torch", "triton", *["sklearn.ensemble"] * bool(find_spec("sklearn"))):
+        importlib.import_module(module)  # once for all processes
     options.out.mkdir(parents=True, exist_ok=True)
-    for case in CASES:
+    start, took, results = time.perf_counter(), 0.0, options.out / "results.jsonl"
+    for case in (CASES[i] for i in options.cases):
         if time.perf_counter() - start + took > options.seconds:
             break
         began = time.perf_counter()
