@@ -27,6 +27,7 @@ import os
 import random
 import re
 import statistics
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -578,7 +579,7 @@ def main() -> int:
     given = parser.parse_args()
     end = time.monotonic() + given.seconds
     (given.out / "kernels").mkdir(parents=True, exist_ok=True)
-    cache = str((given.out.parent / "triton_cache").resolve())
+    cache = str(Path(tempfile.gettempdir()) / "generated_kernels_triton")
     os.environ["TRITON_CACHE_DIR"] = cache
 
     from generated_layers import LAYERS
