@@ -11,6 +11,7 @@ from .attention import InductorFlexAttention, InductorFlexBackward, InductorFlex
 from .convolution import InductorConvolution
 from .grouped_mm import InductorGroupedMM
 from .measurable import InductorMM
+from .reduction import InductorPersistentReduction, InductorReduction
 
 __all__ = [
     "InductorConvolution",
@@ -19,4 +20,6 @@ __all__ = [
     "InductorFlexDecoding",
     "InductorGroupedMM",
     "InductorMM",
+    "InductorPersistentReduction",
+    "InductorReduction",
 ]
