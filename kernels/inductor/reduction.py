@@ -118,7 +118,10 @@ class ReductionSource:
         )
 
     def with_configs(self, configs: Sequence[KernelConfig], keeps_theirs: bool) -> str:
-        """Return the source with these configs, and Inductor's own if `keeps_theirs`; it times them if there are several."""
+        """Return the source with these configs, and Inductor's own if `keeps_theirs`.
+
+        Inductor times the configs if there are several.
+        """
         found = _DECORATOR.search(self.text)
         assert found is not None
         arguments = found[2].rstrip().rstrip(",")
@@ -164,7 +167,8 @@ class InductorReduction(Family):
     `bytes` is what one launch moves; `loads`, `stores`, `reductions` and `heavy` (exponentials, roots and so on) count
     operations in the source. The number of stages has no effect: Triton pipelines only loops with matrix products.
 
-    >>> problem = Problem.of("inductor_reduction", x=2048, r=2560, bytes=21 << 20, loads=3, stores=2, reductions=1, heavy=1)
+    >>> counts = {"loads": 3, "stores": 2, "reductions": 1, "heavy": 1}
+    >>> problem = Problem.of("inductor_reduction", x=2048, r=2560, bytes=21 << 20, **counts)
     >>> len(InductorReduction().listed(problem))
     218
     """

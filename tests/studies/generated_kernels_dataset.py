@@ -12,15 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from foretune.datasets import Case, DeviceSpec, KernelConfig, Measurement, Status
+from foretune.datasets import Case, DeviceSpec, KernelConfig, Measurement, Problem, Status
 from foretune.datasets.store import Writer, seal_dataset
 from foretune.kernels.inductor.reduction import ReductionSource
 from foretune.runtime.launching.source_hash import digest_of
 from generated_kernels_on_gpu import lines
 
 
-def measurement(one: dict[str, Any], problem: Any, device: str) -> Measurement:
+def measurement(one: dict[str, Any], problem: Problem, device: str) -> Measurement:
     """Return a line of the first or the final pass as a measurement."""
     config = KernelConfig.of(**one["config"])
     times = one.get("rounds") or one.get("hot") or []
@@ -48,6 +47,7 @@ def main() -> None:
     parser.add_argument("measured", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--device", default="h200")
+    parser.add_argument("--without", nargs="*", default=(), help="Models whose problems are left out.")
     parser.add_argument("--date", required=True, help="Of the run, as 20261126-195700.")
     given = parser.parse_args()
     device, rows = DeviceSpec.named(given.device), lines(given.measured / "measured.jsonl")
@@ -57,18 +57,20 @@ def main() -> None:
     for number, name in enumerate(("inductor_reduction", "inductor_persistent_reduction")):
         run = {"family": name, "kernel_source": digest_of([name, ran["torch"]]), **facts}
         writers[name] = Writer(parts, given.out.name, [device], run, run_id=f"{given.date}-000{number}")
-    known = set()
+    found: dict[Problem, list[dict[str, Any]]] = {}
     for one in lines(given.measured / "kernels.jsonl"):
         source = (given.measured / "kernels" / f"{one['kernel']}.py").read_text()
         kernel = ReductionSource.read(source, partial(round, 1e9 * one["num_gb"]))
-        mine = [row for row in rows if row.get("kernel") == one["kernel"] and row["step"] in ("first", "final")]
-        if kernel is None or kernel.problem in known or not mine:
+        if kernel is not None:
+            found.setdefault(kernel.problem, []).append(one)
+    for problem, kernels in found.items():
+        if any(one["model"] in given.without for one in kernels):
             continue
-        known.add(kernel.problem)
-        case = Case(kernel.problem, (f"{one['model']}/{one['layer'].split()[1]}_{one['pass']}",))
-        writers[kernel.problem.family].append(case, [measurement(row, kernel.problem, device.name) for row in mine])
+        sources = tuple(dict.fromkeys(f"{one['model']}/{one['layer'].split()[1]}_{one['pass']}" for one in kernels))
+        mine = [row for row in rows if row.get("kernel") == kernels[0]["kernel"] and row["step"] in ("first", "final")]
+        writers[problem.family].append(Case(problem, sources), [measurement(row, problem, device.name) for row in mine])
     sealed = seal_dataset(parts, given.out, name=given.out.name)
-    print(f"{len(known)} problems, {sealed.describe()}", torch.__version__)  # noqa: T201
+    print(sealed.describe()["families"])  # noqa: T201
 
 
 if __name__ == "__main__":
