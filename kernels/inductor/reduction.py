@@ -58,6 +58,36 @@ _HEAVY = re.compile(r"\b(?:libdevice|tl_math|tl)\.(?:exp|log|erf|tanh|rsqrt|sqrt
 _DTYPES = {"fp8e4nv": "fp8e4m3", "fp8e5": "fp8e5m2", "u8": "uint8"} | {f"i{bits}": f"int{bits}" for bits in (8, 16, 32)}
 
 
+#: The features, and what they are; `feature_text` adds the logarithm to those that begin with log_.
+_FEATURES = {
+    "log_x": "rows",
+    "log_r": "elements of a row",
+    "log_bytes": "bytes that a launch reads and writes",
+    "log_memory_us": "microseconds that moving them takes",
+    "log_bytes_of_element": "bytes moved for each element that is reduced",
+    "loads": "loads in the source",
+    "stores": "stores in the source",
+    "reductions": "reductions in the source",
+    "heavy": "exponentials, roots and the like in the source",
+    "is_inner": "1 if loads are contiguous along the reduction",
+    "is_outer": "1 if loads are contiguous along the rows",
+    "log_itemsize": "bytes of an element of the first operand",
+    "log_xblock": "rows of a tile",
+    "log_rblock": "elements of a row in a tile",
+    "log_warps": "warps of a program",
+    "log_tile": "elements of a tile",
+    "log_each": "elements of a tile for each thread",
+    "log_steps": "steps of the loop over a row",
+    "log_programs": "programs",
+    "log_waves": "programs over those that the device holds at once",
+    "fill_of_x": "share of the tiles' rows that exist",
+    "fill_of_r": "share of the tiles' columns that exist",
+    "loaded_each": "elements that a thread loads in a step",
+    "log_bytes_of_program": "bytes that a program moves",
+    "log_bytes_of_step": "bytes that a program moves in a step",
+}
+
+
 @dataclass(frozen=True)
 class ReductionSource:
     """The source of a generated reduction over rows.
@@ -170,7 +200,7 @@ class InductorReduction(Family):
     >>> counts = {"loads": 3, "stores": 2, "reductions": 1, "heavy": 1}
     >>> problem = Problem.of("inductor_reduction", x=2048, r=2560, bytes=21 << 20, **counts)
     >>> len(InductorReduction().listed(problem))
-    218
+    358
     """
 
     name = "inductor_reduction"
@@ -180,33 +210,8 @@ class InductorReduction(Family):
     knobs: ClassVar[tuple[str, ...]] = ("XBLOCK", "R0_BLOCK", "num_warps", "num_stages")
     is_persistent: ClassVar[bool] = False
     smallest: ClassVar[Mapping[str, int]] = dict.fromkeys(("loads", "stores", "reductions", "heavy"), 0)
-    feature_names = (
-        "log_x",
-        "log_r",
-        "log_bytes",
-        "log_memory_us",
-        "log_bytes_of_element",
-        "loads",
-        "stores",
-        "reductions",
-        "heavy",
-        "is_inner",
-        "is_outer",
-        "log_itemsize",
-        "log_xblock",
-        "log_rblock",
-        "log_warps",
-        "log_tile",
-        "log_each",
-        "log_steps",
-        "log_programs",
-        "log_waves",
-        "fill_of_x",
-        "fill_of_r",
-        "loaded_each",
-        "log_bytes_of_program",
-        "log_bytes_of_step",
-    )
+    feature_texts = _FEATURES
+    feature_names = tuple(_FEATURES)
 
     def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:
         """Return all configs."""
@@ -303,7 +308,7 @@ def _space(is_persistent: bool) -> tuple[KernelConfig, ...]:
     return tuple(
         KernelConfig.of(XBLOCK=x, R0_BLOCK=r, num_warps=warps, num_stages=1)
         for x, r, warps in product(rows, [2**i for i in range(17)], _WARPS)
-        if _LEAST_TILE // 4 <= x * r <= 65536
+        if x * r <= 65536
     )
 
 
