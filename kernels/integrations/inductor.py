@@ -149,27 +149,28 @@ class Limits:
         return self.k == "auto" and not is_worth_timing(problem, self.device or device_here())
 
     def of_reduction(self, source: str, touched_bytes: Callable[[], int]) -> str:
-        """Return the source of a generated kernel; that of a reduction which the bundle has learned with its configs.
+        """Return the source of a generated kernel; that of a reduction which the bundle has learned with fewer configs.
 
-        The fastest configs are added to Inductor's own, and all are timed. With k=1 there is one config, the fastest,
-        unless the arch is unknown.
+        At most `MOST_TIMED` of the fastest are timed, and the one of Inductor's that is predicted to be its fastest.
+        With k=1 there is one config; see `chosen`. On an arch that the bundle does not know, it is left to Inductor.
 
         Args:
             source: The kernel's source.
             touched_bytes: Returns the bytes that a launch reads and writes.
         """
         from .. import find_family
-        from ..inductor.reduction import ReductionSource
+        from ..inductor.reduction import MOST_TIMED, ReductionSource, chosen
 
         kernel = ReductionSource.read(source, touched_bytes)
         if kernel is None or kernel.problem.family not in bundle_in_force(self.bundle).families:
             return source
         configs = find_family(kernel.problem.family).listed(kernel.problem)
-        fastest = self._fastest(kernel.problem, configs)
-        if not fastest:
+        most = MOST_TIMED if self.k == "auto" else min(self.k, MOST_TIMED)
+        fastest = [configs[place] for place in self._fastest(kernel.problem, configs, most)]
+        if not fastest or (self.k == 1 and len(fastest) > 1):
             return source
-        keeps_theirs = self.k != 1 or len(fastest) > 1
-        return kernel.with_configs([configs[place] for place in fastest], keeps_theirs)
+        device = self.device or device_here()
+        return kernel.with_configs(chosen(kernel, fastest[:most], device, self.bundle))
 
     def _limited(
         self,
@@ -187,14 +188,16 @@ class Limits:
             kept += [known[position][0] for position in fastest]
         return kept
 
-    def _fastest(self, problem: Problem, configs: tuple[KernelConfig, ...]) -> tuple[int, ...]:
+    def _fastest(
+        self, problem: Problem, configs: tuple[KernelConfig, ...], most: Length | None = None
+    ) -> tuple[int, ...]:
         """Return the positions of the configs to keep, as `best_first` does, and remember them: layers repeat."""
         from ..inductor.choices import best_first
 
         device = self.device or device_here()
         key = problem, device, configs
         if key not in self._answers:
-            self._answers[key] = best_first(problem, configs, device, self.k, self.bundle)
+            self._answers[key] = best_first(problem, configs, device, most or self.k, self.bundle)
         return self._answers[key]
 
     @cached_property

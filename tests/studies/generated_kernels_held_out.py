@@ -1,10 +1,10 @@
 """`python tests/studies/generated_kernels_held_out.py MEASURED DATA`: how well configs of reductions are ranked.
 
 DATA is what generated_kernels_dataset.py wrote from MEASURED. Rankers learn from other models than they are tested on.
-Each row is a family; the columns are the geometric mean of how much slower than the best measured config, in percent,
-and the ratio of the sums of all times: Inductor's first config, which its default mode runs if it lists one; the best
-of
-its default list, of max-autotune's; and the best of the first k that were predicted, alone and with the default list.
+For each family and way of choosing: the geometric mean of how much slower the config is than the best measured one, the
+worst, and the ratio of the sums of all times. The ways are Inductor's first config, which its default mode runs if it
+lists no other; the best of its default list, and of max-autotune's; the best of the first k that were predicted; and
+what `foretune.use("inductor")` does with k=1 and k="auto".
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from foretune.datasets import KernelConfig, Problem
 from foretune.datasets.store import read
 from foretune.kernels import find_family
-from foretune.kernels.inductor.reduction import ReductionSource
+from foretune.kernels.inductor.reduction import DOUBT, MOST_TIMED, ReductionSource
 from foretune.model.gbdt import LightGBMRanker
 from foretune.model.splits import split_folds
 from foretune.model.training_set import TrainingSet
@@ -45,14 +45,18 @@ def ways(data: TrainingSet, row: int, ranker: Any, lists: dict[str, list[KernelC
     configs, times = data.configs(chosen), data.grid.times_us[row][chosen]
     places = {config: place for place, config in enumerate(configs)}
     problem, device = data.grid.cases[row].problem, data.grid.devices[row]
-    order = np.argsort(ranker.predict(data.family, problem, device, configs), kind="stable")
+    slowdowns = ranker.predict(data.family, problem, device, configs)
+    order = np.argsort(slowdowns, kind="stable")
     default = [places[config] for config in lists["default"] if config in places]
     tuned = [places[config] for config in lists["list"] if config in places]
     found = {"best": times.min(), "first": times[default[0]], "default": times[default].min()}
     found["max-autotune"] = times[default + tuned].min()
     for k in KS:
         found[f"best of {k}"] = times[order[:k]].min()
-        found[f"{k} + default"] = times[[*order[:k], *default]].min()
+    theirs = min(default, key=slowdowns.__getitem__)
+    in_doubt = slowdowns[theirs] < DOUBT * slowdowns[order[0]]
+    found["k=1"] = times[theirs if in_doubt else order[0]]
+    found["auto"] = times[[*order[:MOST_TIMED], theirs]].min()
     return found
 
 

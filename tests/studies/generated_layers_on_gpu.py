@@ -46,6 +46,8 @@ def inputs(layer: Layer) -> list[torch.Tensor]:
 
 def step(function: Any, layer: Layer, given: list[torch.Tensor], tangents: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return the outputs of a call, and the gradients of its inputs if the layer trains; `tangents` are kept."""
+    # New leaves: CUDA graphs cannot capture gradients that accumulate in leaves of another stream.
+    given = [one.detach().requires_grad_(one.requires_grad) for one in given]
     out = function(*given)
     outs = [one for one in (out if isinstance(out, tuple) else (out,)) if isinstance(one, torch.Tensor)]
     if not layer.trains:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from foretune import DeviceSpec, KernelConfig, Problem
 from foretune.kernels import find_family
+from foretune.kernels.inductor import choices, reduction
 from foretune.kernels.inductor.reduction import InductorPersistentReduction, InductorReduction, ReductionSource
 from foretune.kernels.integrations import inductor
 from lowered import lowered, tensor
@@ -81,9 +82,11 @@ def most_warps(problem, configs, device, k, bundle=None):
 
 @pytest.fixture
 def learned(monkeypatch):
-    from foretune.kernels.inductor import choices
-
     monkeypatch.setattr(choices, "best_first", most_warps)
+    # The last of Inductor's is the best of them.
+    monkeypatch.setattr(
+        reduction, "predicted_slowdowns", lambda *given: np.array([1.0, *range(2 + len(given[3]), 3, -1)])
+    )
     monkeypatch.setattr(inductor, "bundle_in_force", lambda _: Learned())
 
 
@@ -162,24 +165,44 @@ def test_with_k_1_there_is_one_config(found, learned, tmp_path, request):
     assert changed.inductor_meta["dynamic_scale_rblock"] is False  # or Inductor would add a config
 
 
-@pytest.mark.parametrize("found", ["looped", "persistent"])
-def test_with_more_inductors_own_are_kept(found, learned, tmp_path, request):
-    ((name, source),) = request.getfixturevalue(found).items()
-    theirs = knobs(tuner_of(source, name, tmp_path))
-    changed = knobs(tuner_of(inductor.Limits(4, device=H200).of_reduction(source, lambda: 1 << 20), name, tmp_path))
-    assert len(changed) == 4 + len([one for one in theirs if one not in changed[:4]])
-    assert all(one in changed for one in theirs)
-
-
-def test_an_unknown_arch_times_its_list_and_inductors(persistent, learned, tmp_path, monkeypatch):
-    from foretune.kernels.inductor import choices
-
-    monkeypatch.setattr(choices, "best_first", lambda *given, **named: (0, 1, 2))
-    ((name, source),) = persistent.items()
+@pytest.mark.parametrize("slower", [1.05, 1.2])
+def test_in_doubt_the_one_config_is_inductors(slower, looped, learned, tmp_path, monkeypatch):
+    predicted = lambda *given: np.array([1.0] + [slower] * (len(given[3]) - 1))  # noqa: E731
+    monkeypatch.setattr(reduction, "predicted_slowdowns", predicted)
+    ((name, source),) = looped.items()
     theirs = knobs(tuner_of(source, name, tmp_path))
     changed = knobs(tuner_of(inductor.Limits(1, device=H200).of_reduction(source, lambda: 1), name, tmp_path))
-    assert len(changed) >= 3
-    assert all(one in changed for one in theirs)
+    assert len(changed) == 1
+    assert (changed[0] in theirs) == (slower < reduction.DOUBT)
+
+
+@pytest.mark.parametrize("found", ["looped", "persistent"])
+def test_what_inductor_lists_is_read_without_its_kernel(found, tmp_path, request):
+    ((name, source),) = request.getfixturevalue(found).items()
+    listed = ReductionSource.read(source, lambda: 1).listed()
+    assert [(dict(one.meta), one.num_warps, one.num_stages) for one in listed] == knobs(
+        tuner_of(source, name, tmp_path)
+    )
+
+
+@pytest.mark.parametrize("k", [2, 8, "auto"])
+@pytest.mark.parametrize("found", ["looped", "persistent"])
+def test_with_more_the_best_of_inductors_is_timed_too(found, k, learned, tmp_path, request):
+    ((name, source),) = request.getfixturevalue(found).items()
+    theirs = knobs(tuner_of(source, name, tmp_path))
+    changed = knobs(tuner_of(inductor.Limits(k, device=H200).of_reduction(source, lambda: 1 << 20), name, tmp_path))
+    problem = ReductionSource.read(source, lambda: 1 << 20).problem
+    configs = find_family(problem.family).listed(problem)
+    fastest = [configs[place] for place in most_warps(problem, configs, H200, 2 if k == 2 else reduction.MOST_TIMED)]
+    ours = [(dict(best.meta), best.num_warps, 1) for best in fastest]
+    assert changed[: len(ours)] == ours
+    assert [one for one in changed if one not in ours] == [one for one in theirs[-1:] if one not in ours]
+
+
+def test_one_config_of_an_unknown_arch_is_left_to_inductor(persistent, learned, monkeypatch):
+    monkeypatch.setattr(choices, "best_first", lambda *given, **named: (0, 1, 2))
+    ((_, source),) = persistent.items()
+    assert inductor.Limits(1, device=H200).of_reduction(source, lambda: 1) == source
 
 
 def test_use_writes_the_configs_while_it_lasts(persistent, learned):
