@@ -46,6 +46,8 @@ _OURS = {
     "inductor_flex_decoding": ".inductor:InductorFlexDecoding",
     "inductor_grouped_mm": ".inductor:InductorGroupedMM",
     "inductor_mm": ".inductor:InductorMM",
+    "inductor_persistent_reduction": ".inductor:InductorPersistentReduction",
+    "inductor_reduction": ".inductor:InductorReduction",
     "matmul": ".matmul:Matmul",
     "rms_norm_rope_bwd": ".rms_norm_rope:RmsNormRopeBackward",
     "rms_norm_rope_fwd": ".rms_norm_rope:RmsNormRopeForward",

@@ -29,13 +29,15 @@ def lowered(
     function: Callable[..., Any],
     *tensors: torch.Tensor,
     dynamic: Sequence[int] = (),
+    written: list[str] | None = None,
     **options: Any,
 ) -> tuple[list[list[Any]], ShapeEnv]:
     """The choices of each op that is timed, as they are after all limits, and what the shapes are guarded on. The
-    first dimension of the tensors in `dynamic` is a symbol."""
+    first dimension of the tensors in `dynamic` is a symbol. The code that Inductor writes is added to `written`."""
     # Here: they take seconds to import, in every process that collects tests.
     from torch._dynamo import device_interface
     from torch._inductor import config, select_algorithm
+    from torch._inductor.debug import DebugContext
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.graph import GraphLowering
     from torch._inductor.virtualized import V
@@ -78,4 +80,7 @@ def lowered(
         graph = GraphLowering(traced, example_inputs=there["cuda"], shape_env=shapes)
         with V.set_graph_handler(graph), V.set_fake_mode(mode):
             graph.run(*there["cuda"])
+            if written is not None:
+                with DebugContext():
+                    written.append(graph.codegen()[0].value)
     return seen, shapes

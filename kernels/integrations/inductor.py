@@ -2,7 +2,8 @@
 
 Choices of mm, addmm, bmm, baddbmm and scaled_mm are limited before code is generated
 (`InductorChoices._finalize_template_configs`), those of grouped_mm, convolution and flex attention before it is
-compiled (`select_algorithm.add_preprocessing_fn`). These are private hooks of torch 2.11 and 2.13.
+compiled (`select_algorithm.add_preprocessing_fn`). Reductions get their list of configs when their source is written
+(`TritonScheduling._emit_kernel_to_wrapper`). These are private hooks of torch 2.11 and 2.13.
 
 All choices are timed by Foretune's `Timer`. Inductor's own benchmarker reads short kernels as up to twice as long as
 they are, ATen's most of all, and therefore chooses others: for 512 x 4096 x 4096, it read cuBLAS's 25 us as 56 (torch
@@ -18,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial, wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import reason_of
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
     from ...model import Bundle
 
+#: Choices, or the source of a kernel.
+Limited = TypeVar("Limited", list[Any], str)
 #: The default number of choices per op.
 DEFAULT_K: Length = 8
 #: Keyword arguments of `benchmark_gpu` that `Timer` can ignore: durations, and whether the benchmark may decide.
@@ -82,10 +85,10 @@ class Limits:
         """A text for the keys of Inductor's caches, which changes with everything that affects which choice wins."""
         from ...model.calibration import conformal
         from ...runtime import how_many, shortlist
-        from ..inductor import choices, family, matmul, templates, worth
+        from ..inductor import choices, family, matmul, reduction, templates, worth
 
         # The code that ranks and limits, and the code that takes times.
-        ranking = choices, family, matmul, templates, worth, how_many, shortlist, conformal
+        ranking = choices, family, matmul, reduction, templates, worth, how_many, shortlist, conformal
         deciding = *ranking, Limits, _Seams, _default_addmm, _or_all, timed_by_us, _timer
         sources = (inspect.getsource(one) for one in deciding)
         try:
@@ -145,6 +148,30 @@ class Limits:
             return True
         return self.k == "auto" and not is_worth_timing(problem, self.device or device_here())
 
+    def of_reduction(self, source: str, touched_bytes: Callable[[], int]) -> str:
+        """Return the source of a generated kernel; that of a reduction which the bundle has learned with fewer configs.
+
+        At most `MOST_TIMED` of the fastest are timed, and the one of Inductor's that is predicted to be its fastest.
+        With k=1 there is one config; see `chosen`. On an arch that the bundle does not know, it is left to Inductor.
+
+        Args:
+            source: The kernel's source.
+            touched_bytes: Returns the bytes that a launch reads and writes.
+        """
+        from .. import find_family
+        from ..inductor.reduction import MOST_TIMED, ReductionSource, chosen
+
+        kernel = ReductionSource.read(source, touched_bytes)
+        if kernel is None or kernel.problem.family not in bundle_in_force(self.bundle).families:
+            return source
+        configs = find_family(kernel.problem.family).listed(kernel.problem)
+        most = MOST_TIMED if self.k == "auto" else min(self.k, MOST_TIMED)
+        fastest = [configs[place] for place in self._fastest(kernel.problem, configs, most)]
+        if not fastest or (self.k == 1 and len(fastest) > 1):
+            return source
+        device = self.device or device_here()
+        return kernel.with_configs(chosen(kernel, fastest[:most], device, self.bundle))
+
     def _limited(
         self,
         choices: Sequence[Any],
@@ -161,14 +188,16 @@ class Limits:
             kept += [known[position][0] for position in fastest]
         return kept
 
-    def _fastest(self, problem: Problem, configs: tuple[KernelConfig, ...]) -> tuple[int, ...]:
+    def _fastest(
+        self, problem: Problem, configs: tuple[KernelConfig, ...], most: Length | None = None
+    ) -> tuple[int, ...]:
         """Return the positions of the configs to keep, as `best_first` does, and remember them: layers repeat."""
         from ..inductor.choices import best_first
 
         device = self.device or device_here()
         key = problem, device, configs
         if key not in self._answers:
-            self._answers[key] = best_first(problem, configs, device, self.k, self.bundle)
+            self._answers[key] = best_first(problem, configs, device, most or self.k, self.bundle)
         return self._answers[key]
 
     @cached_property
@@ -182,6 +211,7 @@ class _Seams:
     def __init__(self, limits: Limits) -> None:
         from torch._inductor import config, select_algorithm
         from torch._inductor.choices import InductorChoices
+        from torch._inductor.codegen.triton import TritonScheduling
         from torch._inductor.kernel_inputs import MMKernelInputs
         from torch._inductor.runtime.benchmarking import benchmarker
 
@@ -197,6 +227,9 @@ class _Seams:
         self.benchmarker: Any = type(benchmarker)
         self.benchmark = self.benchmarker.benchmark_gpu
         self.timed = timed_by_us(self.benchmark, lambda: self.is_on)
+        self.scheduling: Any = TritonScheduling
+        self.emit = TritonScheduling._emit_kernel_to_wrapper
+        self.emitting = self._with_configs()
 
     def install(self) -> Callable[[], None]:
         """Install the limits, and return `restore`."""
@@ -206,6 +239,7 @@ class _Seams:
         # A new list, because another thread may be iterating over the current one.
         self.selector.preprocessing_fns = [*self.preprocessing, self.preprocess]
         self.benchmarker.benchmark_gpu = self.timed
+        self.scheduling._emit_kernel_to_wrapper = self.emitting
         return self.restore
 
     def restore(self) -> None:
@@ -217,6 +251,8 @@ class _Seams:
         self.selector.preprocessing_fns = [fn for fn in self.selector.preprocessing_fns if fn is not self.preprocess]
         if self.benchmarker.benchmark_gpu is self.timed:
             self.benchmarker.benchmark_gpu = self.benchmark
+        if self.scheduling._emit_kernel_to_wrapper is self.emitting:
+            self.scheduling._emit_kernel_to_wrapper = self.emit
 
     @property
     def is_on(self) -> bool:
@@ -239,6 +275,18 @@ class _Seams:
             return _or_all(listed, lambda: self._limited(listed, *_context_of(*given, **named)))
 
         return finalize
+
+    def _with_configs(self) -> Callable[..., None]:
+        """Return Inductor's `_emit_kernel_to_wrapper` with the configs of reductions."""
+
+        @wraps(self.emit)
+        def emit(scheduling: Any, wrapper: Any, kernel: Any, source: str, *more: Any, **named: Any) -> None:
+            if self.is_on:
+                touched = kernel.estimate_kernel_num_bytes
+                source = _or_all(source, lambda: self.limits.of_reduction(source, touched))
+            self.emit(scheduling, wrapper, kernel, source, *more, **named)
+
+        return emit
 
     def _drop_templates(
         self, handler: Any, template_choices: dict[str, Any], kernel_inputs: Any, op_name: str
@@ -304,7 +352,7 @@ def _default_addmm(handler: Any, kernel_inputs: Any) -> dict[str, Any]:
     return {aten_addmm.uid: handler.get_ktc(inputs, aten_addmm, "addmm")}
 
 
-def _or_all(choices: list[Any], limited: Callable[[], list[Any]]) -> list[Any]:
+def _or_all(choices: Limited, limited: Callable[[], Limited]) -> Limited:
     """Return the limited choices, or all of them, with a warning, if limiting fails, so that no compilation fails."""
     try:
         return limited()

@@ -17,7 +17,8 @@ from grouped import FAMILIES
 OURS = [
     "fused_moe", "fused_moe_down", "gated_mlp", "grouped_gemm_dw", "grouped_gemm_dx", "grouped_gemm_fwd",
     "inductor_convolution", "inductor_flex_attention", "inductor_flex_backward", "inductor_flex_decoding",
-    "inductor_grouped_mm", "inductor_mm", "matmul", "rms_norm_rope_bwd", "rms_norm_rope_fwd", "scaled_gemm",
+    "inductor_grouped_mm", "inductor_mm", "inductor_persistent_reduction", "inductor_reduction", "matmul",
+    "rms_norm_rope_bwd", "rms_norm_rope_fwd", "scaled_gemm",
     "scaled_grouped_gemm_dw", "scaled_grouped_gemm_fwd",
 ]  # fmt: skip
 MODULE = """
