@@ -268,14 +268,15 @@ def comparison_of(family: Family) -> Comparison:
 def baselines_of(family: Family) -> Mapping[str, Baseline]:
     """Return the rankers that only this family is compared with, by name.
 
-    They are the mapping `BASELINES` of the module `contenders` in the family's package; empty if there is none.
+    They are the mapping `BASELINES` of the module `contenders` in the family's package; empty if there is none, or if
+    the family only predicts: they rank by the default and usual configs of a `Measurable`.
 
     >>> from foretune.kernels import find_family
-    >>> dict(baselines_of(find_family("grouped_gemm_fwd")))
-    {}
+    >>> [list(baselines_of(find_family(name))) for name in ("grouped_gemm_fwd", "inductor_mm", "inductor_reduction")]
+    [[], ['inductor'], []]
     """
     found: Mapping[str, Baseline] = getattr(_contenders(family), "BASELINES", {})
-    return found
+    return found if isinstance(family, Measurable) else {}
 
 
 def judge_predicted(

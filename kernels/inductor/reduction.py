@@ -1,9 +1,9 @@
 """The reductions that Inductor generates: a family whose problems are read from the generated source.
 
-Inductor takes the config of a reduction from a few rules, or times a handful. On 175 reductions of real layers the best
+Inductor takes the config of a reduction from a few rules, or times a handful. On 178 reductions of real layers the best
 of these was 20 % slower than the best of 40 (NOTES.md). Here the source of a kernel becomes a problem, its configs are
 ranked by what was measured of other kernels, and the source is rewritten to have a list with the fastest. Only text is
-read and written: `cached_autotune`, which Inductor's own rules call with their list, is called with ours.
+changed: `cached_autotune`, which Inductor's own rules call with their list, is called with ours.
 
 Importing this needs neither torch nor triton. The sources of torch 2.11 and 2.13 are understood; others are left alone.
 """
@@ -64,8 +64,6 @@ _REDUCTIONS = re.compile(r"\b(?:tl\.sum|triton_helpers\.\w+2|tl\.reduce|welford)
 _HEAVY = re.compile(r"\b(?:libdevice|tl_math|tl)\.(?:exp|log|erf|tanh|rsqrt|sqrt|sigmoid|sin|cos)\w*\(")
 #: Triton's names of element types that differ from Foretune's.
 _DTYPES = {"fp8e4nv": "fp8e4m3", "fp8e5": "fp8e5m2", "u8": "uint8"} | {f"i{bits}": f"int{bits}" for bits in (8, 16, 32)}
-
-
 #: The features, and what they are; `feature_text` adds the logarithm to those that begin with log_.
 _FEATURES = {
     "log_x": "rows",
@@ -154,6 +152,10 @@ class ReductionSource:
                 heavy=len(_HEAVY.findall(body)),
             ),
         )
+
+    def candidates(self) -> tuple[KernelConfig, ...]:
+        """Return the configs to choose from."""
+        return _FAMILIES[self.kind]().listed(self.problem)
 
     def listed(self) -> list[KernelConfig]:
         """Return the configs that Inductor lists: its decorator is called without the kernel."""

@@ -158,13 +158,12 @@ class Limits:
             source: The kernel's source.
             touched_bytes: Returns the bytes that a launch reads and writes.
         """
-        from .. import find_family
         from ..inductor.reduction import MOST_TIMED, ReductionSource, chosen
 
         kernel = ReductionSource.read(source, touched_bytes)
         if kernel is None or kernel.problem.family not in bundle_in_force(self.bundle).families:
             return source
-        configs = find_family(kernel.problem.family).listed(kernel.problem)
+        configs = kernel.candidates()
         most = MOST_TIMED if self.k == "auto" else min(self.k, MOST_TIMED)
         fastest = [configs[place] for place in self._fastest(kernel.problem, configs, most)]
         if not fastest or (self.k == 1 and len(fastest) > 1):
@@ -228,7 +227,7 @@ class _Seams:
         self.benchmark = self.benchmarker.benchmark_gpu
         self.timed = timed_by_us(self.benchmark, lambda: self.is_on)
         self.scheduling: Any = TritonScheduling
-        self.emit = TritonScheduling._emit_kernel_to_wrapper
+        self.emit: Any = TritonScheduling._emit_kernel_to_wrapper
         self.emitting = self._with_configs()
 
     def install(self) -> Callable[[], None]:
