@@ -234,7 +234,8 @@ def _halved(config: Config) -> Config | None:
 def wide(kind: str, sizes: dict[str, int], default: Config, meta: dict[str, Any]) -> list[Config]:
     """Return many configs of powers of two with 1 to 64 elements for each thread: about `MOST`.
 
-    Those that differ from the first default config in one knob come first, which coordinate descent tries.
+    Those that differ from the first default config in one knob come first, which coordinate descent tries. The number
+    of stages is the default's: it changes no PTX, because Triton pipelines only loops with matrix products.
     """
     from torch._inductor.runtime.hints import TRITON_MAX_BLOCK
 

@@ -1,11 +1,11 @@
 """What Inductor leaves in its pointwise and reduction kernels: `python tests/studies/generated_kernels_on_gpu.py`.
 
-The layers of generated_layers.py are lowered by Inductor for the device, in processes without a GPU. Each kernel that
-it generates under its heuristics `pointwise`, `reduction` and `persistent_reduction` is compiled there with Inductor's
-lists of configs and a wide list (`wide` in generated_kernels.py), and timed here on random data in CUDA graphs, each
-config in several rounds of random order. The table compares, by kind, with the best config: Inductor's list in its
-default mode (`default`, timed as Inductor does; `first` is its first config, untimed), that of max-autotune (`list`),
-and coordinate descent from the best of the default list, over the configs that were timed (`descent`).
+The layers of generated_layers.py are lowered by Inductor for the device, in processes that launch nothing. Each kernel
+that it generates under its heuristics `pointwise`, `reduction` and `persistent_reduction` is compiled there with
+Inductor's lists of configs and a wide list (`wide` in generated_kernels.py), and timed here on random data in CUDA
+graphs, each config in several rounds of random order. The table compares, by kind, with the best config: Inductor's
+list in its default mode (`default`, timed as Inductor does; `first` is its first config, untimed), that of max-autotune
+(`list`), and coordinate descent from the best of the default list, over the configs that were timed (`descent`).
 
 A choice is made on one pass and judged on another: the first pass times all configs with the L2 as a producer leaves it
 (the same tensors again and again, which is cold for all that does not fit), because that is how these kernels run in a
@@ -262,11 +262,9 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def begin_worker(hide: bool, cache: str) -> None:
+def begin_worker(cache: str) -> None:
     """Prepare a process that compiles."""
     os.environ |= {"TRITON_CACHE_DIR": cache, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    if hide:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     torch.set_num_threads(1)
 
 
@@ -317,19 +315,13 @@ def main() -> int:
 
     places = list(range(len(LAYERS)))[:: 20 if given.tiny else 1]
     listed_in, measured_in = given.out / "kernels.jsonl", given.out / "measured.jsonl"
-    gpu: Any = None
-    for hide in (True, False):  # a GPU that is hidden from workers costs no context; a torch may need to see one
-        pool = ProcessPoolExecutor(
-            given.workers, mp_context=get_context("spawn"), initializer=begin_worker, initargs=(hide, cache)
-        )
-        kernels = lines(listed_in)
-        if not kernels:
-            kernels = captured_all(pool, places, given.device, given.out)
-            if len(kernels) < len(places) / 2 and hide:
-                end_workers(pool)
-                continue
-            listed_in.write_text("".join(json.dumps(one) + "\n" for one in kernels))
-        break
+    pool = ProcessPoolExecutor(
+        given.workers, mp_context=get_context("spawn"), initializer=begin_worker, initargs=(cache,)
+    )
+    kernels = lines(listed_in)
+    if not kernels:
+        kernels = captured_all(pool, places, given.device, given.out)
+        listed_in.write_text("".join(json.dumps(one) + "\n" for one in kernels))
     started = {one["kernel"] for one in lines(measured_in) if one["step"] == "start"}
     kernels = [one for one in kernels if one["kernel"] not in started][: 4 if given.tiny else None]
     tasks: dict[str, list[tuple[list[Config], Future[list[str | None]]]]] = {}
@@ -340,7 +332,7 @@ def main() -> int:
         configs = list({key_of(config): config for configs in one["lists"].values() for config in configs}.values())
         chunks = [configs[place : place + CHUNK] for place in range(0, len(configs), CHUNK)]
         tasks[one["kernel"]] = [(chunk, pool.submit(compiled, path, chunk, given.device)) for chunk in chunks]
-    gpu = Invented() if given.tiny else Gpu()
+    gpu: Any = Invented() if given.tiny else Gpu()
     print(f"{gpu.name}, torch {torch.__version__}, {given.seconds - end + time.monotonic():.0f} s", flush=True)
     if not kernels:
         end_workers(pool)
