@@ -31,11 +31,11 @@ _MATRIX_FLOPS_PER_SM_CLOCK = {
 # The shares of the theoretical rates that a copy and a cuBLAS product reach on an H200 (4.3 of 4.8 TB/s, 785 of 1070
 # TFLOP/s).
 _COPY_SHARE, _MATRIX_SHARE = 0.9, 0.73
-# The share of the SMs that is enough for a card's full bandwidth. Parts of an H200 copied at 1525 GB/s with 16 SMs,
-# 2905 with 32, 4308 with 64, 4263 with 96 and 4258 with all 132 (2026-11): the rule is within 4 % of each. They read at
-# 1961, 3262, 4421, 4052 and 4510 GB/s, where the rule is 20 % low at 16 SMs. `pytest -m gpu -s
-# tests/runtime/test_partition.py` prints these figures.
-_SHARE_THAT_DRAWS_ALL = 0.35
+# The most that one SM copies, in GB/s. Parts of an H200 copied at 1525 GB/s with 16 SMs, 2905 with 32, 4308 with 64,
+# 4263 with 96 and 4258 with all 132, those of an H100 at 1473, 2790, 3041, 3025 and 3022 (2026-11): the rule is within
+# 7 % of each. They read at 1961, 3262, 4421, 4052 and 4510, and at 1850, 2735, 3098, 2903 and 3066, where the rule is
+# 20 % low at 16 SMs. `pytest -m gpu -s tests/runtime/test_partition.py` prints these figures.
+_GBS_OF_AN_SM = 93.0
 #: Upper bound of every number of a spec. The largest real one, bytes of L2, is a millionth of it.
 _MOST = 10**15
 
@@ -177,8 +177,8 @@ class DeviceSpec:
         """Return the spec of a partition of the card with this many SMs (see `runtime.sm_partition`).
 
         The rates follow a rule and are not measured: matrix rates are proportional to the number of SMs; so are
-        bandwidths, but 35 % of the SMs already reach the full bandwidth. Limits, clock and L2 do not change, because
-        nothing else uses the L2 while a partition is measured.
+        bandwidths, 93 GB/s for each SM, up to those of the card. Limits, clock and L2 do not change, because nothing
+        else uses the L2 while a partition is measured.
 
         Raises:
             ForetuneError: `sm_count` is not between 1 and the number of SMs.
@@ -193,14 +193,14 @@ class DeviceSpec:
         if sm_count == self.sm_count:
             return self
         share = sm_count / self.sm_count
-        drawn = min(share / _SHARE_THAT_DRAWS_ALL, 1.0)
+        most_gbs = sm_count * _GBS_OF_AN_SM
         by_dtype = tuple((dtype, round(rate * share, 1)) for dtype, rate in self.matrix_tflops_by_dtype)
         return replace(
             self,
             name=f"{self.name} ({sm_count} SMs)",
             sm_count=sm_count,
-            copy_bandwidth_gbs=round(self.copy_bandwidth_gbs * drawn, 1),
-            read_bandwidth_gbs=self.read_bandwidth_gbs and round(self.read_bandwidth_gbs * drawn, 1),
+            copy_bandwidth_gbs=min(self.copy_bandwidth_gbs, most_gbs),
+            read_bandwidth_gbs=self.read_bandwidth_gbs and min(self.read_bandwidth_gbs, most_gbs),
             matrix_tflops=round(self.matrix_tflops * share, 1),
             matrix_tflops_by_dtype=by_dtype,
             rates_measured=False,

@@ -137,7 +137,7 @@ def names() -> list[str]:
     """Return the names of the datasets that are shipped with the package.
 
     >>> names()[:2]
-    ['h100', 'h100_inductor_templates']
+    ['h100', 'h100_fp8_gradients']
     """
     root = Path(__file__).parent
     return sorted(manifest.parent.name for manifest in root.glob("[!.]*/dataset.json"))

@@ -172,7 +172,7 @@ def adapt(
     >>> few = replace(data, measurements=data.measurements[data.measurements["problem"] < 2])
     >>> adapted = adapt(few, family="rms_norm_rope_fwd")  # warns that two problems are too few to calibrate
     >>> len(adapted.families), adapted.trained["rms_norm_rope_fwd"].origin["adapted"][0]["problems"]
-    (17, 2)
+    (20, 2)
     """
     from ..model.train import adapt_bundle
 

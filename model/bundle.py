@@ -180,7 +180,7 @@ class Bundle:
 
     >>> bundle = open_bundle()  # the shipped one
     >>> bundle
-    Bundle(17 families: fused_moe, fused_moe_down, gated_mlp, ...; digest ...)
+    Bundle(20 families: fused_moe, fused_moe_down, gated_mlp, ...; digest ...)
     >>> sorted(device.name for device in bundle.trained_on("gated_mlp"))
     ['NVIDIA H100 80GB HBM3', 'NVIDIA H200']
     >>> bundle.ranker("row_softmax").predict(family, problem, device, configs)  # doctest: +SKIP

@@ -87,7 +87,7 @@ class Writer:
         DatasetError: The folder holds something other than a dataset, or measurements of another card of the same name.
 
     >>> import tempfile; folder = tempfile.mkdtemp()
-    >>> from foretune.datasets.measurement import Status
+    >>> from foretune.datasets import Case, DeviceSpec, KernelConfig, Measurement, Problem, Status
     >>> from foretune.datasets.store import read
     >>> writer = Writer(folder, "mine", [DeviceSpec.named("h200")], {}, run_id="r1")
     >>> problem = Problem.of("row_softmax", rows=8, columns=8)

@@ -154,8 +154,7 @@ def test_predict_as_json_is_the_contract() -> None:
     assert isinstance(result["reason"], str)
     slowdowns = [entry["predicted_slowdown"] for entry in result["shortlist"]]
     assert len(slowdowns) == 4
-    assert slowdowns[0] == 1.0
-    assert slowdowns == sorted(slowdowns)
+    assert slowdowns[0] == min(slowdowns) == 1.0  # the others need not be sorted: the list is diversified
     assert all(entry["config"]["num_warps"] in (4, 8) for entry in result["shortlist"])
 
 

@@ -201,7 +201,7 @@ def test_a_kernel_that_sizes_itself_by_the_spec_is_right_and_slower_in_a_part():
 
 @pytest.mark.gpu
 def test_the_rule_is_near_what_a_part_of_the_card_reaches():
-    """Prints what to make `_SHARE_THAT_DRAWS_ALL` of."""
+    """Prints what to make `_GBS_OF_AN_SM` of."""
     from foretune.runtime.timing.device_rates import measured
 
     whole, parts = measured(DeviceSpec.live()), []
