@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
+from ..datasets import Status
 from ..datasets.console import percent, printable
 from .run_state import RunState
 
@@ -106,7 +107,7 @@ class Summary:
         return Group(*(Text(printable(line)) for line in self._lines()))
 
     def _lines(self) -> Iterator[str]:
-        statuses = ", ".join(f"{count} {status}" for status, count in self.statuses.items()) or "none"
+        statuses = ", ".join(f"{count} {Status(name).text}" for name, count in self.statuses.items()) or "none"
         yield f"{self.cases} problems in {self.seconds:.0f} s, {self.plan} plan; measurements: {statuses}"
         if self.replay_of is not None:
             yield f"The times were replayed from {self.replay_of}: no GPU was used, and they are no new measurements."

@@ -285,11 +285,11 @@ class Dataset:
         return self.describe()
 
     def __rich__(self) -> Any:
-        """Return the counts of each family on each device as a table, for `rich.print`."""
+        """Return the numbers of problems, configs and rows by family and device, as a table for `rich.print`."""
         return self._table()
 
     def _table(self) -> Table:
-        """Return the counts of each family on each device as a table."""
+        """Return the numbers of problems, configs and rows by family and device, as a table."""
         families = {family: self._counts(family) for family in self.families}
         return contents_table([{"name": self.name, "families": families, "ignored": self.ignored}])
 

@@ -68,6 +68,11 @@ class Status(str, Enum):
     TIMEOUT = "timeout"
     EARLY_STOPPED = "hopeless"  # given up after one launch, which was much slower than the best config
 
+    @property
+    def text(self) -> str:
+        """The status as messages name it; the stored value "hopeless" is older than that word."""
+        return self.name.lower().replace("_", "-")
+
 
 #: The statuses with a time.
 TIMED = (Status.OK, Status.EARLY_STOPPED)
@@ -205,7 +210,9 @@ def flagged(drift: pd.DataFrame) -> pd.Series[float]:
 
 
 def flagged_names(drift: pd.DataFrame) -> dict[str, float]:
-    """Return `flagged` by problem name, rounded; `drift` must have names in its column `problem`.
+    """Return the worst slowdown of the drift probe for each problem that `flagged` finds, by the problem's name.
+
+    `drift` has the names in its column `problem`.
 
     Problems that differ only in their segment sizes share a name; the worst slowdown counts.
 

@@ -240,7 +240,7 @@ def check_drawn(tokens: Sequence[int] | None, **counts: int) -> None:
 
 
 class Draws:
-    """How many problems a workload draws, from which token counts and within which limit, and its random generator.
+    """The options of drawing a workload's problems (how many, token counts, size limit), and the random generator.
 
     The order of the drawn cases is random, so that a run cut short by its budget has a representative sample. The same
     arguments give the same cases.

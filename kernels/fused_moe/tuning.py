@@ -251,9 +251,10 @@ def best_pairs(
 def _contenders(
     engine: str, layer: Layer, tokens: int, in_force: TunedRow | None, products: Sequence[_Product]
 ) -> dict[str, Pair]:
-    """Return the pairs that the engine may run now, by name: its default, and that of the row `in_force`.
+    """Return the configs of both products that the engine would run without new tuning, as pairs by name.
 
-    The latter is left out if one of the products cannot run it. Raises `ForetuneError` if that is so for the default.
+    They are the engine's default, and those of `in_force`, a row of its tuned file; the latter is left out if a product
+    cannot run its config. Raises `ForetuneError` if that is so for the default.
     """
     pairs = {DEFAULT: default_pair(engine, layer, tokens)}
     if in_force is not None and in_force.pair is not None:

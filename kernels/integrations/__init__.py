@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from importlib import import_module
+from inspect import signature
 from threading import Lock
 from typing import Any
 
@@ -45,9 +46,10 @@ def use(project: str, **options: Any) -> Use:
       attention, out of the search space that is configured, and ATen's. An op that the bundle has not learned gets 2k
       choices, ranked by an analytic model. With k="auto" there are as many as are expected to pay, at most 8, and none
       of a product for which ATen is expected to be faster. With k=1 one choice is left of each op, ATen's or the first,
-      and nothing is timed, except on an arch that the bundle does not know. Meanwhile Inductor's GPU benchmarks use
-      `foretune.runtime.Timer`. Inductor's caches keep these graphs apart from others. If this torch has other
-      internals, or nothing can be predicted, Inductor chooses alone, with one warning.
+      and nothing is timed, except on an arch that the bundle does not know. In every mode of `torch.compile`, generated
+      reductions get at most 3 predicted configs and the best of Inductor's own, or one with k=1. Meanwhile Inductor's
+      GPU benchmarks use `foretune.runtime.Timer`. Inductor's caches keep these graphs apart from others. If this torch
+      has other internals, or nothing can be predicted, Inductor chooses alone, with one warning.
     - "transformers" (5.7 or later): registers the experts implementation "foretune", for
       `model.set_experts_implementation("foretune")` and `from_pretrained(..., experts_implementation="foretune")`;
       also for experts in block-scaled fp8, if this version has a registry for them.
@@ -74,13 +76,15 @@ def use(project: str, **options: Any) -> Use:
     if not isinstance(project, str) or project not in _PROJECTS:
         *others, last = _PROJECTS
         raise ForetuneError(f"Foretune can be used in {', '.join(others)} or {last} but not in {shown(project)}")
-    module, install, able = _PROJECTS[project]
+    module, function, able = _PROJECTS[project]
     if unknown := [name for name in options if name not in able]:
         known = ", ".join(able) or "no options"
         raise ForetuneError(f"foretune.use({project!r}) takes {known}, but not {unknown[0]}")
     with _lock:
+        install = getattr(import_module(module, __name__), function)
+        options = {name: one.default for name, one in signature(install).parameters.items()} | options
         if not _users.get(project):
-            _removers[project] = getattr(import_module(module, __name__), install)(**options)
+            _removers[project] = install(**options)
             _options[project] = options
         elif options != _options[project]:
             given = ", ".join(f"{name}={shown(value)}" for name, value in _options[project].items()) or "no options"

@@ -62,7 +62,7 @@ class HubFile:
 
     @property
     def entries(self) -> dict[str, dict[str, int]]:
-        """The content of the file."""
+        """The file's JSON object: for each number of rows, as text, the values of the kernel's knobs by name."""
         return {str(m): {name: int(config[knob]) for knob, name in KNOBS.items()} for m, config in self.rows.items()}
 
     def save(self, folder: Path | str, *, force: bool = False) -> list[Path]:

@@ -106,7 +106,7 @@ def _experts(family: str) -> Iterator[tuple[str, Case]]:
 
 
 def _gradients() -> Iterator[tuple[str, Case]]:
-    """Yield (name, case) of the suite of dW: training, with equal groups, whose sizes torch can take."""
+    """Yield (name, case) of the suite of dW: training layers with equal groups, of sizes that torch's kernel takes."""
     rows, _ = _PHASES["training"]
     for layer, (groups, n, k) in _EXPERTS.items():
         dims = {"groups": groups, "rows": rows, "n": n, "k": k}

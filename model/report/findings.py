@@ -94,7 +94,7 @@ class Findings:
 
     @cached_property
     def places(self) -> NDArray[np.intp]:
-        """Columns of the configs in the order of a shortlist with sizes known, (n_problems, n_configs).
+        """The columns of each problem's configs, best predicted first, with sizes known, (n_problems, n_configs).
 
         Configs that are not candidates come last.
         """

@@ -1,4 +1,4 @@
-"""What the interpreter of kernels computes with (`Block`, `Guess`), and what Triton's functions do with it."""
+"""The values that the interpreter of kernels computes with (`Block`, `Guess`), and Triton's functions on them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Loop:
 
 @dataclass
 class Facts:
-    """What one program of a launch does. Bytes, operations and elements are totals over its loops.
+    """The work of one program of a launch. Bytes, operations and elements are totals over its loops.
 
     Attributes:
         scattered_bytes: Loaded or stored in pieces of less than 32 contiguous bytes.

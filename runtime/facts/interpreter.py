@@ -223,7 +223,7 @@ class _Interpreter(Functions):
         self.loops.pop()
 
     def run_with(self, node: ast.With, env: dict[str, Any]) -> None:
-        """A block, such as one of warp specialization."""
+        """Interpret the body of a `with` block, such as one of warp specialization."""
         self.run(node.body, env)
 
     # Expressions. Others count as an unknown number.

@@ -57,7 +57,7 @@ class Software:
     @classmethod
     @cache
     def here(cls) -> Software:
-        """Return the versions on this machine, which are looked up once."""
+        """Return this machine's versions of the driver, torch and triton, which are looked up once."""
         return cls(driver=_driver(), torch=_version_of("torch"), triton=_version_of("triton"))
 
 
@@ -240,7 +240,7 @@ class _Expected:
     timed: str  # see `log_row`
 
     def log(self, timings: Mapping[triton.Config, Any]) -> None:
-        """Log timings if they belong to these configs."""
+        """Append an autotuner's times to the log, unless one is of a config that this object does not know."""
         if not timings or not all(id(config) in self.values for config in timings):
             return
         for config, timing in timings.items():

@@ -19,7 +19,7 @@ def shown(summary):
 
 def test_a_run_that_measured_all():
     assert shown(SUMMARY) == [
-        "3 problems in 61 s, exhaustive plan; measurements: 90 ok, 10 hopeless",
+        "3 problems in 61 s, exhaustive plan; measurements: 90 ok, 10 early-stopped",
         "2 configs/s; GPUs: 2, busy 83 % of the time; 120 s of compiling, 4 s lost to aborts",
     ]
     assert shown(replace(SUMMARY, statuses={}))[0].endswith("measurements: none")

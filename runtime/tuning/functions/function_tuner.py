@@ -57,7 +57,7 @@ def software() -> dict[str, str]:
 
 
 class FunctionTuner(WrappedFunction[P, R]):
-    """A function whose calls are timed and whose records are cached. `foretune.tune` documents the options."""
+    """A function that times its knobs' values and caches the fastest. `foretune.tune` documents the options."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Who tunes: one thread of a process at a time (`TuningLock`), and the ranks of a group in lockstep (`Ranks`)."""
+"""Rules of who may tune: one thread of a process at a time (`TuningLock`), the ranks of a group in step (`Ranks`)."""
 
 from __future__ import annotations
 

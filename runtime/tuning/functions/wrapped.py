@@ -273,7 +273,7 @@ class _Identity:
         self._places: dict[int, int] = {}  # number of a function, by its id
 
     def add(self, function: Any) -> _Identity:
-        """Add any callable; return this identity."""
+        """Add what identifies a callable (its code, closure, arguments), and return self."""
         if isinstance(function, functools.partial):
             self.add(function.func)
             self._hold("arguments", [function.args, function.keywords])

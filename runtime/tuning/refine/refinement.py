@@ -351,7 +351,7 @@ _all: dict[Hashable, Refinement[Any]] = {}
 
 
 def refinement_of(key: Hashable, make: Callable[[], Refinement[C]]) -> Refinement[C]:
-    """Return the refinement with a key, which is made at the first call of its problem."""
+    """Return the refinement of a key; `make` creates it at the first call."""
     found = _all.get(key)
     return found if found is not None else _all.setdefault(key, make())
 

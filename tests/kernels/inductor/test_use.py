@@ -374,6 +374,8 @@ def test_options_that_it_does_not_take_or_that_differ_are_refused():
         foretune.use("transformers", k=3)
     with foretune.use("inductor", k=3), pytest.raises(ForetuneError, match="already uses Foretune with k=3"):
         foretune.use("inductor", k=4)
+    with foretune.use("inductor"), foretune.use("inductor", k=8), foretune.use("inductor", bundle=None):
+        pass  # the defaults, named or not
 
 
 def test_an_inductor_without_the_seams_chooses_as_ever_with_a_warning(monkeypatch):
