@@ -256,7 +256,7 @@ def _differentiable(name: str, setup_context: Callable[..., None], backward: Cal
     torch.library.register_autograd(f"foretune::{name}", backward, setup_context=setup_context, lib=guarded)
 
     class Transformed(torch.autograd.Function):
-        """The operator under function transforms."""
+        """The autograd function that torch.func's transforms (`grad`, `vmap`, ...) differentiate and batch."""
 
         @staticmethod
         def forward(*arguments: Any) -> Any:

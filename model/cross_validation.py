@@ -348,7 +348,10 @@ class _Split:
         return calibrating_problems(self.data, rows, [np.log(scores[row, self.data.candidate[row]]) for row in rows])
 
     def _growths(self, learned: Mapping[int, TrainingSet]) -> list[float]:
-        """Return the growth of each tested problem's shortlist: by its distance from its fold's data in `learned`."""
+        """Return by which factor each tested problem's shortlist is longer because it is out of distribution.
+
+        `learned` has the training set of each fold, from which the distance is measured.
+        """
         grid = self.data.grid
         domains = {number: (TrainingDomain.of(known.problems), known.devices) for number, known in learned.items()}
         return [

@@ -112,7 +112,10 @@ def _checked_dim(family: Family, invariant: Any) -> str:
 
 @lru_cache(maxsize=256)
 def _restricted(family: Family, dim: str | None) -> Family:
-    """Return the family restricted to the class of its default config, for many rows if a dimension is given."""
+    """Return a view of the family that supports only configs with the same bits as the default config.
+
+    With `dim`, that is the default config of the problem with a large size in this dimension.
+    """
 
     @lru_cache(maxsize=4096)
     def model(problem: Problem, device: DeviceSpec) -> KernelConfig:

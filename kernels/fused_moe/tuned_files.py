@@ -230,7 +230,7 @@ def rows_in(table: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class TunedFiles:
-    """New tuned files for one layer: a row for each tuned batch size."""
+    """The tuned files of both products of one layer, to be written for vLLM or SGLang: a row for each batch size."""
 
     engine: str
     layer: Layer

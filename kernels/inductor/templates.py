@@ -398,7 +398,10 @@ class InductorFlexBackwardFamily(_Flex):
         return 3.5 * super().flops(problem)  # seven products instead of two, because both parts recompute one
 
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
-        """Return the tiles and inner-loop steps of each config; `knobs` has the values of each knob, (n_configs,)."""
+        """Return the numbers of tiles and of inner-loop steps of a tile for each config.
+
+        `knobs` has the values of each knob, (n_configs,).
+        """
         import numpy as np
 
         m1, n1, m2, n2 = (knobs[knob] for knob in self.tiles)

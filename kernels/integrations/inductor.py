@@ -129,10 +129,10 @@ class Limits:
         return one_choice(limited) if self.k == 1 else limited
 
     def is_left_to_aten(self, inputs: Any, op: str, tf32: bool | None = None) -> bool:
-        """Return whether no template of a lowering of `op` is kept, because ATen is expected to be faster.
+        """Return whether a call of `op` keeps none of Inductor's templates, because ATen is expected to be faster.
 
-        With k > 1, this is only so for products in exact float32. Before templates are listed, `tf32` is not known; the
-        answer is then True only if it is so in both cases.
+        If several choices are kept, that is only so for products in exact float32. Before templates are listed, `tf32`
+        is not known; the answer is then True only if it is so in both cases.
         """
         from torch._inductor.utils import use_aten_gemm_kernels
 

@@ -95,7 +95,10 @@ class Network:
 
     @classmethod
     def restored(cls, **arrays: NDArray[Any]) -> Network:
-        """Return the network of `arrays`. Raises `ForetuneError` or `ValueError` for invalid arrays."""
+        """Return the network with these weights, named as by `arrays`, which may be flat.
+
+        Raises `ForetuneError` or `ValueError` for invalid arrays.
+        """
         shapes = {"weight1": (-1, len(arrays["bias1"])), "weight2": (-1, len(arrays["bias2"]))}
         return cls(**{name: array.reshape(shapes.get(name, (-1,))) for name, array in arrays.items()})
 

@@ -283,7 +283,7 @@ class Failures:
 
     @property
     def first(self) -> Exception | None:
-        """The first exception, of any type."""
+        """The exception of the first config that failed, or None."""
         return next(iter(self._first.values()), None)
 
     def add(self, error: Exception | None) -> None:

@@ -74,7 +74,7 @@ class CudaEvents:
         return start, end, stream, free, time.perf_counter()
 
     def end(self, mark: Any, about: Any) -> None:
-        """Mark the end of the call of this mark; `read` yields `about`, which describes it, with its time."""
+        """Record the end of the call that `begin` marked; `read` yields `about`, any object, with its time."""
         # The longest that the device can have waited for the launch, if it has reached the first event by now.
         gap_us = 1e6 * (time.perf_counter() - mark[4]) if mark[0].query() else 0.0
         mark[1].record(mark[2])
@@ -85,9 +85,10 @@ class CudaEvents:
         mark[3].append(mark[:2])
 
     def read(self) -> Iterator[tuple[Any, float]]:
-        """Yield (`about`, microseconds) of each call that the GPU completed since the last time; do not wait.
+        """Yield (`about`, microseconds) of each call that the GPU completed since the last `read`, without waiting.
 
-        The time is 0.0 if the GPU may have waited for the host for more than 2 % of it.
+        `about` is the object that `end` was given. The time is 0.0, which does not count, if the GPU may have waited
+        for the host for more than 2 % of it.
         """
         while self._running and self._running[0][0][1].query():
             (start, end, _, free, _), about, gap_us = self._running.popleft()
