@@ -194,7 +194,7 @@ def test_no_gpu_is_said_in_one_line_and_nothing_is_written(monkeypatch, tmp_path
 def test_a_run_shows_its_progress_its_outcome_and_where_the_dataset_lies(collect):
     result = call(f"{FAMILY} --out measured")
     assert f"1/3 {collect.cases[0].problem} · 12 configs/s · 2 min left" in result.stderr
-    assert "3 problems in 61 s, exhaustive plan; measurements: 90 ok, 10 hopeless" in result.stdout
+    assert "3 problems in 61 s, exhaustive plan; measurements: 90 ok, 10 early-stopped" in result.stdout
     assert "2 configs/s; GPUs: 2, busy 83 % of the time; 120 s of compiling, 4 s lost to aborts" in result.stdout
     assert "Written to measured" in result.stdout
     assert "again" not in result.stdout
