@@ -154,7 +154,14 @@ def test_predict_as_json_is_the_contract() -> None:
     assert isinstance(result["reason"], str)
     slowdowns = [entry["predicted_slowdown"] for entry in result["shortlist"]]
     assert len(slowdowns) == 4
-    assert slowdowns[0] == min(slowdowns) == 1.0  # the others need not be sorted: the list is diversified
+    assert slowdowns[0] == 1.0
+    # A diversified list is sorted but for the configs that moved up.
+    explained = json.loads(call(f"{PREDICT} --configs 4 --explain --json").stdout)["configs"]
+    assert [entry["predicted_slowdown"] for entry in explained] == pytest.approx(slowdowns, abs=1e-4)
+    by_rank = sorted(explained, key=lambda entry: entry["predicted_rank"])
+    assert [entry["predicted_slowdown"] for entry in by_rank] == sorted(slowdowns)
+    for place, entry in enumerate(explained, 1):
+        assert ("moved up" in entry["why"]) == (entry["predicted_rank"] > place)
     assert all(entry["config"]["num_warps"] in (4, 8) for entry in result["shortlist"])
 
 

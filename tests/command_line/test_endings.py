@@ -187,7 +187,10 @@ def test_the_version_is_printed() -> None:
         ("foretune collect grouped_gemm_f", ["grouped_gemm_fwd"]),
         ("foretune train --family grouped_gemm_f", ["grouped_gemm_fwd"]),
         ("foretune train --data h200_w", ["h200_wide"]),
-        ("foretune datasets show h100_i", ["h100_inductor_templates"]),
+        (
+            "foretune datasets show h1",
+            ["h100", "h100_fp8_gradients", "h100_inductor_templates", "h100_kernels", "h100_memory_bound"],
+        ),
         ("foretune device h", ["h100", "h200"]),
         (f"foretune predict {FAMILY} --device h", ["h100", "h200"]),
         (f"foretune predict {FAMILY} --dtype f", ["fp16", "fp32"]),

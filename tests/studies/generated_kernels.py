@@ -185,7 +185,7 @@ def listed(kernel: Any, **meta: Any) -> list[Config]:
 
 
 def facts_of(kernel: Any, source: str) -> dict[str, Any]:
-    """Return what is known of a kernel before it is compiled, and the configs to time."""
+    """Return the facts of a kernel that need no compilation, and the configs to time."""
     sizes, meta = dict(kernel.tuner.size_hints), kernel.tuner.inductor_meta
     kernel.module.rand_strided = lambda size, stride, device=None, dtype=None, **_: torch.empty_strided(
         size, stride, dtype=dtype, device="cuda:0"

@@ -1,4 +1,6 @@
-"""What Inductor leaves in its pointwise and reduction kernels: `python tests/studies/generated_kernels_on_gpu.py`.
+"""Measure how far Inductor's pointwise and reduction kernels are from the best config of a wide list.
+
+Usage: `python tests/studies/generated_kernels_on_gpu.py`.
 
 The layers of generated_layers.py are lowered by Inductor for the device, in processes that launch nothing. Each kernel
 that it generates under its heuristics `pointwise`, `reduction` and `persistent_reduction` is compiled there with

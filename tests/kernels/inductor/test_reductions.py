@@ -37,7 +37,7 @@ def sources(function, *tensors, **options):
 
 
 def tuner_of(source, name, folder):
-    """What Inductor's worker makes of a source; None if the source does not say how it is tuned."""
+    """Return the autotuner that Inductor's worker makes of a source; None if the source declares none."""
     from torch._inductor.runtime import triton_helpers
 
     path = folder / f"{name}.py"
