@@ -1,4 +1,4 @@
-"""`KernelConfig`: the knob values of one kernel variant, as an immutable value; a cache for functions of many."""
+"""`KernelConfig`, the immutable knob values of one kernel variant; `remembered`, a cache for functions of configs."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class KernelConfig:
 
     @classmethod
     def from_json(cls, knobs: Mapping[str, Any]) -> KernelConfig:
-        """Return the config that `to_json` described; raise `ForetuneError` for anything else."""
+        """Return the config with the knobs in a dict from `to_json`; raise `ForetuneError` if they are not valid."""
         if not isinstance(knobs, Mapping) or not all(isinstance(name, str) for name in knobs):
             raise ForetuneError(f"a config must be a mapping from knob names to values but is {shown(knobs)}")
         return cls.of(**knobs)
@@ -140,10 +140,10 @@ def _checked_meta(meta: Any) -> tuple[tuple[tuple[str, Knob], ...], dict[str, Kn
 
 
 def check_config(config: Any) -> KernelConfig:
-    """Return an item of a list of configs.
+    """Return one item of a user's list of configs unchanged, after checking its type.
 
     Raises:
-        ForetuneError: It is no `KernelConfig`.
+        ForetuneError: It is not a `KernelConfig`.
     """
     if not isinstance(config, KernelConfig):
         raise ForetuneError(
@@ -156,7 +156,7 @@ def check_config(config: Any) -> KernelConfig:
 # Cached, because thousands of configs share the same few values. typed=True keeps True and 1 apart.
 @lru_cache(maxsize=4096, typed=True)
 def _knob(name: Any, value: Any) -> tuple[str, Knob]:
-    """Check one meta-parameter and return it with its value in Python's own types."""
+    """Check one meta-parameter; return its name, and its value as a plain Python bool, float, int or str."""
     name = check_word("a config's knob", name)
     if name in OPTIONS:
         raise ForetuneError(f"{name} is a launch option and not a meta-parameter: use KernelConfig.of({name}=...)")
@@ -188,9 +188,9 @@ def _options(
 
 
 def remembered(maxsize: int) -> Callable[[Callable[..., _T]], Callable[..., _T]]:
-    """Return a decorator that caches up to `maxsize` results of a function of a tuple of configs.
+    """Return a decorator that caches up to `maxsize` results of a function whose first argument is a tuple of configs.
 
-    The function's other arguments must be hashable. A tuple that was passed before is recognized by its identity,
+    The other arguments must be hashable. A tuple that was passed before is recognized by its identity,
     because hashing a thousand configs takes 0.3 ms, a third of the time that a prediction may take. A tuple that is
     equal, but another object, gets the same result.
 

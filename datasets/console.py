@@ -80,7 +80,7 @@ def table(
 
 
 class InNotebooks:
-    """A base of results that render themselves with rich (`__rich__` returns a `Table`): notebooks show the same."""
+    """Base class of results whose `__rich__` returns a `Table`: notebooks show that table as HTML."""
 
     def __rich__(self) -> Any:
         raise NotImplementedError
@@ -93,9 +93,9 @@ class InNotebooks:
 class Table:
     """A table made by `table`. No cell is ever cut off.
 
-    The layout is the same at every width of at least 80 characters: a frame with a column each, or if that is wider
-    than 80, with the `lead` columns and one for the rest. In narrower terminals, a table that does not fit has no
-    frame, and each row is shown as a few lines of name=value.
+    A table that fits into 80 characters, or into a narrower terminal, has a frame with all columns. Otherwise the frame
+    has the first `lead` columns and one more, which lists the others as name=value. If that does not fit either, or the
+    terminal is narrower than 80, there is no frame, and each row is shown as a few lines of name=value.
     """
 
     title: str
@@ -137,9 +137,9 @@ class Table:
             yield Text(self.below)
 
     def _folded(self, room: int) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]] | None:
-        """Return columns and rows with all columns after `lead` folded into one of name=value items, aligned.
+        """Return columns and rows, with all columns after the first `lead` folded into one of aligned name=value items.
 
-        None if that is wider than `room` as well.
+        Return None if the result is wider than `room` characters.
         """
         from rich.cells import cell_len, set_cell_size
 
@@ -213,7 +213,7 @@ def _widths(columns: Sequence[str], rows: Sequence[Sequence[str]], room: int) ->
 
 
 def percent(ratio: float) -> str:
-    """Return how far a ratio is above 1, in percent.
+    """Return how far a ratio is above 1, as the text of a percentage with one decimal.
 
     >>> percent(1.034)
     '3.4'

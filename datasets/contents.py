@@ -20,7 +20,10 @@ def described(
     ignored: Sequence[str],
     left_out: Sequence[LeftOut] = (),
 ) -> dict[str, Any]:
-    """Return a dataset's description as `foretune datasets --json` prints it; `contents` is `Dataset.contents()`."""
+    """Return a dataset's description, the dict that `foretune datasets --json` prints, from its parts.
+
+    `contents` is the result of `Dataset.contents`; the other arguments are attributes of a `Dataset`.
+    """
     return {
         "name": name,
         "device": ", ".join(spec.name for spec in devices),
@@ -39,7 +42,7 @@ REPLAY_OF = "replay_of"
 
 
 def replayed_from(provenance: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the datasets that were replayed by the runs in a dataset's provenance.
+    """Return the names of the datasets whose recorded times the runs in `provenance` replayed, instead of measuring.
 
     >>> replayed_from({"runs": {"r1": {"replay_of": {"dataset": "h200", "runs": ["a"]}}, "r2": {}}})
     ('h200',)
@@ -153,7 +156,7 @@ class LeftOut:
 
 
 class LogLine(NamedTuple):
-    """The place of a line in a log: run, file and line number. Its `str` names it in messages."""
+    """The position of a line in a log: run id, file and line number. As `str`: "FILE, line N", for messages."""
 
     run_id: str
     file: str

@@ -90,7 +90,7 @@ class Dataset:
         return tuple(sorted({case.problem.family for case in self.cases}))
 
     def drifted(self) -> dict[Case, float]:
-        """Return the cases during which the drift probe was slower than usual, and its slowdown.
+        """Return the cases during which the drift probe (a fixed launch) was slower than usual, each with its slowdown.
 
         The times of these cases may be wrong.
         """
@@ -102,9 +102,9 @@ class Dataset:
         return kernel_sources(self.provenance, family)
 
     def plans(self, family: str) -> set[str]:
-        """Return the plans of a family's runs: how each run selected the configs to measure.
+        """Return the names of the plans of a family's runs. A plan selects the configs to measure.
 
-        Runs that recorded no plan are older than the other plans and used the exhaustive one.
+        A run without a recorded plan measured all configs, so its plan is "exhaustive".
         """
         runs = self.provenance.get("runs", {}).values()
         return {str(run.get("plan", "exhaustive")) for run in runs if run.get("family", family) == family}
@@ -136,10 +136,10 @@ class Dataset:
         )
 
     def of_family(self, family: Family) -> Dataset:
-        """Return the dataset with all of the family's knobs in its configs.
+        """Return the dataset with default values for knobs that configs of the family lack.
 
-        A config that lacks a knob of `Family.default_knobs`, because the kernel got the knob after the measurement, is
-        given the default. Nothing else changes; a dataset without such configs is returned itself.
+        A config lacks a knob of `Family.default_knobs` if the kernel got the knob after the measurement. Nothing else
+        changes; a dataset without such configs is returned itself.
 
         Raises:
             FamilyError: The family's declarations are wrong.
@@ -185,7 +185,7 @@ class Dataset:
         Problems without any time are left out. Times of several runs are scaled to be comparable (see
         `measurement.on_one_clock`).
 
-        Times that were not taken as `Measurement.time_us` says, such as those logged in production (see "timed" in a
+        Times measured in another way than `Measurement.time_us`, such as those logged in production (see "timed" in a
         run's provenance), are used only for cells without another time. They are scaled by the median ratio of the
         problem's cells that have both, and get the weight `OTHERWISE_TIMED`: absolute times differ, but the order of
         the configs of a problem is nearly the same.
@@ -232,7 +232,7 @@ class Dataset:
         )
 
     def _binaries(self, rows: pd.DataFrame) -> dict[BinarySignature, dict[KernelConfig, BinaryFacts]]:
-        """Return `Grid.binaries` for these rows: each config's facts by (dtype, flags), the median over the rows."""
+        """Return the `BinaryFacts` of these rows by (dtype, flags) and config, each the median of its rows."""
         signatures: dict[BinarySignature, int] = {}
         keys = ((case.problem.dtype, case.problem.flags) for case in self.cases)
         number = [signatures.setdefault(key, len(signatures)) for key in keys]
@@ -273,7 +273,7 @@ class Dataset:
         return {signature: frozenset(configs) for signature, configs in wrong.items()}
 
     def _noise_floor(self, family: str) -> float | None:
-        """Return the geometric mean of `Grid.noise`; None if the family has no times."""
+        """Return the noise floor of a family, the geometric mean of its `Grid.noise`; None if it has no times."""
         try:
             noise = self.grid(family).noise
         except DatasetError:
@@ -300,16 +300,16 @@ class Dataset:
         )
 
     def contents(self) -> dict[str, Any]:
-        """Return the counts that the manifest of a sealed dataset has.
+        """Return the counts of each family and the worst drift of each problem, for the manifest of a sealed dataset.
 
-        `noise_floor` is the geometric mean of `Grid.noise`.
+        A family's `noise_floor` is the geometric mean of its `Grid.noise`.
         """
         families = {family: self._counts(family, noise_floor=True) for family in self.families}
         names = [str(self.cases[number].problem) for number in self.drift["problem"]]
         return {"families": families, "drifted": flagged_names(self.drift.assign(problem=names))}
 
     def _counts(self, family: str, *, noise_floor: bool = False) -> dict[str, Any]:
-        """Return the counts of one family, with the noise floor, which takes longer, only if requested."""
+        """Return counts of one family's problems, configs and rows; its noise floor, which is slow, only on request."""
         rows = self.rows(family)
         return {
             "problems": int(rows["problem"].nunique()),
@@ -332,7 +332,7 @@ def _counted(one: str, several: str, names: Sequence[str]) -> str:
 
 
 def _cells(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the last time of each cell: rows are (problem, device), columns are configs."""
+    """Return the last time of each config (column) on each problem and device (row), as a table of times."""
     cells: pd.DataFrame = (
         rows.groupby(["problem", "device", "config"], observed=True)["time_us"].last().unstack("config")
     )
@@ -340,7 +340,7 @@ def _cells(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _tried(rows: pd.DataFrame, cells: pd.DataFrame) -> NDArray[np.bool_]:
-    """Return the mask of the cells that have a row which is not invalid; rows of failed configs count."""
+    """Return the mask of the entries of `cells` that were measured, failed ones included but not refused (INVALID)."""
     rows = rows[rows["status"] != Status.INVALID.value]
     at = cells.index.get_indexer(pd.MultiIndex.from_frame(rows[["problem", "device"]]))
     column = cells.columns.get_indexer(pd.Index(rows["config"]))
@@ -351,10 +351,10 @@ def _tried(rows: pd.DataFrame, cells: pd.DataFrame) -> NDArray[np.bool_]:
 
 
 def _filled(scan: pd.DataFrame, others: pd.DataFrame) -> tuple[pd.DataFrame, NDArray[np.float64]]:
-    """Fill empty cells of a scan with times that were taken otherwise, scaled to the scan.
+    """Fill the gaps of a table of times (`scan`) with times measured in another way, scaled to those of the table.
 
     Returns:
-        The filled cells, and the weight of each.
+        The filled table, and the training weight of each entry.
     """
     index, columns = scan.index.union(others.index), scan.columns.union(others.columns)
     scan, others = (cells.reindex(index=index, columns=columns) for cells in (scan, others))
@@ -364,6 +364,6 @@ def _filled(scan: pd.DataFrame, others: pd.DataFrame) -> tuple[pd.DataFrame, NDA
 
 
 def _usual(ratios: pd.DataFrame) -> pd.Series[float]:
-    """Return the median of each problem's ratios; 1 if it has none, e.g. because no config was timed both ways."""
+    """Return the median of each row of `ratios`; 1 if it has none, e.g. because no config was timed both ways."""
     known: pd.Series[float] = ratios.dropna(how="all").median(axis=1)
     return known.reindex(ratios.index).fillna(1.0)

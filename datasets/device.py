@@ -113,7 +113,7 @@ class DeviceSpec:
 
     @property
     def card_word(self) -> str:
-        """The name of the card as in the names of tuned files: torch's name with underscores instead of spaces.
+        """The card's name for names of files with tuned configs: torch's name with underscores instead of spaces.
 
         >>> DeviceSpec.named("h100").card_word
         'NVIDIA_H100_80GB_HBM3'
@@ -277,7 +277,7 @@ class DeviceSpec:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> DeviceSpec:
-        """Return the spec that `to_json` described; raise `ForetuneError` for missing, unknown or wrong fields."""
+        """Return the spec in a dict from `to_json`; raise `ForetuneError` for missing, unknown or wrong fields."""
         if not isinstance(value, Mapping):
             raise ForetuneError(f"not a device spec, which is a JSON object: {shown(value)}")
         known = {field.name for field in fields(cls)}

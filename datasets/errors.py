@@ -86,7 +86,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """Return the exception that a family's method raised if `error` is a `FamilyError` about one, else `error`."""
+    """Return the exception that a `FamilyError` was raised from; any other error is returned itself."""
     return error.__cause__ if isinstance(error, FamilyError) and isinstance(error.__cause__, Exception) else error
 
 
@@ -200,7 +200,7 @@ def check_word(name: str, value: Any, most: int = LONGEST_WORD) -> str:
 
 
 def check_words(name: str, values: Any, most: int = MOST_NAMES) -> tuple[str, ...]:
-    """Return a collection of at most `most` non-empty printable strings as a tuple, in the given order."""
+    """Return a collection as a tuple; raise `ForetuneError` unless it is at most `most` non-empty printable strings."""
     if isinstance(values, (str, bytes)) or not isinstance(values, Collection) or len(values) > most:
         raise ForetuneError(f"{name} must be a list of at most {most} strings but is {shown(values)}")
     return tuple(check_word(f"each of {name}", value) for value in values)

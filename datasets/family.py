@@ -106,10 +106,10 @@ class Family(ABC):
     def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
         """Return a config's numerics class: configs of equal classes compute identical bits for this problem.
 
-        `same_bits` and `invariant` keep every choice within one class. The class must not depend on the sizes of
-        `independent` dimensions. A subclass may declare the knobs that decide the bits instead of a method: `numerics =
-        ("BLOCK_K", "SPLIT_K")`; no knobs put all configs into one class. The default is the config itself: nothing is
-        known, so each config is a class of its own.
+        The options `same_bits` and `invariant` keep every choice within one class. The class must not depend on the
+        sizes of `independent` dimensions. A subclass may declare the knobs that decide the bits instead of a method:
+        `numerics = ("BLOCK_K", "SPLIT_K")`; no knobs put all configs into one class. The default is the config itself,
+        so each config is a class of its own, because nothing is known about its bits.
         """
         return config
 
@@ -147,7 +147,7 @@ class Family(ABC):
         configs: Sequence[KernelConfig],
         binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
     ) -> Sequence[FeatureGroup]:
-        """Return the `features` of several problems of one dtype as `FeatureGroup`s, the form that a ranker takes.
+        """Return the `features` of several problems of one dtype as `FeatureGroup`s, the form that rankers read.
 
         The default calls `features` for each problem. Override it to compute columns that repeat only once, which makes
         predictions faster and must not change them.
@@ -170,17 +170,17 @@ class Family(ABC):
         """
 
     def at_call_time(self, problem: Problem) -> Problem:
-        """Return the problem for which a config is predicted when `problem` is launched.
+        """Return the version of `problem` for which configs are predicted when it is launched.
 
-        It has no segment sizes, which are on the device, and its dimensions in `bucketed` are rounded. The method is
-        idempotent.
+        The segment sizes are removed, because they are on the device, and the dimensions in `bucketed` are rounded. The
+        method is idempotent.
         """
         return problem.without_sizes().rounded(*self.bucketed)
 
     def plausible(self, problem: Problem) -> Sequence[tuple[float, Problem]]:
-        """Return plausible problems with known segment sizes for one without, as (weight, problem); weights sum to 1.
+        """Return variants of a problem without segment sizes that have plausible ones, as (weight, variant) pairs.
 
-        A ranker marginalizes over them: it predicts the weighted mean. The default is the problem itself.
+        The weights sum to 1. A ranker predicts the weighted mean over the variants. The default is the problem itself.
         """
         return ((1.0, problem),)
 
@@ -193,16 +193,16 @@ class Family(ABC):
         raise ForetuneError(f"no config of {self.name} can run {problem} on {device.name}: {reason}")
 
     def same_bits_config(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
-        """Return the config whose numerics class `same_bits` and `invariant` keep: the default config.
+        """Return the config whose `numerics` class all choices have with the options `same_bits` and `invariant`.
 
-        Override it if no config of the space has the class of the default config, or if another class is faster.
+        It is the default config. Override it if no config of the space has that class, or if another class is faster.
         """
         return self.default(problem, device)
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
         """Return an analytic estimate of each config's time in microseconds, (n_configs,).
 
-        It ranks configs while no trained ranker exists. The default is the same value for all.
+        It ranks configs while no trained ranker exists. The default is the same value for all configs.
         """
         import numpy as np
 
@@ -298,9 +298,9 @@ class Measurable(Family):
         """Return a hash of the kernel's source. Times measured with different sources are not comparable."""
 
     def usual(self, problem: Problem, device: DeviceSpec) -> Sequence[KernelConfig]:
-        """Return configs that sparse plans try on every problem, so that predictions can be compared with them.
+        """Return configs to measure on every problem, even in a sparse run, to compare predictions with them.
 
-        These are the configs that others use, such as a heuristic's or a short list to autotune. By default, none.
+        Examples are the choice of a heuristic, or a short list that others autotune. The default is none.
         """
         return ()
 

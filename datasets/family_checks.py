@@ -101,7 +101,7 @@ def check_problem_of(family: Family, problem: Problem) -> None:
     """Raise `ForetuneError` unless a problem fits the family's declarations.
 
     Checked are the family's name, the dimensions and their `smallest` and `largest` sizes, the ragged dimension, the
-    dtype if all operands share one, and the flags. `Family.supports` decides about one dtype for each operand.
+    dtype if all operands share one, and the flags. Different dtypes for the operands are left to `Family.supports`.
 
     >>> from foretune.kernels import find_family
     >>> check_problem_of(find_family("matmul"), Problem.of("matmul", batch=1, m=0, n=64, k=64))

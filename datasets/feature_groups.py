@@ -51,7 +51,9 @@ def joined(groups: Sequence[FeatureGroup], place: int = 0) -> NDArray[np.float32
 
 
 def stacked(each: Sequence[Sequence[FeatureGroup]]) -> tuple[FeatureGroup, ...]:
-    """Concatenate the feature groups of several problems on the same configs; groups in one place have equal columns.
+    """Concatenate the feature groups of several problems on the same configs along the axis of problems.
+
+    The first groups of all problems must have the same columns, and so must the second ones, and so on.
 
     >>> import numpy as np
     >>> one, two = (FeatureGroup((0,), np.array([[[size]]], np.float32), np.array([0, 0])) for size in (4.0, 8.0))
@@ -71,7 +73,7 @@ def stacked(each: Sequence[Sequence[FeatureGroup]]) -> tuple[FeatureGroup, ...]:
 def narrowed(
     groups: Sequence[FeatureGroup], problems: slice = slice(None), configs: NDArray[np.intp] | None = None
 ) -> list[FeatureGroup]:
-    """Return the groups for some of their problems and configs.
+    """Return the groups restricted to some of their problems and configs.
 
     Rows that none of these configs has are dropped, except in lasting groups, whose `values` stay the same object.
 

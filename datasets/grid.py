@@ -30,9 +30,9 @@ class Grid:
 
     A config is chosen by the first pass and its time is reported from the second, so that lucky samples do not make a
     choice look better than it is. Only the leading configs of a problem were timed in both passes (the confirming
-    passes). For the others both arrays have the time of the scan, multiplied by the problem's median ratio of confirmed
-    to scanned times, because the GPU's clock differed between the scan and those passes. A config that failed or was
-    not measured has NaN in both.
+    passes). For the others both arrays have the time of the scan of all configs, multiplied by the problem's median
+    ratio of confirmed to scanned times, because the GPU's clock differed between the scan and those passes. A config
+    that failed or was not measured has NaN in both.
 
     Attributes:
         family: The family's name.
@@ -41,7 +41,7 @@ class Grid:
         configs: The config of each column, (n_configs,).
         first_us: Times of the first pass in microseconds, (n_problems, n_configs).
         second_us: Times of the second pass, (n_problems, n_configs).
-        binaries: What is known of the binaries, by (dtype, flags) of the problem and by config.
+        binaries: The compiler's facts about binaries, by (dtype, flags) of the problem and by config.
         weights: Sample weights for training, (n_problems, n_configs); None if all are equal. See `Dataset.grid`.
         measured: Mask of the measured configs, failed ones included, (n_problems, n_configs). If it is left out, those
             with a time.

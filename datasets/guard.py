@@ -36,9 +36,9 @@ _MOST_KNOWN = 128
 
 
 def guard_methods(family: type, base: type) -> None:
-    """Wrap the methods of `CHECKS` that a new class defines, or inherits from a class that does not derive from `base`.
+    """Replace the methods of a new family class that are named in `CHECKS` by guarded versions (see `_guarded`).
 
-    Methods of a class between it and `base` were wrapped when that class was created.
+    Methods that it inherits from `base` are not replaced, and those of subclasses of `base` were already.
     """
     for name in CHECKS:
         owner = next((one for one in family.__mro__ if name in vars(one)), None)
@@ -89,7 +89,7 @@ def _guarded(name: str, member: Any) -> Callable[..., Any]:
 
 
 def _as_function(member: Any) -> Callable[..., Any]:
-    """Return `member`, a class method, static method or other callable of a class, as a function of the instance."""
+    """Return a function of (instance, *arguments) that calls `member`: a class method, static method or callable."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         bound = member.__get__(self, type(self)) if hasattr(member, "__get__") else member
@@ -182,7 +182,7 @@ def _features(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | None
 
 
 def _groups(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | None:
-    """Check the shapes of the feature groups that a method returned, and that they have each column once.
+    """Check the shapes of the feature groups that a method returned, and that each feature column is in one of them.
 
     Returns None if they are right, else (what it must be, the wrong part).
     """
@@ -271,7 +271,7 @@ def _is_tensor(answer: Any) -> bool:
 
 
 def _for_each(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Return a check of what a method returns for one output, or for several in a tuple."""
+    """Return a predicate that applies `is_right` to a value, or to each item if the value is a tuple of several."""
     return lambda answer: all(map(is_right, answer)) if isinstance(answer, tuple) and answer else is_right(answer)
 
 

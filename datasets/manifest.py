@@ -108,9 +108,10 @@ def _check(path: Path, key: str, value: object, expected: type, what: str) -> No
 
 
 def description_in(directory: Path) -> dict[str, Any] | None:
-    """Return the description of a sealed dataset that its manifest has; see `Dataset.describe`.
+    """Return the description of a sealed dataset (see `Dataset.describe`) from its manifest alone.
 
-    None if the manifest has none, or if there are parts, which it does not describe. Raises as `read_manifest` does.
+    Return None if the manifest has no counts, or if the folder has parts, which it does not describe. Raises as
+    `read_manifest` does.
     """
     manifest = read_manifest(directory)
     contents: Any = manifest.get("contents")

@@ -70,7 +70,7 @@ class Status(str, Enum):
 
     @property
     def text(self) -> str:
-        """The status as messages name it; the stored value "hopeless" is older than that word."""
+        """The status's name in messages, in lower case with hyphens: "early-stopped". The stored value may differ."""
         return self.name.lower().replace("_", "-")
 
 
@@ -263,7 +263,7 @@ def on_one_clock(timed: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_rows(rows: pd.DataFrame, of_run: pd.Series[float]) -> pd.Series[float]:
-    """Return the value of `of_run` for each row's (problem, device, run), 1 if it has none, with the rows' index."""
+    """Look up each row's (problem, device, run) in `of_run`, and return the values by the rows' index; 1 if missing."""
     found = rows[_RUN].merge(of_run.rename("scale").reset_index(), on=_RUN, how="left")["scale"].fillna(1.0)
     scale: pd.Series[float] = found.set_axis(rows.index)
     return scale

@@ -80,7 +80,7 @@ def merge_datasets(datasets: Sequence[Dataset], *, name: str, allow_other_source
 
 
 def _check_no_replays(datasets: Sequence[Dataset]) -> None:
-    """Raise `DatasetError` if replayed times would be used with others: they would count twice."""
+    """Raise `DatasetError` if one of several datasets has replayed times: copies of others, which would count twice."""
     for one in datasets if len(datasets) > 1 else ():
         if recorded := replayed_from(one.provenance):
             is_there = {*recorded} <= {other.name for other in datasets}

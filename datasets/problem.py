@@ -100,7 +100,7 @@ def _check_dtype(name: str, value: Any) -> None:
 
 
 def similar_dtype(word: str, known: Collection[str]) -> str:
-    """Return `did_you_mean` of a misspelt dtype, or of torch's or Triton's name of a known one.
+    """Return " (did you mean 'x'?)" for a misspelt dtype, or torch's or Triton's name of one; "" if none is similar.
 
     >>> similar_dtype("float16", ("bf16", "fp16"))
     " (did you mean 'fp16'?)"
@@ -205,7 +205,7 @@ class Ragged:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Ragged:
-        """Return the value that `to_json` described; raise `ForetuneError` for missing, unknown or wrong fields."""
+        """Return the sizes in a dict from `to_json`; raise `ForetuneError` for missing, unknown or wrong fields."""
         if not isinstance(value, Mapping) or set(value) != {"dim", "sizes"}:
             raise ForetuneError(f"ragged must be a mapping with the keys dim and sizes but is {shown(value)}")
         return cls(value["dim"], value["sizes"])
@@ -396,7 +396,7 @@ class Problem:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Problem:
-        """Return the problem that `to_json` described; raise `ForetuneError` for missing, unknown or wrong fields."""
+        """Return the problem in a dict from `to_json`; raise `ForetuneError` for missing, unknown or wrong fields."""
         keys = ("family", "dims", "dtype", "flags", "ragged")
         if not isinstance(value, Mapping) or set(value) != set(keys) or not isinstance(value["dims"], Mapping):
             raise ForetuneError(

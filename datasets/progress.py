@@ -34,7 +34,7 @@ class AbandonedError(Exception):
 
 @dataclass(frozen=True)
 class _Task:
-    """The task whose progress `advance` reports in this thread."""
+    """The current task of a thread, to whose progress `advance` adds."""
 
     add: Callable[[float], None]  # adds a share of the task
     abandoned: tuple[threading.Event, ...] = ()  # set if the task's result is no longer needed

@@ -133,7 +133,7 @@ def read_table(source: Path | pa.Buffer, schema: pa.Schema) -> pa.Table:
 
 
 def as_read(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the columns of a schema with the types that all tables have in memory; raise as `read_table` does."""
+    """Return the columns of a schema, with types as `read_table` returns them; raise as that does."""
     return pa.table({field.name: _column(table.column(field.name), field) for field in schema})
 
 
@@ -168,7 +168,7 @@ _COUNTS = ("samples", "registers", "spills", "smem_bytes")
 
 
 def check_rows(rows: pa.Table, path: Path) -> None:
-    """Raise `DatasetError` unless each status is known, has a time exactly if it needs one, and numbers are in bounds.
+    """Raise `DatasetError` for an unknown status, a time that does not suit its status, or a number out of bounds.
 
     The message names the file.
     """
@@ -240,7 +240,7 @@ def sha256(path: Path) -> str:
 
 
 def part_table(rows: Sequence[Measurement], run_id: str, sources: Sequence[str], scenario: str = "") -> pa.Table:
-    """Return a run's measurements of cases with these sources and this scenario as a table of schema `PART`."""
+    """Return measurements of one run, all with the same sources and scenario, as a table of schema `PART`."""
     columns: dict[str, list[Any]] = {
         "problem": [json_of(row.problem) for row in rows],
         "sources": [json.dumps(sources)] * len(rows),

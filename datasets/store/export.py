@@ -165,7 +165,7 @@ def _runs(dataset: Dataset) -> dict[str, dict[str, Any]]:
 
 
 def _describe(number: int, case: Case) -> dict[str, Any]:
-    """Return a problem's number and properties by column name."""
+    """Return the exported columns of a case by name: its number, problem, sources and scenario."""
     problem, ragged = case.problem, case.problem.ragged
     return {
         "problem": number,

@@ -97,7 +97,7 @@ def read(directory: Path | str) -> Dataset:
 
 
 def _first_lines(logs: Mapping[Path, LogPart]) -> dict[tuple[str, KernelConfig], LogLine]:
-    """Return the first line of the logs that has each (family, config)."""
+    """Return, for each (family, config) in the logs, the first line that has it."""
     first: dict[tuple[str, KernelConfig], LogLine] = {}
     for path, log in logs.items():
         for row, line in zip(log.rows, log.lines, strict=True):
@@ -146,7 +146,7 @@ def _read_logs(folder: Path) -> tuple[dict[Path, LogPart], list[str], list[LeftO
 
 
 def _renamed(log: LogPart, known: Mapping[str, Any]) -> LogPart:
-    """Return the log; if its device's limits differ from `known`, with these limits in the device's name."""
+    """Return the log, with those limits of its device that differ from `known` appended to the device's name."""
     limits = log.device.limits
     differing = [f"{name} {limit}" for name, limit in limits.items() if known.get(name) != limit]
     if not differing:
@@ -212,7 +212,7 @@ def _read_verified(directory: Path, table: str, schema: pa.Schema, digests: Mapp
 
 
 def _resolved(rows: pa.Table, column: str, table: pa.Table, path: Path) -> pa.Table:
-    """Return the rows with the positions in a column replaced by the values at these positions of a table."""
+    """Replace the positions in a column of `rows` by the values at these positions of the column in `table`."""
     positions = rows.column(column).to_numpy()
     if len(positions) and not (positions.min() >= 0 and positions.max() < len(table)):
         raise DatasetError(f"{path}: column {column} has positions outside of {column}s.parquet")

@@ -124,12 +124,12 @@ class Writer:
         self._sequence = max((int(number) for number in numbers if number.isdecimal()), default=-1) + 1
 
     def append(self, case: Case, measurements: Iterable[Measurement]) -> None:
-        """Write the measurements of a case as one part; they are on the disk when this returns."""
+        """Write the measurements of a case as one part, a file; they are on the disk when this returns."""
         if rows := list(measurements):
             self._append(part_table(rows, self.run_id, case.sources, case.scenario), "parts")
 
     def append_drift(self, readings: Iterable[Reading]) -> None:
-        """Write readings of the drift probe as one part; see `Dataset.drift`."""
+        """Write readings of the drift probe (see `Dataset.drift`) as one part, a file."""
         rows = [
             {"problem": json_of(reading.problem), "run_id": self.run_id, "gpu": reading.gpu}
             | {"at_s": reading.at_s, "time_us": reading.time_us}
