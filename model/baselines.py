@@ -59,7 +59,7 @@ def _config_hash(config: KernelConfig) -> int:
 
 
 def _mix(keys: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Return uncorrelated numbers below 2 ** 64, even for consecutive keys: the finalizer of splitmix64."""
+    """Return a pseudorandom number below 2 ** 64 for each key, by the finalizer of splitmix64."""
     keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     result: NDArray[np.float64] = (keys ^ (keys >> np.uint64(31))).astype(np.float64)
@@ -217,7 +217,7 @@ def _skew(problem: Problem) -> float:
 
 
 def _signature_on(problem: Problem, device: DeviceSpec) -> Hashable:
-    """Return a key for the dtype, flags and device."""
+    """Return a key that is equal for problems of the same dtype and flags on the same device."""
     return problem.dtype, problem.flags, device
 
 
@@ -244,7 +244,7 @@ class Baseline:
 
     @property
     def lacking(self) -> str | None:
-        """The reason why it cannot run here (a package that is not installed), or None."""
+        """The reason why this baseline cannot run here, a package that is not installed; None if it can."""
         if self.module is None or find_spec(self.module):
             return None
         return f"it needs {self.distribution or self.module}: pip install {self.distribution or self.module}"

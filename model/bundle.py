@@ -77,7 +77,7 @@ class TrainedFamily:
 
     @staticmethod
     def array_names(value: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the names that `arrays` has, given the family's `to_json`."""
+        """Return the names of a family's `arrays`, given its `to_json` value."""
         binaries = (_BINARIES,) if value["binaries"]["kinds"] else ()
         return (*_FOREST, *binaries, *_NETWORK) if value["network"] else (*_FOREST, *binaries)
 
@@ -159,7 +159,7 @@ class TrainedFamily:
 def _binaries(
     value: Mapping[str, Any], facts: NDArray[np.int32] | None
 ) -> dict[BinarySignature, dict[KernelConfig, BinaryFacts]]:
-    """Return the `BinaryFacts` by signature and config, from their JSON values and the array `_BINARIES`."""
+    """Return the `BinaryFacts` by signature and config: `value` has these as JSON, `facts` the numbers of each pair."""
     signatures, configs = map(signature_from_json, value["kinds"]), list(map(KernelConfig.from_json, value["configs"]))
     if facts is None:
         return {}
@@ -293,7 +293,7 @@ class Bundle:
                 temporary.write_bytes(content)
 
     def restore(self) -> None:
-        """Restore and validate every family of a bundle that `open_bundle` read.
+        """Parse and validate every family of a bundle that `open_bundle` opened without doing so.
 
         Raises:
             BundleError: A family is invalid.
@@ -323,7 +323,7 @@ class Bundle:
         return {f"{name}/{array}": values for name, one in self.trained.items() for array, values in one.arrays.items()}
 
     def without(self, family: str) -> str:
-        """Return the message that the bundle lacks a family, with those that it has and what to do."""
+        """Return the error message for a family that the bundle lacks: which families it has, and what to do."""
         has = ", ".join(self.families) or "none"
         return (
             f"the bundle has no family {family!r}; it has {has}. Use another bundle, or train one on data of {family}"

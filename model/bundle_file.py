@@ -63,7 +63,7 @@ _END = struct.Struct("<4s2H2H2LH")
 
 
 def read(path: Path) -> bytes | None:
-    """Return the content of a file, or None if the file does not exist.
+    """Return the content of a bundle's file, or None if the file does not exist.
 
     Raises:
         BundleError: The path is not a regular file, cannot be read, or is too large.
@@ -77,7 +77,7 @@ def read(path: Path) -> bytes | None:
 
 
 def manifest_of(text: bytes) -> dict[str, Any]:
-    """Return the parsed manifest.
+    """Parse the JSON text of a bundle's manifest, check it, and return it.
 
     Raises:
         BundleError: It is too large, not JSON, of another schema version, has wrong keys, or a wrong checksum.
@@ -177,7 +177,7 @@ def loads(content: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, bytes]]:
 
 
 def _check_end(content: bytes) -> None:
-    """Check the end record of a zip file before zipfile reads its central directory."""
+    """Raise `ValueError` if a zip file's end record is invalid or has too many members, before zipfile reads it."""
     if len(content) < _END.size:
         raise ValueError("it is too short")
     signature, *disks, _, members, list_bytes, _, comment = _END.unpack(content[-_END.size :])

@@ -151,7 +151,7 @@ def evaluate_bundle(
 
 
 class _Split:
-    """One family's measurements, split into folds, and the methods that score them."""
+    """One family's measurements, split into folds, with methods that evaluate rankers on the held-out problems."""
 
     def __init__(
         self,
@@ -241,11 +241,11 @@ class _Split:
 
     @property
     def _tested_folds(self) -> list[int]:
-        """The folds that test any problem."""
+        """The numbers of the folds that have problems to test."""
         return [int(number) for number in np.unique(self.fold[self.rows])]
 
     def evaluation(self, scores: NDArray[np.float64], rivals: Rivals, share: float) -> Evaluation:
-        """Return the evaluation of a ranker and the baselines.
+        """Return the evaluation of a ranker, from its scores, and of the baselines.
 
         Args:
             scores: The ranker's scores with sizes known and unknown, (2, n_problems, n_configs).
@@ -343,12 +343,12 @@ class _Split:
         return {"this bundle": Coverage.of(self._calibrating(scores), [calibration] * len(self.rows), growths)}
 
     def _calibrating(self, scores: NDArray[np.float64]) -> list[Judged]:
-        """Return the tested problems and their scores in the form that `calibrate` takes."""
+        """Return each tested problem's predicted log slowdowns and times in both timing passes, for `calibrate`."""
         rows = self.rows.tolist()
         return calibrating_problems(self.data, rows, [np.log(scores[row, self.data.candidate[row]]) for row in rows])
 
     def _growths(self, learned: Mapping[int, TrainingSet]) -> list[float]:
-        """Return by which factor each tested problem's shortlist is longer because it is out of distribution.
+        """Return for each tested problem the factor by which its shortlist is longer if it is out of distribution.
 
         `learned` has the training set of each fold, from which the distance is measured.
         """
@@ -361,7 +361,7 @@ class _Split:
 
 
 def _tried(data: TrainingSet) -> float:
-    """Return the share of the supported configs in the family's current space that were measured."""
+    """Return the share of all supported configs of the problems, in the family's current space, that was measured."""
     column_of = {config: column for column, config in enumerate(data.grid.configs)}
     tried = could = 0
     for device in data.devices:

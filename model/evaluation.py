@@ -65,7 +65,7 @@ class Evaluation:
         return f"Evaluation({self.family}: {len(self.cases)} problems; regret {regrets})"
 
     def _repr_html_(self) -> str:
-        """Return the table for a notebook."""
+        """Return the table of regrets as HTML, for a notebook."""
         return self.table()._repr_html_()
 
     @cached_property
@@ -114,7 +114,7 @@ class Evaluation:
         return self.table()
 
     def table(self, *, caption: bool = True) -> Table:
-        """Return a table of percentages over the best config's time, which `rich.print` shows.
+        """Return a table of regrets, in percent above the best config's time, of the ranker and the baselines by k.
 
         Args:
             caption: Whether the text below the table defines its rows and columns.
@@ -177,17 +177,17 @@ class Evaluation:
         ]
 
     def _by_origin(self) -> dict[str, Any]:
-        """Return the summaries for layers of real models and for random shapes, which are more unusual."""
+        """Return the regret summaries of layers of real models, and those of random shapes, which are more unusual."""
         is_random = np.array([RANDOM in case.model_families for case in self.cases])
         return {name: self._part(rows) for name, rows in (("models", ~is_random), ("random", is_random)) if rows.any()}
 
     def _by_device(self) -> dict[str, Any]:
-        """Return the summaries for each device."""
+        """Return the regret summaries of each device's problems."""
         names = np.array([device.name for device in self.devices])
         return {name: self._part(names == name) for name in dict.fromkeys(names.tolist())}
 
     def _part(self, rows: NDArray[np.bool_] | slice) -> dict[str, Any]:
-        """Return the summaries of the problems that a mask, (n_problems,), selects."""
+        """Return the count, noise floor and regret summaries of the problems that a mask, (n_problems,), selects."""
         both = ((self.baselines, "baselines"), (self.baselines_sizes_unknown, "baselines_sizes_unknown"))
         return {
             "problems": len(self.full_search[rows]),
@@ -198,7 +198,7 @@ class Evaluation:
         }
 
     def frame(self) -> pd.DataFrame:
-        """Return one row for each problem, the one with the worst first choice first, to inspect a ranker's errors."""
+        """Return a frame with the regrets of a problem in each row, sorted by that of the first choice, worst first."""
         import pandas as pd
 
         columns: dict[str, Any] = {
@@ -255,5 +255,5 @@ class Better:
 
 
 def in_percent(share: float) -> str:
-    """Return a share as "all" or in percent from 1 to 99."""
+    """Return a share from 0 to 1 as text: "all" for 1, otherwise a percentage from 1 to 99."""
     return "all" if share == 1 else f"{max(1, min(99, round(100 * share)))} %"

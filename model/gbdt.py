@@ -202,7 +202,7 @@ class LightGBMRanker(Ranker):
     def marginal(
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
     ) -> tuple[tuple[float, ...], Sequence[FeatureGroup]]:
-        """Return the plausible versions of a problem (see `Family.plausible`): their weights and features."""
+        """Return the weights and the features of the problem's plausible variants (see `Family.plausible`)."""
         weights, problems = zip(*family.plausible(problem), strict=True)
         return weights, family.feature_groups(problems, device, configs, self.known_binaries(family, problem))
 
@@ -287,7 +287,7 @@ class LightGBMRanker(Ranker):
             )
 
     def _training(self, rows: TrainingRows) -> TreeTraining:
-        """Return a tree training of these rows with this ranker's parameters."""
+        """Return a `TreeTraining` on these rows, with this ranker's parameters."""
         target = np.minimum(rows.log_slowdown, np.log(self.clip))
         parameters = {
             "num_leaves": self.leaves,

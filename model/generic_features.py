@@ -57,10 +57,10 @@ _TEXTS = {
 
 
 def feature_text(family: Family, name: str) -> str:
-    """Return one line on a feature of a family, "" if there is none.
+    """Return a one-line description of a family's feature; "" if there is none.
 
-    It is the family's own (`Family.feature_texts`), or one of a generic feature: of those in `GenericFeatures`, and of
-    knobs, dimensions, dtypes and flags in the way that it names them.
+    It is the family's own (`Family.feature_texts`), that of a generic feature, or one derived from a name that contains
+    a knob, dimension, dtype or flag of the family, such as `log_DIM` or `padding_KNOB`.
 
     >>> from types import SimpleNamespace
     >>> family = SimpleNamespace(
@@ -155,7 +155,7 @@ class GenericFeatures:
         flops: float = 0.0,
         touched_bytes: float = 0.0,
     ) -> tuple[FeatureGroup, ...]:
-        """Return the columns of `table` in three groups: of the problem, of the config and its binary, and of both.
+        """Return the columns of `table` in three groups, that depend on the problem, on config and binary, or on both.
 
         `binaries` must not be modified afterwards, because what is computed from it is cached.
         """

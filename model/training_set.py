@@ -63,7 +63,7 @@ class TrainingSet:
     def of(
         cls, dataset: Dataset | TrainingSet, family: Family, where: Callable[[Problem, DeviceSpec], bool] | None = None
     ) -> TrainingSet:
-        """Return the measurements that a ranker of the family may learn from.
+        """Return the training set with a dataset's measurements that a ranker of the family may learn from.
 
         Times of configs that the family does not support on their problem are dropped with a `ForetuneWarning`: no
         shortlist contains them, and their features are undefined. Configs that the family supports on no problem and
@@ -120,7 +120,7 @@ class TrainingSet:
     def judged(self) -> NDArray[np.bool_]:
         """Mask of the configs that a ranker is evaluated on: candidates that were measured.
 
-        Others are unknown where a run was cut short by its budget or guided by a sparse plan.
+        Candidates were not measured if a run ended early or measured only some of the configs.
         """
         return self.candidate & self.measured
 
@@ -157,7 +157,7 @@ class TrainingSet:
         return self._taken(self.grid.row_order(), self.grid.column_order())
 
     def ordered(self) -> TrainingSet:
-        """Return the set in a canonical order: configs as in the family's space, to which ties go in shortlists.
+        """Return the set in a canonical order: configs as in the family's space, by which shortlists break ties.
 
         Evaluating on it gives the same result whatever the order of the measurements was.
         """

@@ -75,9 +75,10 @@ class Calibration:
     regret: tuple[float, ...]  # (len(_SCORES),) mean excess if all configs up to the score are tried: 0.02 = 2 % slower
 
     def threshold(self, coverage: float = COVERAGE) -> float:
-        """Return the largest nonconformity score of a config on a shortlist that has this coverage of good configs.
+        """Return the highest nonconformity score that a config on a shortlist may have, for a probability `coverage`.
 
-        It is infinite if there are not enough problems.
+        Such a list contains a good config with at least this probability. The score is infinite if there are not enough
+        problems.
         """
         place = math.ceil((self.problems + 1) * coverage)
         return self.scores[place - 1] if place <= len(self.scores) else math.inf
@@ -114,7 +115,10 @@ class Calibration:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Calibration:
-        """Return the calibration of `to_json`. Raises `ForetuneError`, `KeyError` or `TypeError` for invalid values."""
+        """Return the calibration in a dict from `to_json`.
+
+        Raises `ForetuneError`, `KeyError` or `TypeError` for invalid values.
+        """
         problems = check_integer("calibrated problems", value["problems"], 1, _MOST_PROBLEMS)
         scores = _ascending("levels", value["levels"], problems, _MOST_SCORE)
         regret = _ascending("regret", value["regret"][::-1], len(_SCORES), _MOST_REGRET)[::-1]
@@ -174,7 +178,7 @@ def calibrate(problems: Sequence[Judged]) -> Calibration:
 
 
 def ranked(problem: Judged) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the score and `excess` of each config and whether it ran, best prediction first, (n_configs,) each."""
+    """Return nonconformity scores, `excess` and the mask of configs that ran, best predicted first, (n_configs,) each."""
     logs, choose_us, report_us = (np.asarray(part, np.float64) for part in problem)
     order = np.argsort(logs, kind="stable")
     ascending, choose_us, report_us = logs[order], choose_us[order], report_us[order]
@@ -183,9 +187,9 @@ def ranked(problem: Judged) -> tuple[NDArray[np.float64], NDArray[np.float64], N
 
 
 def excess(choose_us: ArrayLike, report_us: ArrayLike) -> NDArray[np.float64]:
-    """Return the excess time of choosing among the first 1, 2, ... configs over a full search, (n_configs,).
+    """Return how much slower the choice among the first 1, 2, ... configs is than that of a full search, (n_configs,).
 
-    0.02 means 2 % slower. Both choose on one pass and are reported on the other, so a negative value is due to noise.
+    0.02 means 2 % slower. Both choose by `choose_us` and are judged by `report_us`; a negative value is noise.
     """
     regret = growing_regret(choose_us, report_us)
     result: NDArray[np.float64] = regret / regret[-1] - 1
@@ -250,9 +254,10 @@ def knob_table(configs: tuple[KernelConfig, ...]) -> NDArray[np.float32]:
 
 
 def diversified_order(logs: ArrayLike, table: NDArray[np.float32]) -> NDArray[np.intp]:
-    """Return the positions of configs in the order of trying them, (n_configs,).
+    """Return the positions of configs in the order of trying them, so that similar configs are apart, (n_configs,).
 
-    The first is the config that is predicted fastest; ties go to the earlier one.
+    The config that is predicted fastest is first. Each of the next ones has a penalty for every similar config before
+    it. Ties go to the earlier config.
 
     Args:
         logs: Predicted log slowdowns, (n_configs,).

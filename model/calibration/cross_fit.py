@@ -35,7 +35,7 @@ LEAST, MOST = round(1 / (1 - COVERAGE)), 1000
 
 
 def cross_fitted(data: TrainingSet, ranker: Callable[[], Ranker], *, jobs: int = 2) -> Calibration | None:
-    """Return the calibration of a kind of ranker, from cross-validation on its training data.
+    """Return the calibration of the rankers that a factory makes, from cross-validation on their training data.
 
     If enough problems were measured exhaustively, only they calibrate: the best config of a sparsely measured problem
     may not be among those that were tried. Folds are skipped once `_PLENTY` problems calibrate. The same data and
@@ -78,7 +78,7 @@ def cross_fitted(data: TrainingSet, ranker: Callable[[], Ranker], *, jobs: int =
 
 
 def calibrating_problems(data: TrainingSet, rows: Sequence[int], logs: Sequence[NDArray[np.float64]]) -> list[Judged]:
-    """Return the problems of some rows in the form that `calibrate` takes.
+    """Return the predicted log slowdowns and the times in both timing passes of each row's problem, for `calibrate`.
 
     Args:
         data: The measurements.
@@ -102,7 +102,7 @@ def _smaller(ranker: Ranker) -> Ranker:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Lengths of shortlists with k="auto", and whether they contain a good config, (n_problems,) each."""
+    """Lengths of problems' shortlists with k="auto", and whether each has a good config, (n_problems,) arrays."""
 
     covered: NDArray[np.bool_]
     length: NDArray[np.intp]
@@ -110,7 +110,7 @@ class Coverage:
 
     @classmethod
     def of(cls, problems: Sequence[Judged], calibrations: Sequence[Calibration], growths: Sequence[float]) -> Coverage:
-        """Return the coverage of problems, each with a calibration and a growth (see `Distance.growth`) of its own."""
+        """Return the coverage of problems, given the calibration and growth (see `Distance.growth`) of each."""
         found = []
         for problem, calibration, growth in zip(problems, calibrations, growths, strict=True):
             scores, loss, _ = ranked(problem)
@@ -145,7 +145,7 @@ class Coverage:
 
 
 def within_distribution(problems: Sequence[Judged], *, draws: int = 20, seed: int = 0) -> Coverage:
-    """Return the coverage on problems like the calibrating ones: random halves calibrate each other, `draws` times."""
+    """Return the coverage on problems like the calibrating ones: a random half calibrates the rest, `draws` times."""
     random, parts = np.random.default_rng(seed), []
     for _ in range(draws):
         order = random.permutation(len(problems))
@@ -157,7 +157,7 @@ def within_distribution(problems: Sequence[Judged], *, draws: int = 20, seed: in
 
 
 def across_folds(problems: Sequence[Judged], fold: NDArray[np.intp], growths: Sequence[float]) -> Coverage:
-    """Return the coverage of each fold's problems when the other folds calibrate.
+    """Return the coverage of all problems, where those of each fold are calibrated with those of the other folds.
 
     Args:
         problems: The problems.

@@ -48,7 +48,7 @@ class Distance:
 
     @property
     def growth(self) -> float:
-        """The length of the shortlist relative to that within the training domain."""
+        """The factor by which a shortlist is longer than for a problem within the training domain."""
         return min(math.pow(_GROWTH_AN_OCTAVE, min(self.octaves, 100.0)), _MOST_GROWTH)
 
 
@@ -67,7 +67,7 @@ class TrainingDomain:
 
     @classmethod
     def of(cls, problems: Sequence[Problem]) -> TrainingDomain:
-        """Return the domain of problems of one family."""
+        """Return the smallest domain that contains these problems, all of one family."""
         dims = [_sizes_of(problem) for problem in problems]
         names = sorted(dims[0])
         pairs = list(itertools.combinations(names, 2))
@@ -78,7 +78,7 @@ class TrainingDomain:
         )
 
     def outside(self, problem: Problem) -> list[tuple[float, str]]:
-        """Return each property of a problem that is outside: its octaves and a description."""
+        """Return a problem's sizes, ratios and signature that are outside: the octaves and a description of each."""
         found, sizes = [], _sizes_of(problem)
         common = [name for name in self.sizes if name in sizes]  # all, unless the family's dimensions changed
         for name in common:
@@ -112,7 +112,10 @@ class TrainingDomain:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TrainingDomain:
-        """Return the domain of `to_json`. Raises `ForetuneError`, `KeyError` or `TypeError` for invalid values."""
+        """Return the domain in a dict from `to_json`.
+
+        Raises `ForetuneError`, `KeyError` or `TypeError` for invalid values.
+        """
         sizes, ratios = _ranges("sizes", value["sizes"]), _ranges("ratios", value["ratios"])
         sizes = dict(sorted(sizes.items()))  # the order that the names of ratios have
         if ratios.keys() != {f"{a}/{b}" for a, b in itertools.combinations(sorted(sizes), 2)}:
@@ -131,7 +134,7 @@ def signature_to_json(signature: BinarySignature) -> dict[str, Any]:
 
 
 def signature_from_json(value: Mapping[str, Any]) -> BinarySignature:
-    """Return the signature of `signature_to_json`."""
+    """Return the signature in a dict from `signature_to_json`."""
     return dtype_from_json(value["dtype"]), tuple(map(str, value["flags"]))
 
 
@@ -201,7 +204,7 @@ def _range(values: Sequence[float]) -> Range:
 
 
 def _widened(one: Mapping[str, Range], other: Mapping[str, Range]) -> dict[str, Range]:
-    """Return the ranges that contain those of both mappings, by name."""
+    """Return, for each name, the smallest range that contains the ranges of both mappings."""
     return {name: _range([*bounds, *other[name]]) for name, bounds in one.items()}
 
 

@@ -100,7 +100,7 @@ class Report:
         return dict(self.facts) | {"families": {name: one.to_json() for name, one in self.families.items()}}
 
     def __rich__(self) -> Any:
-        """Return a table with a row for each family, and each family's headline."""
+        """Return a table with a row of regrets for each family, and each family's headline below it."""
         rows = []
         for name, one in self.families.items():
             regret = one.summary["regret"]
@@ -184,7 +184,7 @@ def _version() -> str:
 
 
 class Section:
-    """A family's section of the page, with its figures, under a key that is unique on the page: its anchor."""
+    """A family's section of the page, with its figures. Its `key` is unique on the page and is its anchor."""
 
     def __init__(self, found: Findings, key: str) -> None:
         self.key, self.name, self.found = key, found.evaluation.family, found

@@ -59,7 +59,7 @@ def percents(axis: Any) -> None:
 
 
 def _over(ratio: float, floor: float = 1.0) -> float:
-    """Return the excess of a ratio over 1, in percent; a ratio below `floor`, a noise floor, counts as `floor`."""
+    """Return how far a ratio is above 1 in percent, at least `_LEAST`; a ratio below `floor` counts as `floor`."""
     return max(100 * (max(ratio, floor) - 1), _LEAST)
 
 
@@ -236,7 +236,7 @@ def _devices(found: Findings, key: str, most: int = 12) -> Figure:
 
 
 def calibration_figures(found: Findings, key: str) -> Iterator[Figure]:
-    """Draw the figures on calibration. Their keys begin with `key`."""
+    """Draw the figures on the calibration of predictions. Their keys begin with `key`."""
     yield _reliability(found, f"{key}-reliability")
     yield _coverage(found, f"{key}-coverage")
 

@@ -108,7 +108,7 @@ class Findings:
         return predicted
 
     def coverage_by_k(self, *, sizes_known: bool = True) -> NDArray[np.float64]:
-        """Return the share of problems whose shortlist of k configs has one within `WITHIN` of the best.
+        """Return the share of problems whose first k configs include one at most `WITHIN` times as slow as the best.
 
         The result is (n_ks,), for k from 1 to `LONGEST` or to the number of configs. `sizes_known` is whether the sizes
         of groups are known when configs are ranked.

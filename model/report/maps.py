@@ -56,7 +56,7 @@ _ALL = _Binned("", np.zeros(0, np.intp), ("",))
 
 
 def _binned(found: Findings) -> list[_Binned]:
-    """Return the dimensions with the widest ranges, in bins."""
+    """Return the dimensions in which the problems' sizes vary most, each divided into bins."""
     problems = [case.problem for case in found.evaluation.cases]
     octaves = {
         name: np.log2([max(problem[name], 1) for problem in problems])
@@ -134,7 +134,7 @@ def _pair(
 
 
 def knob_figures(found: Findings, key: str) -> Iterator[Figure]:
-    """Draw the times over two knobs of the problems with the median and the largest regret, if knobs vary."""
+    """Draw maps of the times over two knobs, for the problem of median and that of largest regret, if knobs vary."""
     order = np.argsort(found.evaluation.regret[min(found.evaluation.regret)], kind="stable")
     rows = {"A typical problem": int(order[len(order) // 2]), "The worst first choice": int(order[-1])}
     for number, (what, row) in enumerate(rows.items()):
@@ -145,9 +145,9 @@ def knob_figures(found: Findings, key: str) -> Iterator[Figure]:
 
 
 def _map(found: Findings, row: int, what: str, key: str) -> Figure | None:
-    """Draw the times of one problem over its first and last varying knob, with the shortlist marked.
+    """Draw a map of the times of one problem over two varying knobs, with the shortlist marked.
 
-    Returns None if no knob varies. If one does, the map has one line.
+    Returns None if no knob varies. If only one varies, the map has a single line of cells.
 
     Args:
         found: The evaluation to draw from.

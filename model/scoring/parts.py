@@ -24,9 +24,10 @@ _MOST_GROUPS = 4
 def parts_of(
     groups: Sequence[FeatureGroup], of_kinds: Callable[[FeatureGroup], NDArray[Any]], combine: np.ufunc
 ) -> list[Part]:
-    """Return the parts that `combined` needs, from a function of one group; a kind is a distinct row of a group.
+    """Compute each group's results, and return them as parts for `combined`.
 
-    Parts that differ between problems come first, and of these the one with the fewest kinds. A part with one kind,
+    A part is a table with the result of each kind (a distinct row of a group), and the kind of each config. Parts that
+    differ between problems come first, and of these the one with the fewest kinds. A part with one kind,
     which is equal for all configs, is combined with the next one at once.
 
     Args:
@@ -52,7 +53,9 @@ def parts_of(
 
 
 def combined(parts: Sequence[Part], configs: slice, combine: np.ufunc, buffers: NDArray[Any]) -> NDArray[Any]:
-    """Return the combined parts of some configs, (n_problems, n_configs, width), in the first of two buffers.
+    """Look up the results of some configs in each part, and return them combined, (n_problems, n_configs, width).
+
+    The returned array is in the first of the two buffers.
 
     Args:
         parts: The parts from `parts_of`.

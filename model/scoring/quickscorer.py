@@ -69,7 +69,7 @@ class QuickScorer:
         self._lasting: GroupMemo[Masks] = GroupMemo()
 
     def predict(self, groups: Sequence[FeatureGroup]) -> NDArray[np.float64]:
-        """Return the sums over all trees, (n_problems, n_configs), for feature groups."""
+        """Return the forest's predictions, the sums over its trees, (n_problems, n_configs), for feature groups."""
         parts = parts_of(groups, self._of_kinds, np.bitwise_and)
         problems, trees = len(parts[0][0]), len(self._base)
         result = np.empty((problems, len(parts[0][1])))
@@ -131,7 +131,7 @@ class QuickScorer:
         return masks
 
     def _merged(self, rows: NDArray[np.intp]) -> Masks:
-        """Return the result of `_all_of` faster for many rows, by merging columns."""
+        """Return the same as `_all_of`, faster for many rows: columns with few joint values are merged first."""
         (row, table), *others = _merge([(of_column, self._table) for of_column in rows], rows.shape[1])
         masks = table.take(row, axis=0)
         for row, table in others:
@@ -140,7 +140,7 @@ class QuickScorer:
 
 
 class _Columns(NamedTuple):
-    """The columns of a group that a scorer's trees use, and where their features are in its table."""
+    """The columns of a feature group that a scorer's trees use, and the positions of their features in its table."""
 
     used: NDArray[np.intp]  # positions of the columns that any tree uses
     features: NDArray[np.int64]  # the features of these columns, from `_high`
@@ -166,13 +166,13 @@ def _keys(values: NDArray[np.floating[Any]], features: NDArray[np.int64]) -> NDA
 
 
 def _high(features: ArrayLike) -> NDArray[np.int64]:
-    """Return the features shifted to the upper 32 bits of integers."""
+    """Return feature numbers shifted to the upper 32 bits of 64-bit integers."""
     high: NDArray[np.int64] = np.asarray(features, np.int64) << 32
     return high
 
 
 def _merge(parts: list[tuple[NDArray[np.intp], Masks]], rows: int) -> list[tuple[NDArray[np.intp], Masks]]:
-    """Merge parts whose joint codes have few distinct values. The result has the same AND with fewer parts."""
+    """Merge parts (codes of rows, table of masks) whose joint codes have few distinct values; their AND is the same."""
     limit = rows // 4
     merged: list[tuple[NDArray[np.intp], Masks]] = []
     used = []

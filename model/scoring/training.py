@@ -81,7 +81,7 @@ class TreeTraining:
         self._binned = lightgbm.Dataset(rows.features, params=self._parameters).construct()
 
     def regression(self, trees: int, *, emphasis: float, share: float) -> Forest:
-        """Train with least squares and a row weight of slowdown ** -emphasis.
+        """Train a forest with least squares on log slowdowns and a row weight of slowdown ** -emphasis.
 
         Args:
             trees: The number of trees.

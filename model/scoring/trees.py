@@ -60,7 +60,7 @@ class Forest:
         _ = self.split_first  # raises an error for inconsistent counts
 
     def _check_shapes(self) -> None:
-        """Check dtypes, shapes and bounds. Raises `BundleError`."""
+        """Check the dtypes, shapes and bounds of the arrays. Raises `BundleError`."""
         for name, (dtypes, rank) in _LAYOUT.items():
             array = getattr(self, name)
             if not isinstance(array, np.ndarray) or array.dtype.name not in dtypes or array.ndim != rank:
@@ -94,7 +94,7 @@ class Forest:
             )
 
     def _table_cells(self) -> int:
-        """Return the size of the scorer's tables.
+        """Return the number of cells of the tables that `QuickScorer` builds from this forest.
 
         They have a column for each tree, and for each feature one row more than it has thresholds.
         """
@@ -111,7 +111,7 @@ class Forest:
 
     @cached_property
     def split_tree(self) -> NDArray[np.int64]:
-        """The tree of each split, (n_splits,)."""
+        """The index of the tree that each split is in, (n_splits,)."""
         result: NDArray[np.int64] = np.repeat(np.arange(len(self)), self.tree_leaves.astype(np.int64) - 1)
         return result
 
@@ -173,7 +173,7 @@ class Forest:
         return {name: getattr(self, name) for name in _LAYOUT}
 
     def affine(self, scale: float, offset: float = 0.0) -> Forest:
-        """Return a forest that predicts `scale` times this one's prediction plus `offset`, a tree with one leaf."""
+        """Return a forest that predicts `scale` times this one's prediction plus `offset`, added as a one-leaf tree."""
         arrays = self.arrays() | {"leaf_value": self.leaf_value * scale}
         if offset:
             arrays["tree_leaves"] = np.append(self.tree_leaves, np.uint8(1))
