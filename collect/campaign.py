@@ -287,7 +287,7 @@ class Campaign:
         return None
 
     def _left(self, device: DeviceSpec) -> CaseTasks | None:
-        """Take over and return a case that was prepared for another GPU of the same name; None if there is none.
+        """Take away and return the tasks of a case prepared for another GPU of the same name; None if there is none.
 
         It is called when no other case is left.
         """
@@ -353,7 +353,7 @@ class Campaign:
             supervisor.proceed()
 
     def _compile_ahead(self, device: DeviceSpec) -> None:
-        """Request the compilation of one later case's binaries, after all those that a GPU waits for."""
+        """Request the compilation of a later case's binaries, at a lower priority than those that a GPU waits for."""
         if step := self._state.ahead(device):
             family, problem = self._state.family(step.case), step.case.problem
             for rank, config in enumerate(step.configs):

@@ -253,7 +253,7 @@ class CaseTasks:
             self._settle(Scan(config), trial)
 
     def _settle(self, task: Scan | Confirm, trial: Trial) -> None:
-        """Record the result of a task: as a row, or for a round of confirming that succeeded, as samples."""
+        """Record a task's result: as measurements, or, if it is times of one confirming round, as samples for later."""
         config = task.config
         if isinstance(task, Scan):
             self._record([self._row(config, SCAN, trial, self._compile_ms.pop(config, None))])
@@ -263,7 +263,7 @@ class CaseTasks:
             self._record([self._row(config, timing_pass, trial) for timing_pass in CONFIRMING])
 
     def _advance(self) -> None:
-        """Begin the confirming passes once the scan is complete, and record their rows once they are."""
+        """Queue the repeat timings of the leading configs once the scan is complete; record the rows once these are."""
         if not self.over or self._through or self.refused is not None:
             return
         if not self._confirming:
@@ -279,7 +279,7 @@ class CaseTasks:
             self._through = True
 
     def _begin_confirming(self) -> None:
-        """Queue the tasks of the confirming passes, replacing any that are queued."""
+        """Replace the queued tasks by those of the confirming passes, which time the leading configs again."""
         leading = [config for config in self._leading or () if config not in self._state.unconfirmable]
         self._samples = {(timing_pass, config): [] for timing_pass in CONFIRMING for config in leading}
         self._ready.clear()
@@ -289,7 +289,7 @@ class CaseTasks:
             self._ready += (Confirm(leading[i], timing_pass) for i in shuffle.permutation(len(leading)))
 
     def _confirm(self) -> None:
-        """Record the rows of the confirming passes, computed from the samples of all rounds."""
+        """Record one row for each leading config and confirming pass, computed from the samples of all rounds."""
         self._record(
             [
                 self._row(config, timing_pass, Trial(Status.OK, **vars(Timing.of(times_us))))
@@ -326,7 +326,7 @@ class CaseTasks:
 
 
 def rounds_of(best_us: float) -> int:
-    """Return how many rounds each confirming pass of a case has.
+    """Return how many rounds of timings each confirming pass over a case's leading configs has.
 
     There are more of them below 10 us: samples of one round share a part of their error, which is a few tenths of a
     microsecond, however long the kernel takes (datasets/h200_rms_norm_rope/CARD.md has the effect).

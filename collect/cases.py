@@ -1,4 +1,4 @@
-"""The cases of a run: where they are from, checks of them, and what is measured of them (`CaseState`)."""
+"""The cases of a run: choosing and checking them, and the measurements of each so far (`CaseState`)."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class CaseState:
             self.confirmed.add(config)
 
     def leading(self) -> list[KernelConfig]:
-        """Return the configs to confirm, fastest first. They depend on the times, not on the order of the scan."""
+        """Return the fastest scanned configs, to be timed again, fastest first; the order of the scan has no effect."""
         times = {config: time_us for config, time_us in self.scanned_us.items() if time_us is not None}
         near = sum(time_us <= LEADING_SLOWDOWN * self.best_us for time_us in times.values())
         ranked = sorted(times, key=lambda config: (times[config], str(config)))
@@ -193,7 +193,7 @@ class Earlier:
 
 
 def earlier(out: Path | str, families: Mapping[str, Measurable], recording: Recording | None = None) -> Earlier:
-    """Return what the dataset in `out` holds already; nothing if there is none.
+    """Read the results of earlier runs from the dataset in `out`; they are empty if there is no dataset.
 
     Args:
         out: The dataset's folder.

@@ -375,9 +375,9 @@ class ClusterCampaign:
             self._state.row_writer.add(job.case, job.device, rows)
 
     def _done(self, job: _Job) -> None:
-        """Record that a job's order is complete, and with it its case.
+        """Record that a job's order is complete, and with it its case unless that was divided.
 
-        After the last piece of a divided case, queue an order that confirms the leading configs instead.
+        After the last piece of a divided case, queue an order that times its leading configs again.
         """
         if job.cut is None:
             self._state.done(job.case, job.device)

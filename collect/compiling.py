@@ -31,7 +31,7 @@ START_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Binary:
-    """A binary that is compiled once, for all calls that share it on all devices of one arch.
+    """Identifies a kernel binary, which is compiled once for all calls that share it on devices of one arch.
 
     Attributes:
         family: The family's name.
@@ -51,7 +51,7 @@ class Binary:
 
     @classmethod
     def of(cls, family: Measurable, config: KernelConfig, problem: Problem, device: DeviceSpec) -> Binary:
-        """Return the binary that a config runs on a problem and device."""
+        """Return the `Binary` that a config needs for a problem on a device."""
         like = problem.without_sizes()  # keeps messages small: there may be hundreds of sizes
         arch = f"{device.backend}:{device.arch}"
         return cls(family.name, family.binary_key(config, like), arch, config, like, device)
@@ -69,7 +69,7 @@ def signature_of(family: Measurable, problem: Problem, device: DeviceSpec) -> Ha
 
 
 def binary_if_able(family: Measurable, config: KernelConfig, problem: Problem, device: DeviceSpec) -> Binary | None:
-    """Return the binary of a config; None if the config cannot run the problem, or the family fails."""
+    """Return the `Binary` of a config for a problem; None if the config cannot run it, or the family's code fails."""
     with suppress(ForetuneError):
         if family.supports(config, problem, device) is None:
             return Binary.of(family, config, problem, device)
@@ -149,7 +149,7 @@ class CompilePool:
 
     @property
     def is_hungry(self) -> bool:
-        """Whether fewer binaries wait than there are processes."""
+        """True if fewer binaries wait to be compiled than the pool has processes, so that it has room for more."""
         return len(self._ranks) < self._size
 
     def know(self, binary: Binary, compiled: Compiled) -> None:
@@ -157,7 +157,7 @@ class CompilePool:
         self._done[binary] = compiled
 
     def check(self) -> None:
-        """Kill the processes that take too long. Call it regularly."""
+        """Kill the processes whose compilation takes too long. Call it regularly."""
         for worker in self._workers:
             worker.check()
 

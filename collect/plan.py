@@ -112,7 +112,7 @@ class MakePlan(Protocol):
 
 
 class _Independent:
-    """Base of the plans that choose the configs of each problem by itself, in one batch: see `Plan`."""
+    """Base class of plans that choose each problem's configs without the run's measurements, for all at once."""
 
     learns: ClassVar[bool] = False
 
@@ -131,7 +131,7 @@ class _Independent:
 class Exhaustive(_Independent):
     """Tries the whole space on every problem.
 
-    This includes configs that cannot run it. They cost nothing, and their rows say why.
+    This includes configs that cannot run it: they are not launched, and their rows state the reason.
     """
 
     def _chosen(self, problem: Problem) -> tuple[KernelConfig, ...]:

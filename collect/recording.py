@@ -135,9 +135,10 @@ class Recording:
             raise ForetuneError(f"{self.label} has no times of {missing[0]} to replay")
 
     def provenance(self, family: Measurable, device: DeviceSpec) -> dict[str, Any]:
-        """Return the provenance of replayed measurements.
+        """Return the provenance to store with replayed measurements of a family on a device.
 
-        It has what all recorded runs agree on, such as the kernel's source hash and the Triton version, and names them.
+        It has the facts that are equal in all recorded runs, such as the kernel's source hash and the Triton version,
+        and the names of the dataset and of these runs.
         """
         run_ids = sorted(self._run_ids.get((family.name, device.name), ()))
         runs = [self._runs.get(run_id, {}) for run_id in run_ids]
@@ -151,7 +152,7 @@ class Recording:
         return {**common, "family": family.name, "device": device.name, REPLAY_OF: replay_of}
 
     def is_of(self, replay_of: Mapping[str, Any]) -> bool:
-        """Return whether a run's `replay_of` names this dataset and only runs that it has."""
+        """Return whether a run's `replay_of` (what it replays) names this dataset and only runs that it has."""
         return replay_of.get("dataset") == self.name and set(replay_of.get("runs", ())) <= self._runs.keys()
 
     def _made(self, problem: Problem, device: str) -> RecordedCase:

@@ -36,7 +36,7 @@ _CAPTION = (
 def chosen(
     grid: Grid, family: Family, make_plan: MakePlan, ranker: Callable[[], Ranker] = LightGBMRanker
 ) -> NDArray[np.bool_]:
-    """Return which cells of a grid a plan would measure, if it only saw the grid's times, (n_problems, n_configs).
+    """Run a plan on a grid's times instead of a GPU; return the mask of cells it measures, (n_problems, n_configs).
 
     The devices come one after the other, the one with the most problems first. On the first device the prior is the
     family's estimate, and not the shipped bundle, which may have learned from the grid. On each later device it is a
@@ -73,7 +73,7 @@ def chosen(
 
 
 def only(grid: Grid, cells: NDArray[np.bool_], rows: Sequence[int] | None = None) -> Grid:
-    """Return a grid with NaN in all cells but these, without problems that have no time left.
+    """Return a grid with NaN in all cells outside of the mask `cells`, without problems that have no time left.
 
     Args:
         grid: The grid.
@@ -108,7 +108,7 @@ class PlannedRanker(DelegatingRanker):
         self.ranker = ranker
 
     def fit(self, grid: Grid, family: Family) -> Self:
-        """Choose cells of the grid by the plan, and learn from these."""
+        """Train a new `ranker_` on only those cells of the grid that the plan would measure, and return this object."""
         self.grid_ = grid
         with share_of(0.9):
             self.cells_ = chosen(grid, family, self.plan, self.ranker)
@@ -213,7 +213,7 @@ def replay_plan(
         jobs: How many folds are trained at the same time.
 
     Raises:
-        ForetuneError: The dataset cannot be split by model family, or as the plan does.
+        ForetuneError: The dataset cannot be split by model family, or the plan raises this error.
 
     >>> replay_plan(load("h200"), family, Adaptive).to_json()["planned"]["configs"]  # doctest: +SKIP
     0.1002

@@ -374,7 +374,7 @@ class RunState:
                 yield binary, error
 
     def is_known(self, step: Step, device: DeviceSpec) -> bool:
-        """Return whether a step has nothing left to measure."""
+        """Return whether a step has nothing left to measure: all configs are scanned, and leading ones confirmed."""
         known = self.case_state(step.case, device)
         return all(config in known.scanned_us for config in step.configs) and not known.unconfirmed()
 
@@ -406,7 +406,7 @@ class RunState:
             self.skipped.append(f"{case.problem}: {reason}")
 
     def report(self, case: Case) -> None:
-        """Report the progress at the start of a case."""
+        """Call `on_progress` with the progress of the run, at the start of a case."""
         measurements = self.row_writer.statuses.total()
         rate = measurements / self.seconds if self.seconds > 0 else 0.0
         done = self.finished + len(self.skipped)

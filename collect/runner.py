@@ -76,7 +76,7 @@ class Trial:
     probe_us: float | None = None  # the drift probe's time, if it was read after the task
 
     def measured(self) -> dict[str, Any]:
-        """Return by name those of its fields that a `Measurement` has too."""
+        """Return a dict of those fields of the trial that a `Measurement` has too."""
         return {name: value for name, value in vars(self).items() if name not in ("times_us", "seconds", "probe_us")}
 
 
@@ -152,7 +152,7 @@ class GpuRunner:
             self._inputs = self._made()
 
     def _made(self) -> Any:
-        """Return the inputs of the prepared problem. Raises `OutOfMemoryError` if they do not fit."""
+        """Create and return inputs of the prepared problem. Raises `OutOfMemoryError` if they do not fit on the GPU."""
         try:
             return self._family.inputs(self._problem, self._device)
         except Exception as error:

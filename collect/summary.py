@@ -96,11 +96,11 @@ class Summary:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `foretune collect --json` prints."""
+        """Return the attributes as a dict for `json.dumps`, as `foretune collect --json` prints them."""
         return asdict(self) | {"skipped": list(self.skipped)}
 
     def __rich__(self) -> Any:
-        """Return what `foretune collect` prints."""
+        """Return the figures as lines of text for `rich.print`, as `foretune collect` prints them."""
         from rich.console import Group
         from rich.text import Text
 

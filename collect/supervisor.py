@@ -106,7 +106,7 @@ class Supervisor:
         self.proceed()
 
     def proceed(self) -> None:
-        """Send the tasks that are ready; if the case is over, report that."""
+        """Send the tasks that are ready; if the case is complete or given up, report that to the owner."""
         self._feed()
         work = self.work
         if work is not None and work.over:

@@ -96,7 +96,7 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Scan:
-    """A task: run a config for the first time."""
+    """A task: check the result of a config and time it, for the first time."""
 
     config: KernelConfig
 
@@ -159,7 +159,7 @@ class _TaskRunner:
 
         Returns:
             For a `Scan` the trial. For a `Confirm` the times of a round, or the trial that failed. For a `Prepare` an
-            empty trial; if the problem cannot be prepared, the trial that all its other tasks get.
+            empty trial; if the problem cannot be prepared, a failed one, which is also the answer to its other tasks.
 
         Raises:
             DeviceLostError: The GPU cannot be used any more. Any other exception also ends the process.
@@ -205,7 +205,7 @@ class _TaskRunner:
             return self._failed[task.config]
 
     def _prepare(self, task: Prepare) -> Trial:
-        """Make the inputs of a task's problem; return an empty trial, or a failed one if they do not fit."""
+        """Make the inputs of a task's problem; return an empty trial, or a failed one if they cannot be made."""
         self._refused, self._failed, self._best_us = None, {}, task.best_us
         try:
             self._runner.prepare(self._families[task.problem.family], task.problem)
