@@ -19,7 +19,7 @@ from .kernels.integrations import use_named
 
 
 def main() -> None:
-    """Run the command line of this process, and the program that `foretune run` names."""
+    """Run the `foretune` command in `sys.argv`; for `foretune run`, then run the program that it names."""
     print_exception = sys.excepthook  # typer replaces it
     try:
         app(prog_name="foretune")
