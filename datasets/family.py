@@ -178,7 +178,7 @@ class Family(ABC):
         return problem.without_sizes().rounded(*self.bucketed)
 
     def plausible(self, problem: Problem) -> Sequence[tuple[float, Problem]]:
-        """Return variants of a problem without segment sizes that have plausible ones, as (weight, variant) pairs.
+        """Return variants, with plausible segment sizes, of a problem that has none, as (weight, variant) pairs.
 
         The weights sum to 1. A ranker predicts the weighted mean over the variants. The default is the problem itself.
         """

@@ -205,7 +205,7 @@ class Ragged:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Ragged:
-        """Return the sizes in a dict from `to_json`; raise `ForetuneError` for missing, unknown or wrong fields."""
+        """Return the `Ragged` in a dict from `to_json`; raise `ForetuneError` for missing, unknown or wrong fields."""
         if not isinstance(value, Mapping) or set(value) != {"dim", "sizes"}:
             raise ForetuneError(f"ragged must be a mapping with the keys dim and sizes but is {shown(value)}")
         return cls(value["dim"], value["sizes"])

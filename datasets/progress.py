@@ -34,7 +34,7 @@ class AbandonedError(Exception):
 
 @dataclass(frozen=True)
 class _Task:
-    """The current task of a thread, to whose progress `advance` adds."""
+    """The current task of a thread: `advance` adds to its progress."""
 
     add: Callable[[float], None]  # adds a share of the task
     abandoned: tuple[threading.Event, ...] = ()  # set if the task's result is no longer needed

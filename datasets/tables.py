@@ -133,7 +133,7 @@ def read_table(source: Path | pa.Buffer, schema: pa.Schema) -> pa.Table:
 
 
 def as_read(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the columns of a schema, with types as `read_table` returns them; raise as that does."""
+    """Return the columns of a schema, converted to the types that `read_table` returns; raise as that does."""
     return pa.table({field.name: _column(table.column(field.name), field) for field in schema})
 
 
