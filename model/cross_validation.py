@@ -348,7 +348,7 @@ class _Split:
         return calibrating_problems(self.data, rows, [np.log(scores[row, self.data.candidate[row]]) for row in rows])
 
     def _growths(self, learned: Mapping[int, TrainingSet]) -> list[float]:
-        """Return for each tested problem the factor by which its shortlist is longer if it is out of distribution.
+        """Return the factor that lengthens each tested problem's shortlist if the problem is out of distribution.
 
         `learned` has the training set of each fold, from which the distance is measured.
         """

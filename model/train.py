@@ -190,7 +190,7 @@ def _warn_of_long_lists(data: TrainingSet, ranker: LightGBMRanker, calibration: 
 
 
 def _origin(bundle: Bundle, data: TrainingSet) -> dict[str, Any]:
-    """Return a bundle's description of its training data, extended by that of `data`, to which it was adapted."""
+    """Return a bundle's description of its training data, extended by that of `data`, which it was adapted with."""
     old, new = dict(bundle.trained[data.family.name].origin), data.origin
     if isinstance(old.get("runs"), list):
         old["runs"] = sorted({*map(str, old["runs"]), *new["runs"]})

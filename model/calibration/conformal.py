@@ -178,7 +178,7 @@ def calibrate(problems: Sequence[Judged]) -> Calibration:
 
 
 def ranked(problem: Judged) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
-    """Return nonconformity scores, `excess` and the mask of configs that ran, best predicted first, (n_configs,) each."""
+    """Return nonconformity scores, `excess` and which configs ran, best prediction first, (n_configs,) each."""
     logs, choose_us, report_us = (np.asarray(part, np.float64) for part in problem)
     order = np.argsort(logs, kind="stable")
     ascending, choose_us, report_us = logs[order], choose_us[order], report_us[order]

@@ -48,7 +48,7 @@ class Distance:
 
     @property
     def growth(self) -> float:
-        """The factor by which a shortlist is longer than for a problem within the training domain."""
+        """The factor that lengthens a shortlist, relative to one for a problem within the training domain."""
         return min(math.pow(_GROWTH_AN_OCTAVE, min(self.octaves, 100.0)), _MOST_GROWTH)
 
 

@@ -56,7 +56,7 @@ _ALL = _Binned("", np.zeros(0, np.intp), ("",))
 
 
 def _binned(found: Findings) -> list[_Binned]:
-    """Return the dimensions in which the problems' sizes vary most, each divided into bins."""
+    """Return the dimensions whose sizes vary most among the problems, each divided into bins."""
     problems = [case.problem for case in found.evaluation.cases]
     octaves = {
         name: np.log2([max(problem[name], 1) for problem in problems])
