@@ -180,7 +180,7 @@ class Replay:
         )
 
     def _ratios(self, name: str) -> dict[str, Any]:
-        """Return by k the geometric mean of the planned ranker's regret over the other's, with its interval.
+        """Return, by k, the geometric mean ratio of the planned ranker's regret to the other's, with its interval.
 
         `name` is the attribute that holds the regret by k.
         """

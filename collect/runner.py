@@ -260,7 +260,7 @@ class GpuRunner:
         return Trial(Status.OK if wrong is None else Status.WRONG_RESULT, error=wrong, **facts)
 
     def _check_of(self, problem: Problem) -> tuple[Any, Any]:
-        """Return (inputs, reference result) of a check problem; for the prepared problem, its existing inputs."""
+        """Return inputs and reference result of a check problem; if it is the prepared problem, its existing inputs."""
         pair = self._check_inputs.pop(problem, None)
         if pair is None:
             while len(self._check_inputs) >= CHECKS_KEPT:

@@ -23,7 +23,7 @@ LOSSES = 5
 
 @dataclass(frozen=True)
 class Limits:
-    """After how many seconds without a message a process is considered stuck.
+    """Time limits in seconds: a process that sends no message for longer is considered stuck.
 
     Attributes:
         open_s: While it starts: it imports torch, perhaps from a slow disk, and makes a CUDA context.
