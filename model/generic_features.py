@@ -155,7 +155,7 @@ class GenericFeatures:
         flops: float = 0.0,
         touched_bytes: float = 0.0,
     ) -> tuple[FeatureGroup, ...]:
-        """Return the columns of `table` in three groups, that depend on the problem, on config and binary, or on both.
+        """Return the columns of `table` in three groups: of the problem, of config and binary, and of both together.
 
         `binaries` must not be modified afterwards, because what is computed from it is cached.
         """

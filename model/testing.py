@@ -95,7 +95,7 @@ def _knobs(configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
 def _waves_and_padding(
     problem: Problem, device: DeviceSpec, block: NDArray[np.float64], rows: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the waves of programs and the ratio of padded to actual columns, (n_configs,) each."""
+    """Return the number of waves of programs and the ratio of padded to actual columns, (n_configs,) each."""
     blocks = np.ceil(problem["columns"] / block)
     sizes = (problem["rows"],) if problem.ragged is None else problem.ragged.sizes
     programs: NDArray[np.float64] = sum((np.ceil(size / rows) for size in sizes), np.zeros(len(rows))) * blocks

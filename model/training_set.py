@@ -157,7 +157,7 @@ class TrainingSet:
         return self._taken(self.grid.row_order(), self.grid.column_order())
 
     def ordered(self) -> TrainingSet:
-        """Return the set in a canonical order: configs as in the family's space, by which shortlists break ties.
+        """Return the set in a canonical order: configs as in the family's space. Shortlists break ties by that order.
 
         Evaluating on it gives the same result whatever the order of the measurements was.
         """

@@ -27,8 +27,8 @@ def parts_of(
     """Compute each group's results, and return them as parts for `combined`.
 
     A part is a table with the result of each kind (a distinct row of a group), and the kind of each config. Parts that
-    differ between problems come first, and of these the one with the fewest kinds. A part with one kind,
-    which is equal for all configs, is combined with the next one at once.
+    differ between problems come first, and of these the one with the fewest kinds. A part with one kind, which is equal
+    for all configs, is combined with the next one at once.
 
     Args:
         groups: The feature groups of the same problems and configs.
