@@ -153,7 +153,7 @@ class CaseState:
     unconfirmable: set[KernelConfig] = field(default_factory=set)
 
     def add(self, config: KernelConfig, timing_pass: int, time_us: float | None) -> None:
-        """Add a config's measurement in the pass of this number: microseconds, or None if the config failed."""
+        """Add a config's time in pass number `timing_pass`, in microseconds, or None if the config failed."""
         if timing_pass == SCAN:
             # Rounded as the store rounds it, or a resumed run would see other configs leading.
             self.scanned_us[config] = time_us = None if time_us is None else float(np.float32(time_us))

@@ -193,7 +193,7 @@ class RecordedTimes:
         return self._case.scanned[config]
 
     def confirm(self, config: KernelConfig, number: int) -> list[float]:
-        """Return the recorded time of a config, in microseconds, in the confirming pass of round `number`.
+        """Return the recorded time of a config, in microseconds, in the confirming pass that round `number` is part of.
 
         Raises:
             LaunchFailedError: The config failed in that pass.
