@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Quickstart:
-    """The results of `foretune quickstart`."""
+    """The results of `foretune quickstart`: evaluation, shortlist, prediction time, and first calls on a GPU."""
 
     family: str
     evaluation: Evaluation
@@ -60,7 +60,7 @@ class Quickstart:
 
 
 def _half_of_the_task(call: Callable[[], Any]) -> Any:
-    """Call a function and return its result; its progress counts as half of the displayed task."""
+    """Call a function and return its result; let the progress that it reports fill one half of the progress bar."""
     with share_of(0.5):
         return call()
 
