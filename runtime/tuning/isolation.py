@@ -1,4 +1,4 @@
-"""Time configs in a separate process, which an illegal memory access may end: `IsolatedTimer`.
+"""`IsolatedTimer`: time configs in a separate process, so that an illegal memory access does not end this one.
 
 An illegal access breaks the CUDA context of its process for good: no later launch works, and catching the exception
 does not help. So the launch is repeated in a spawned process, which imports the kernel's module, gets the same

@@ -1,4 +1,4 @@
-"""Remember what was measured of a kernel's configs, in this process and in the choice cache on disk: `KnownTimes`."""
+"""`KnownTimes`: remember the measured times of a kernel's configs, in this process and in the choice cache on disk."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class KnownTimes:
         return ChoiceCache.of(self.name, self._kernel.tuned_hash(), device)
 
     def of(self, stand_in: Problem | None, key: Hashable = None) -> KeyTimes:
-        """Return the times of a launch: of `stand_in`, the problem that represents it, or else of its `key`."""
+        """Return the times for a launch: those of its stand-in (the problem that represents it), else of its `key`."""
         return KeyTimes(self, stand_in, self._here.setdefault(key if stand_in is None else stand_in, {}), str(key))
 
     def values(self, configs: Sequence[triton.Config]) -> dict[triton.Config, KernelConfig]:
@@ -101,7 +101,7 @@ class KnownTimes:
         key: Sequence[Any] | None = None,
         supports: Callable[[triton.Config], bool] = lambda config: True,
     ) -> triton.Config | None:
-        """Return the config that the pin file in force has for a launch; None without one.
+        """Return the config that the pin file in force has for a launch; None if no file is in force.
 
         Args:
             problem: The stand-in of the launch; None if it is not a problem.
@@ -144,9 +144,12 @@ class KnownTimes:
 
 
 class KeyTimes:
-    """The times of one key of a kernel: the `Known` of a `TuningSession`. They also let ranks agree on a config.
+    """The times of one key of a kernel, which a `TuningSession` reads and adds to (see `Known`).
 
-    On disk and for the shortlister, `problem` represents the key; None if the launch is not a `Problem`.
+    Ranks also agree on a config with it, and the choice is stored through it.
+
+    On disk and for the shortlister, the key is represented by `problem`, which is None if the launch is not a
+    `Problem`.
     """
 
     def __init__(
@@ -234,14 +237,14 @@ class KeyTimes:
     def agree(
         self, configs: Sequence[triton.Config], times_us: Times | Callable[[], Times]
     ) -> tuple[triton.Config | None, float]:
-        """Return the config whose time on its slowest rank is the shortest, and this time in microseconds.
+        """Exchange times with the other ranks; return the config that is fastest on its slowest rank, and its time.
 
         Args:
             configs: The configs, the same on each rank.
             times_us: This rank's times, or a function that measures them.
 
         Returns:
-            The config and its time; None and inf if no config works or the ranks do not agree.
+            The config and its time in microseconds; None and inf if no config works or the ranks do not agree.
         """
         texts = [{"": str(config)} for config in configs]
         shared = agreed(times_us, self._kernel.name, self.problem or self._key, texts)
@@ -260,7 +263,7 @@ class KeyTimes:
         arguments: Mapping[str, Any],
         bundle: str | None = None,
     ) -> None:
-        """Store a choice, for `foretune cache freeze`, a warm-up and other readers of the cache.
+        """Store the chosen config and its launches on disk, where `foretune cache freeze` and warm-ups read them.
 
         Args:
             config: The chosen config.

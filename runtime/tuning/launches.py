@@ -119,7 +119,10 @@ def autotuners_named(name: str) -> list[triton.runtime.Autotuner]:
 
 
 def _is_autotuned(kernel: object, layers: tuple[type, ...]) -> bool:
-    """Return whether an autotuner is among a kernel's wrappers. `layers` are their types, the autotuner's first."""
+    """Return whether a kernel is an autotuner or has one among its wrappers; `layers` are the wrappers' types.
+
+    The first of `layers` is the autotuner's type.
+    """
     autotuner = layers[0]
     while isinstance(kernel, layers):
         if isinstance(kernel, autotuner):
@@ -247,7 +250,7 @@ def _text(value: Any) -> str:
 
 
 def _has_objects(values: Any) -> bool:
-    """Return whether a list has items other than numbers and texts, whose `repr` may be ambiguous."""
+    """Return whether a list has items other than numbers, strings and None, whose `repr` need not identify them."""
     return any(not isinstance(one, (int, float, str, type(None))) or isinstance(one, Enum) for one in values)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def times_one() -> bool:
-    """Return whether this Triton (before 3.8) times even a single remaining config, and then resets the tensors."""
+    """Return whether Triton is older than 3.8: it then times even a single remaining config, and resets the tensors."""
     import triton
 
     return tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
@@ -39,8 +39,8 @@ FAR_BEHIND = math.exp(MOST_SLOWDOWN)
 class ForcedCache(dict[Any, Any]):
     """Replaces an autotuner's cache during one launch: every key has the config that `config_of` returns for it.
 
-    So keys are computed and kernels launched by the installed version of Triton. Where `applies` returns False, as in
-    other threads, the `real` cache is used.
+    This makes Triton itself compute the key and launch the given config. While `applies` returns False, for example in
+    another thread, the `real` cache is used.
     """
 
     def __init__(self, real: Any, config_of: Callable[[Any], Any], applies: Callable[[], bool] = lambda: True) -> None:
@@ -54,7 +54,7 @@ class ForcedCache(dict[Any, Any]):
         return self._config_of(key) if self._applies() else self._real[key]
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """Return the forced config for any key; where it does not apply, what the real cache has, else `default`."""
+        """Return the forced config for any key; if forcing does not apply now, the real cache's, else `default`."""
         return self._config_of(key) if self._applies() else self._real.get(key, default)
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -91,13 +91,13 @@ def launch_undecided(
     arguments: Mapping[str, Any],
     launch: Callable[[triton.Config], Any],
 ) -> Any:
-    """Launch a key whose config is not decided yet in mode `refine`; once it is decided, store it in the tuner's cache.
+    """Launch a key whose config is not decided yet in mode `refine`; if it is then, store it in the tuner's cache.
 
     Args:
         tuner: The autotuner.
-        undecided: What chooses the config of each such key, and the predicted time of its launches.
+        undecided: For each such key, the `Refinement` that chooses its config, and the predicted time of its launches.
         key: The key of the launch.
-        found: What `undecided` has for it; another thread may have decided since.
+        found: The entry of the key in `undecided`, read before; another thread may have removed it since.
         arguments: The arguments of the launch by name, in the order of the call.
         launch: Launches a config.
     """
@@ -114,8 +114,8 @@ def compile_in_background(
 ) -> Sequence[Future[Any]]:
     """Start to compile and load a config for launches with arguments like these, and return the jobs.
 
-    The job has stand-ins of the tensors, so it does not keep them alive. Raises `ForetuneError` if there is none for an
-    argument.
+    The job uses mock tensors, so that it does not keep the real ones alive. Raises `ForetuneError` if an argument
+    cannot be replaced by a mock.
     """
     from triton.runtime import driver
 
@@ -154,7 +154,7 @@ class OneLaunch:
         return self._tuner.fn.run(*self.args, **self.kwargs, **config.all_kwargs())
 
     def prepare(self) -> None:
-        """Build the kernel's launch function, which all of its binaries share, before a config is known."""
+        """Start to build Triton's launch function of the kernel, which all configs share, before a config is chosen."""
         given = {**self.kwargs, **self._tuner.configs[0].all_kwargs()}
         options = {name: value for name, value in given.items() if name not in OF_THE_LAUNCH}
         make_launch_function_ahead(self._tuner.fn, self.args, options)
@@ -196,7 +196,7 @@ class OneLaunch:
         return _timed_ms(tuner, run, math.inf if best_us is None else FAR_BEHIND * best_us) * 1e3
 
     def can_be_timed(self) -> bool:
-        """Return whether there is a device to synchronize with, or a timer that needs none."""
+        """Return whether the launch can be timed: with a GPU or a custom timer, but not during CUDA graph capture."""
         if self._tuner._do_bench is not None or stubbed() is not None:
             return not is_capturing()
         import torch
@@ -204,7 +204,7 @@ class OneLaunch:
         return torch.cuda.is_available() and not is_capturing()
 
     def reset(self, config: triton.Config) -> None:
-        """Reset the tensors after configs were timed."""
+        """Reset the tensors that the autotuner is declared to reset, after its configs were timed."""
         self._tuner.pre_hook(self.everything(config), reset_only=True)
 
     def everything(self, config: triton.Config) -> dict[str, Any]:

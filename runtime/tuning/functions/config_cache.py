@@ -1,4 +1,4 @@
-"""`ConfigCache`: the stored results of tuning functions, shared by processes; `KeyRecord`: those of one key."""
+"""`ConfigCache`: stores the results of tuning functions, shared by processes; `KeyRecord`: the results of one key."""
 
 from __future__ import annotations
 
