@@ -1,8 +1,8 @@
 """Checks of the arguments that users pass to runtime/, and small state of the process that all of runtime/ reads.
 
-The checks are made when a kernel or function is declared, not in a launch. The state says which mode is in force
-(`Mode`), whether a pin file is (`is_pinned`), and when earlier choices of configs must be made again (`epoch`);
-`pins.py` and `tuning/ranks/agreement.py` change it. `warn_once` gives each warning once.
+The checks are made when a kernel or function is declared, not in a launch. The state says whether a pin file is in
+force (`is_pinned`), and when configs must be chosen again (`epoch`); `pins.py` and `tuning/ranks/agreement.py` change
+it. `Mode` lists the ways to use predictions, and `warn_once` gives each warning once.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ def is_pinned() -> bool:
 
 
 def family_of(family: Any) -> Family:
-    """Return a checked family object. Raises `ForetuneError` for anything else.
+    """Return the argument if it is a family object. Raises `ForetuneError` for anything else.
 
-    Names of families are resolved by the registry in kernels/.
+    Names of families are not accepted here; the registry in kernels/ resolves them.
     """
     if not isinstance(family, Family):
         raise ForetuneError(f"family must be a Family but is {shown(family)}")
@@ -180,9 +180,9 @@ class OwnKnobs:
 
 
 def _mapping(name: str, value: Any) -> dict[str, Any]:
-    """Return a mapping with knob names as keys as a dict; {} for None. Raises `ForetuneError` for any other value.
+    """Check that an argument maps knob names, or is None, and return it as a dict ({} for None).
 
-    Messages call the argument `name`.
+    Raises `ForetuneError` for any other value; messages call the argument `name`.
     """
     if value is not None and not isinstance(value, Mapping):
         raise ForetuneError(f"{name} must be a mapping of knob names but is {shown(value)}")
@@ -197,7 +197,8 @@ VARIABLE = "FORETUNE_MODE"
 class Mode(str, Enum):
     """How predictions choose the config of a launch.
 
-    `off`: not at all. `shortlist`: the best few configs are timed. `predict`: the config predicted to be fastest runs.
+    `off`: they are not used, and all configs go through. `shortlist`: the best few configs are timed. `predict`: the
+    config predicted to be fastest runs.
     `refine`: the calls themselves run and time the best few configs in turn.
     """
 

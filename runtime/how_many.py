@@ -1,4 +1,4 @@
-"""The length of a shortlist: an integer, as many as the calibration requires, or as many as pay for themselves."""
+"""`HowMany`: the rule for a shortlist's length: fixed, as the calibration requires, or with the least total cost."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class HowMany:
     def of(
         cls, family: Family, k: Any, expected_calls: Any = None, call_us: Any = None, trial_s: Any = TRIAL_S
     ) -> HowMany:
-        """Check the values and return the rule that they define.
+        """Check the arguments and return the rule for the length that they define.
 
         Raises `ForetuneError` for an invalid length, number of calls or time, for `call_us` without `expected_calls`,
         and for `expected_calls` together with an integer `k`, or without a known duration of a call.
@@ -68,7 +68,7 @@ class HowMany:
         return HowMany(max(factor * (UNCALIBRATED if self.k == "auto" else self.k), least))
 
     def longest(self, calibration: Calibration | None, distance: Distance) -> int:
-        """Return how many of the fastest configs must be predicted before `length` can be called, at the most."""
+        """Return the largest number of configs, fastest first, whose predictions `length` may need."""
         if self.k != "auto":
             return self.k
         from ..model.calibration.conformal import UNCALIBRATED, most_tried
@@ -135,7 +135,7 @@ AUTO = HowMany()
 
 
 def check_length(k: Any) -> Length:
-    """Return a checked length of a shortlist. Raises `ForetuneError` for anything but "auto" and integers from 1."""
+    """Return `k` if it is "auto" or an integer from 1, a valid length of a shortlist; else raise `ForetuneError`."""
     if isinstance(k, str):
         if k != "auto":
             raise ForetuneError(f"the shortlist's length k must be 'auto' or an integer >= 1 but got {shown(k)}")

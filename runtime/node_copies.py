@@ -33,8 +33,9 @@ _PAUSE_S_PER_NODE, _LONGEST_PAUSE_S = 0.002, 10.0
 def near_copy(path: Path, *, writes: bool = False) -> Path:
     """Return the path from which this process reads a file: `path`, or in a job of several nodes the node's copy.
 
-    Each node makes its copy once; of a missing file there is none, and the returned path does not exist. Never raises:
-    if copying fails, it warns once and returns `path`.
+    Each node makes its copy once. If the file is missing, nothing is copied, and the returned path does not exist.
+    Never
+    raises: if copying fails, it warns once and returns `path`.
 
     Args:
         path: The file.

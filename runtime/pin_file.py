@@ -133,7 +133,7 @@ class PinnedChoice:
 
 @dataclass(frozen=True)
 class PinnedKernel:
-    """The choices of one kernel on one device.
+    """An entry of a pin file: the configs chosen for one kernel on one device.
 
     Attributes:
         kernel: The kernel's name, "module.qualname"; for an op, or a kernel that is only pruned, the family's name.
@@ -185,7 +185,7 @@ class PinnedKernel:
 
 @dataclass(frozen=True)
 class PinnedFunction:
-    """The configs chosen for one function that is tuned with `foretune.tune`, on one device.
+    """An entry of a pin file: the configs chosen for one function under `foretune.tune`, on one device.
 
     Attributes:
         function: The function's name, "module.qualname".

@@ -129,7 +129,7 @@ class Pins:
                 raise PinError(f"{self.path} covers {name} with {package} {pinned!r}, but this process has {here!r}")
 
     def fall_back(self, name: str, error: PinError) -> None:
-        """Treat an uncovered launch: raise the error, or with `Missing.PREDICT` only warn about it.
+        """Handle an uncovered launch: raise the error, or with `Missing.PREDICT` only warn about it.
 
         There is one warning for each kernel or function `name`.
         """

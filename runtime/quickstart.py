@@ -78,9 +78,9 @@ def run_quickstart(
 ) -> Quickstart:
     """Train and evaluate a family's ranker, predict one problem, and tune it if there is a GPU.
 
-    The ranker has trees only, without the network, which would double the time. It is evaluated on a fifth of the
-    models, which it is not trained on. If the bundle cannot be saved, the function warns with a `ForetuneWarning`;
-    `check_bundle_folder` can check this beforehand.
+    The ranker has trees only, without the network, which would double the time. For the evaluation, a ranker is trained
+    without the layers of a fifth of the AI models, and tested on these. If the bundle cannot be saved, the function
+    warns with a `ForetuneWarning`; `check_bundle_folder` can check this beforehand.
 
     Args:
         family: The family.

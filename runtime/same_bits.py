@@ -133,7 +133,7 @@ def _restricted(family: Family, dim: str | None) -> Family:
 
 
 def _view(family: Family, model: Callable[[Problem, DeviceSpec], KernelConfig], whose: str) -> Family:
-    """Return a copy of a family that supports only configs of the numerics class of `model(problem, device)`.
+    """Return a copy of a family that supports only configs with the same bits as the config `model(problem, device)`.
 
     Messages call that config `whose`.
     """

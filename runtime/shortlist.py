@@ -196,8 +196,8 @@ class Chooser:
     def choose(self, problem: Problem, k: HowMany) -> Shortlist:
         """Return the shortlist of a problem; without a prediction, all supported configs and the reason.
 
-        The sizes of ragged work count as unknown. Raises `ForetuneError` for a problem of another family, and if all
-        supported configs have other bits than `keeping` allows.
+        The sizes of ragged work count as unknown. Raises `ForetuneError` for a problem of another family, and if
+        `keeping` (same bits) rules out all configs that could run otherwise.
         """
         if isinstance(problem, Problem):
             if problem.ragged is not None:  # check before the sizes are dropped: a remembered answer skips the check
@@ -349,7 +349,7 @@ class Chooser:
 def supported(family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> tuple[int, ...]:
     """Return the positions of the configs that the family supports.
 
-    Returns all positions if the family supports none of the configs, or if `supports` raises: then the launch decides.
+    If it supports none, or if `supports` raises, all positions are returned, so that the launch itself shows the error.
     """
     everything = tuple(range(len(configs)))
     try:

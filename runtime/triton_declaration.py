@@ -194,7 +194,7 @@ def drawn_size(source: np.random.Generator, sizes: Sizes) -> int:
 
 
 def checked_arguments(family: type[TritonFamily], arguments: Any, where: str) -> dict[str, Any]:
-    """Return what a family's `arguments` returned for the torch device `where`, as a dict.
+    """Check the launch arguments that a family's `arguments` returned for torch device `where`; return them as a dict.
 
     Raises:
         FamilyError: It is no mapping; it lacks a parameter of the kernel that neither a config nor a default nor a
@@ -226,7 +226,7 @@ def checked_arguments(family: type[TritonFamily], arguments: Any, where: str) ->
 
 
 def checked_grid(name: str, grid: Any, config: KernelConfig) -> tuple[int, ...]:
-    """Return what a family's `grid` returned, as a tuple of Python integers.
+    """Check the grid that a family's `grid` returned, and return it as a tuple of Python integers.
 
     Args:
         name: The family's name, for the message.

@@ -280,7 +280,7 @@ class TritonFamily(Measurable):
         return np.array([math.prod(self._grid(problem, config)) for config in configs], float)
 
     def _grid(self, problem: Problem, config: KernelConfig) -> tuple[int, ...]:
-        """Return what `grid` returns, checked. Raises `FamilyError` if that is not a valid grid."""
+        """Call `grid` and return the checked result. Raises `FamilyError` if it is not a valid grid."""
         return checked_grid(self.name, self.grid(problem, config), config)
 
     def problem_from_call(self, arguments: Mapping[str, Any]) -> Problem:
@@ -424,7 +424,7 @@ class TritonFamily(Measurable):
         return self._kernel.compile(self._grid(problem, config), arguments)
 
     def binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:
-        """Return a key of what determines the binary, apart from the device's arch."""
+        """Return a key that is equal for launches that run the same binary on devices of the same architecture."""
         return config, self._kernel.specialisation({**_without_memory(self, problem), **config.to_json()})
 
     def source_hash(self) -> str:

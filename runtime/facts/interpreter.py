@@ -216,7 +216,7 @@ class _Interpreter(Functions):
             self.run(node.body, env)
 
     def run_while(self, node: ast.While, env: dict[str, Any]) -> None:
-        """Interpret the body of a `while` loop once, and count it as often as `_TRIPS` says."""
+        """Interpret the body of a `while` loop once, and assume that it runs a fixed number of times (`_TRIPS`)."""
         self._loop(node, _TRIPS, env)
 
     def _loop(self, node: ast.For | ast.While, trips: float, env: dict[str, Any]) -> None:

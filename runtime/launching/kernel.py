@@ -121,7 +121,7 @@ class Kernel:
         return given
 
     def _settle(self) -> None:
-        """Compute the cache keys of the functions that the kernel calls before its own, as Triton 3.6 needs."""
+        """Compute the cache keys of the functions that the kernel calls, which its own key in Triton 3.6 needs."""
         if not self.is_interpreted:
             from .launcher import settle
 

@@ -145,7 +145,7 @@ class StubDriver:
         return launch
 
     def get_current_target(self) -> GPUTarget:
-        """Return the device's target."""
+        """Return the target (backend, architecture, warp size) of the device that the stub stands in for."""
         return self.target
 
     def get_current_device(self) -> int:

@@ -57,7 +57,7 @@ class Row:
 
     @property
     def ours_us(self) -> float:
-        """The time with the best config if it is known, else with the predicted one, in microseconds."""
+        """Our kernel's time in microseconds: with the best config if it is known, else with the predicted one."""
         return self.best_us or self.predicted_us
 
     @property

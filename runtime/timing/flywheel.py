@@ -49,7 +49,7 @@ _MOST_FRAMES = 16
 
 @dataclass(frozen=True)
 class Software:
-    """The versions of software that a time depends on; "" if one is not installed."""
+    """The versions of the driver, torch and Triton, on which times depend; "" for one that is not installed."""
 
     driver: str
     torch: str
@@ -270,7 +270,7 @@ def expect(
     *,
     timed: str,
 ) -> None:
-    """Announce the configs that the autotuner now pruning in this thread will benchmark. Never raises.
+    """Prepare to log the configs that the autotuner now pruning in this thread will benchmark. Never raises.
 
     Does nothing without FORETUNE_LOG. From Triton 3.8 on, its listener reports the timings. With earlier releases, the
     timings of a key are read from the autotuner when the next key is pruned or the process ends.
@@ -316,7 +316,7 @@ class _Listener:
 
 
 def _listens() -> bool:
-    """Register the listener; return whether this Triton has listeners."""
+    """Register Foretune's listener of benchmarks with Triton; return whether this Triton supports listeners."""
     from triton import knobs
 
     if not hasattr(knobs.autotuning, "listener"):

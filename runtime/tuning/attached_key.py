@@ -1,4 +1,4 @@
-"""`KeyTuning`: the state of an attached autotuner while it tunes one key; `CoarseKeys`: a warning about poor keys."""
+"""`KeyTuning`: the state of an attached autotuner while it tunes one key; `CoarseKeys`: a warning about coarse keys."""
 
 from __future__ import annotations
 

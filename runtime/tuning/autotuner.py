@@ -108,7 +108,7 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         self._lock = threading.RLock()
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Launch the kernel with the config of this key, which is tuned at its first launch.
+        """Launch the kernel with the config of the launch's key; tune a key at its first launch.
 
         Raises:
             TuningFailed: No config can be launched.
@@ -179,7 +179,7 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         return launch_undecided(self, self._refining, key, found, call.arguments, launch)
 
     def _allowed(self, call: OneLaunch) -> list[triton.Config]:
-        """Return the configs that the kernel's own pruning callbacks leave.
+        """Return the configs that the kernel's own pruning callbacks keep.
 
         Exceptions of the callbacks are passed on, as in Triton.
         """
@@ -227,10 +227,10 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         configs: Sequence[triton.Config],
         key: Sequence[Any] | None = None,
     ) -> triton.Config | None:
-        """Return the config that the pin file has for `stand_in` and that can run `problem`; None without a file.
+        """Return the pin file's config for `stand_in`, the problem that represents `problem`; None without a file.
 
         Raises:
-            PinError: The file does not cover the launch.
+            PinError: The file does not cover the launch, or its config cannot run `problem`.
         """
 
         def supports(config: triton.Config) -> bool:

@@ -221,7 +221,7 @@ def _packed(value: Any) -> Any:
 
 
 def _unpacked(value: Any) -> Any:
-    """Return the argument that `_packed` converted to a value that can be pickled."""
+    """Return the argument that `_packed` made picklable, in its original form."""
     return value.tensor() if isinstance(value, _Tensor) else value
 
 

@@ -63,7 +63,7 @@ class KnownTimes:
         self._is_open = False
 
     def open(self) -> None:
-        """Load the times of earlier processes, once."""
+        """Load the times that earlier processes stored on disk; later calls do nothing."""
         if self._is_open or not measures(self.tuner):
             return
         self._is_open = True
@@ -104,7 +104,7 @@ class KnownTimes:
         """Return the config that the pin file in force has for a launch; None if no file is in force.
 
         Args:
-            problem: The stand-in of the launch; None if it is not a problem.
+            problem: The problem that represents the launch; None if the launch is not a problem.
             configs: The configs that the launch may run.
             key: Triton's key of the launch.
             supports: Returns whether a config can run the launch itself.
@@ -146,7 +146,7 @@ class KnownTimes:
 class KeyTimes:
     """The times of one key of a kernel, which a `TuningSession` reads and adds to (see `Known`).
 
-    Ranks also agree on a config with it, and the choice is stored through it.
+    It also lets the ranks of a job agree on a config, and stores the choice.
 
     On disk and for the shortlister, the key is represented by `problem`, which is None if the launch is not a
     `Problem`.
@@ -194,7 +194,7 @@ class KeyTimes:
     ) -> Refinement[triton.Config] | None:
         """Return the object that chooses the config of each launch of this key in mode `refine`; None without a GPU.
 
-        Launches share it if they are of the same stand-in problem and run the same binaries.
+        Launches share it if they belong to the same bucket and run the same binaries.
 
         Args:
             configs: The configs to choose from, the predicted one first.
@@ -284,7 +284,7 @@ class KeyTimes:
 
 
 def values_of(configs: Sequence[triton.Config]) -> dict[triton.Config, KernelConfig]:
-    """Return the `KernelConfig` of each config that it identifies.
+    """Return the `KernelConfig` of each config.
 
     Configs that differ only in their `pre_hook`, and those that a `KernelConfig` cannot express, are left out.
     """

@@ -58,7 +58,7 @@ def autotuner_of(kernel: Any) -> triton.runtime.Autotuner:
 
 
 def autotuners_in(module: ModuleType) -> list[triton.runtime.Autotuner]:
-    """Return the autotuners that a module, or any module of a package below it, has a name for, each once.
+    """Return the autotuned kernels that are variables of a module, or of any module below it, each autotuner once.
 
     Modules that are not imported yet are imported; one warning lists those that cannot be.
 
@@ -76,7 +76,7 @@ def autotuners_in(module: ModuleType) -> list[triton.runtime.Autotuner]:
 
 
 def autotuners_among(modules: Iterable[ModuleType]) -> list[triton.runtime.Autotuner]:
-    """Return the autotuners that these modules have a name for, each once."""
+    """Return the autotuners of the kernels that are variables of these modules, each once."""
     from triton.runtime import Autotuner, Heuristics
     from triton.runtime.jit import KernelInterface
 

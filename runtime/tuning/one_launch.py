@@ -91,7 +91,7 @@ def launch_undecided(
     arguments: Mapping[str, Any],
     launch: Callable[[triton.Config], Any],
 ) -> Any:
-    """Launch a key whose config is not decided yet in mode `refine`; if it is then, store it in the tuner's cache.
+    """Launch with the config that mode `refine` tries next for a key; store the key's config once it is decided.
 
     Args:
         tuner: The autotuner.
@@ -131,7 +131,7 @@ def compile_in_background(
 
 
 class OneLaunch:
-    """One launch of an autotuned kernel: its arguments, and what can be done with them.
+    """One launch of an autotuned kernel: its arguments, and methods that launch, compile or time it with a config.
 
     `args` and `kwargs` are the arguments as they were passed, `named` are the positional ones by name, and `arguments`
     are all by name. `was_timed` is True once launches that time configs may have changed the tensors.
@@ -144,7 +144,7 @@ class OneLaunch:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """All arguments by name."""
+        """The arguments of the launch by parameter name, positional ones included."""
         return {**self.named, **self.kwargs}
 
     def launch(self, config: triton.Config) -> Any:
@@ -172,7 +172,7 @@ class OneLaunch:
     def time_us(self, config: triton.Config, best_us: float | None = None) -> float:
         """Return the time of a launch with a config, in microseconds.
 
-        A config that is far behind `best_us`, the time of another one, after one launch is timed no further.
+        If the first launch takes much longer than `best_us`, the best time so far, no further launch is timed.
 
         All of the autotuner's hooks run around each launch. What the launch raises is passed on, after tensors have
         been restored.
@@ -236,7 +236,7 @@ def _timed_ms(tuner: Autotuner, run: Callable[[], None], give_up_us: float) -> f
     """Return the time of `run`, a function that launches the kernel, in milliseconds.
 
     If the first launch takes longer than `give_up_us`, it is the only one. The autotuner's own `do_bench` measures if
-    there is one. Otherwise our timer does, which takes 5 ms of device time and counts no launch gaps (Triton's
+    there is one. Otherwise Foretune's timer does, which takes 5 ms of device time and counts no launch gaps (Triton's
     benchmark takes 125 ms a config); if it cannot, Triton's does.
     """
     if tuner._do_bench is None and stubbed() is None:
@@ -267,7 +267,9 @@ def milliseconds(timing: Any) -> float:
 
 
 def microseconds(timing: Any) -> float | None:
-    """Return the time of a benchmarker's result in ms (a median, or all quantiles); None for a failed config.
+    """Convert a benchmarker's result from milliseconds (a median, or several quantiles) to microseconds.
+
+    Returns None for a failed config.
 
     Raises:
         ForetuneError: The result is not a time (see `milliseconds`).

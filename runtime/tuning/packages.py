@@ -196,7 +196,7 @@ def _report() -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Calls a function with a module when the module has been executed."""
+    """An import finder for one module name, which calls a function with the module each time it has been executed."""
 
     def __init__(self, name: str, then: Callable[[Any], None]) -> None:
         self._name, self._then = name, then
@@ -216,7 +216,10 @@ class _Finder(MetaPathFinder):
 
 
 def _wrap(module: Any) -> None:
-    """Make `Autotuner` of Triton's module attach each new autotuner of the packages; warn of packages not installed."""
+    """Wrap `Autotuner.__init__` in Triton's module, so that new autotuners of the named packages are attached.
+
+    It also warns of named packages that are not installed.
+    """
     autotuner = module.Autotuner
     if autotuner is not _State.wrapped:
         _State.wrapped, create = autotuner, autotuner.__init__
@@ -242,7 +245,7 @@ def _is_created_by_torch() -> bool:
 
 
 def _package_of(module: str) -> str | None:
-    """Return the first package that is named and that a module belongs to; None if there is none."""
+    """Return the first package to attach that the module named `module` belongs to; None if it belongs to none."""
     return next((name for name in _State.names if f"{module}.".startswith(f"{name}.")), None)
 
 
@@ -263,7 +266,7 @@ def _attach(tuner: triton.runtime.Autotuner) -> None:
 
 @dataclass(frozen=True)
 class Program:
-    """A script or a module, and its command line.
+    """A script or a module that `foretune run` starts, and its command line.
 
     Attributes:
         target: The path of a script, or of a folder or archive with a `__main__.py`; or the name of a module.
@@ -278,7 +281,7 @@ class Program:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def prepare(self) -> None:
-        """Make this process the program's: set its environment, `sys.argv` and `sys.path`, and attach its packages.
+        """Prepare this process to run the program: set environment, `sys.argv` and `sys.path`, and attach packages.
 
         Exits with a message if a package is not installed or FORETUNE_MODE is not valid.
         """

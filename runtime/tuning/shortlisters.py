@@ -80,7 +80,7 @@ class Shortlister(ABC):
         return KernelConfig.from_triton(config)
 
     def expect(self, problem: Problem, arguments: Mapping[str, Any]) -> None:  # noqa: B027 - optional
-        """Prepare a prediction for a stand-in that is about to be tuned, from the arguments of its launch by name."""
+        """Prepare a prediction for `problem`, which represents a bucket to be tuned, from its launch's arguments."""
 
     @abstractmethod
     def positions(
@@ -107,24 +107,24 @@ class Shortlister(ABC):
         return 1.0
 
     def supports(self, config: triton.Config, problem: Problem) -> bool:
-        """Return whether a config that was chosen for the problem's stand-in can run the problem itself."""
+        """Return whether a config that was chosen for this problem's bucket can run the problem itself."""
         return True
 
     def learn(self, problem: Problem, times_us: Mapping[KernelConfig, float | None], ranks: int = 0) -> None:  # noqa: B027 - optional
-        """Use a stand-in's measured times in later predictions; a time of None marks a config that failed.
+        """Use the measured times of a bucket in later predictions; a time of None marks a config that failed.
 
         Args:
-            problem: The stand-in.
+            problem: The problem that represents the bucket.
             times_us: Microseconds by config.
             ranks: The `scope()` of times that were agreed on with other ranks; 0 for this rank's own.
         """
 
     def finish(self, problem: Problem) -> None:  # noqa: B027 - optional
-        """Stop proposing new configs for a stand-in, because an earlier process has chosen its config."""
+        """Stop proposing new configs for the bucket of `problem`, because an earlier process has chosen its config."""
 
 
 class FamilyShortlister(Shortlister):
-    """Shortlists by a family's trained ranker, as `prune` does."""
+    """Picks configs with a family's trained ranker, as `foretune.prune` does."""
 
     def __init__(self, pruner: Pruner, bucket: tuple[str, ...] = ()) -> None:
         if unknown := [dim for dim in bucket if dim not in pruner.family.dims]:
@@ -193,7 +193,7 @@ class OwnShortlister(Shortlister):
         self._k, self._ranks, self._is_broken = k, ranks, False
 
     def expect(self, problem: Problem, arguments: Mapping[str, Any]) -> None:
-        """Predict the slowdowns of a new stand-in's configs with the shipped prior; see `Shortlister.expect`."""
+        """Predict the slowdowns of the configs for a new bucket with the shipped prior; see `Shortlister.expect`."""
         if problem not in self._expected and resolve_mode(self.mode) is Mode.SHORTLIST:
             self._expected[problem] = self._prior(arguments)
 
@@ -240,7 +240,7 @@ class OwnShortlister(Shortlister):
         return (*advice.positions, *others) or tuple(range(len(configs)))  # if all failed, they are tried again
 
     def learn(self, problem: Problem, times_us: Mapping[KernelConfig, float | None], ranks: int = 0) -> None:
-        """Add a stand-in's times to the model for `ranks`; see `Shortlister.learn`."""
+        """Add the measured times of a bucket to the model for `ranks`; see `Shortlister.learn`."""
         self._is_broken = True  # if it raises, there is nothing to search with
         self._timings(ranks).learn(problem, times_us)
         self._is_broken = False
@@ -252,7 +252,7 @@ class OwnShortlister(Shortlister):
         return self.positions(problem, configs) if is_known else tuple(range(len(configs)))
 
     def finish(self, problem: Problem) -> None:
-        """Stop proposing new configs for a stand-in; see `Shortlister.finish`."""
+        """Stop proposing new configs for the bucket of `problem`; see `Shortlister.finish`."""
         self._timings(0).finish(problem)
 
     def _timings(self, ranks: int) -> OwnTimings:

@@ -142,7 +142,7 @@ class Attachment:
         return attributes
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Launch the kernel through Triton's own `run`, one thread at a time, and record what it chose."""
+        """Launch the kernel through Triton's own `run`, one thread at a time, and record the chosen config."""
         with self.lock:
             if self._epoch != epoch() and not self._is_in(Mode.OFF):
                 self._epoch, ranks = epoch(), scope()
@@ -306,7 +306,7 @@ class Attachment:
     def _prune(
         self, configs: Sequence[triton.Config], named_args: Mapping[str, Any], /, **kwargs: Any
     ) -> Sequence[triton.Config]:
-        """Return what the kernel's `early_config_prune` allows, shortened to a shortlist if one is available."""
+        """Return the configs that the kernel's `early_config_prune` keeps, reduced to a shortlist if there is one."""
         theirs = self._own_prune
         if self._is_running and is_pinned():  # otherwise Triton only compiles, or the caller chooses
             pinned = self._pinned(in_full(theirs), configs, named_args, kwargs)

@@ -152,10 +152,10 @@ def warm_up_tuned(
 ) -> WarmedUp:
     """Compile the binaries of kernels that earlier runs tuned on this device.
 
-    For each key that was tuned, attached or by `foretune.autotune`, the choice cache has the arguments that a binary
-    depends on, and the config. Those launches are compiled; with `shapes` or `logged`, other launches instead. The
-    binaries are those of this torch and Triton for the kernel's current source; what was tuned with another source is
-    skipped.
+    For each tuned key of kernels that were attached or under `foretune.autotune`, the choice cache has the config and
+    the arguments that the binary depends on. These launches are compiled; with `shapes` or `logged`, other launches
+    instead. The binaries are those of this torch and Triton for the kernel's current source; what was tuned with
+    another source is skipped.
 
     Args:
         name: A kernel, as "package.module.kernel", or a package: all kernels that its modules have a name for.
@@ -258,9 +258,10 @@ def _from_csv(path: Path | str | None, launches: Sequence[Launch]) -> list[Wante
 
 
 def _from_log(problems: Sequence[Problem], launches: Sequence[Launch], skipped: dict[str, None]) -> list[Wanted]:
-    """Return the launches of logged problems, each with the other arguments of the newest one of its dtypes and flags.
+    """Return the launches of logged problems.
 
-    `skipped` gets a line for each problem without such a launch.
+    Arguments that the log lacks are those of the newest known launch with the same dtypes and flags. `skipped` gets a
+    line for each problem without such a launch.
     """
     found: list[Wanted] = []
     for problem in problems:

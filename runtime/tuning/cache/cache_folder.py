@@ -215,7 +215,7 @@ def export_choices(out: Path | str, kernel: str | None = None) -> Counted:
 
 
 def import_choices(path: Path | str) -> Counted:
-    """Add the choices of an exported file to the cache, and count those that the cache has then.
+    """Add the choices of an exported file to the cache; return the counts of those that the cache then has.
 
     If both have a time or a choice, the cache's is kept. Malformed records are left out, and so is what a cache file
     has no room for, oldest first; the result says how many.

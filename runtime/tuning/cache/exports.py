@@ -172,7 +172,7 @@ def freeze_predictions(
 
 
 def _pinned(kernel: str | None, pins: PinFile | None) -> list[PinnedKernel]:
-    """Return the pinned choices of a kernel, of all for None, in a pin file or else in the choice cache."""
+    """Return the pinned choices of a kernel (None: of all kernels), from a pin file or else from the choice cache."""
     if pins is None:
         return [one for one in map(pins_of_kernel, known_kernels(kernel)) if one is not None]
     covered = [one for one in pins.kernels if one.choices]

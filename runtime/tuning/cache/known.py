@@ -148,7 +148,7 @@ class KnownFunction:
 
     @property
     def times(self) -> int:
-        """The number of times."""
+        """The number of stored times of configs."""
         return sum(counts["times"] for counts in self.listed())
 
     def counted(self) -> dict[str, Any]:

@@ -232,7 +232,7 @@ class CallReader:
         return refused, left
 
     def metrics(self, call: FunctionCall) -> Callable[[float | None], dict[str, float]]:
-        """Return a function from a time in microseconds to metrics; they are empty if the work is not known."""
+        """Return a function that converts microseconds to rates such as TFLOP/s, by name; {} if the work is unknown."""
         work, device = self._work_of(call), self._device or call.place.spec
         return lambda time_us: {} if work is None or time_us is None else work.metrics(time_us, device)
 

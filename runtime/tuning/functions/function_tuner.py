@@ -1,4 +1,4 @@
-"""`FunctionTuner`: the base of `TunedFunction` and `ContextualFunction`, which tune in a `TuningSession`."""
+"""`FunctionTuner`: the base class of `TunedFunction` and `ContextualFunction`, which tune in a `TuningSession`."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class FunctionTuner(WrappedFunction[P, R]):
         return KeyRecord(problem, software())
 
     def _usable(self, records: Mapping[str, KeyRecord]) -> dict[str, KeyRecord]:
-        """Return the records if FORETUNE_TUNE allows to reuse them, else {}; warn if other versions measured one."""
+        """Return the records if FORETUNE_TUNE allows reusing them, else {}; warn if other versions measured one."""
         others = [record for record in records.values() if dict(record.software) != software()]
         if others and resolve_reuse() is Reuse.STRICT:
             return {}
@@ -170,7 +170,7 @@ class FunctionTuner(WrappedFunction[P, R]):
 
 @dataclass
 class CallTuning:
-    """One tuning of one call, on all ranks in lockstep.
+    """Measures the configs for one call of a function, on all ranks in lockstep.
 
     Attributes:
         tuner: The function that is tuned.

@@ -140,7 +140,7 @@ def in_context(context: Any) -> Iterator[None]:
 
 
 def context_now() -> Any:
-    """Return the context that chooses configs in this thread; None if there is none."""
+    """Return the context (`Sites`) that chooses configs in this thread; None if no contextual tuning runs there."""
     found = _contexts.now
     if found is None:
         return None
@@ -149,9 +149,9 @@ def context_now() -> Any:
 
 
 def context_turn() -> AbstractContextManager[bool]:
-    """Return a context manager that waits until no other thread has a context.
+    """Return a context manager that waits until no other thread tunes a contextual function (has a context).
 
-    It yields whether this thread may have one (see `TuningLock.turn`). Threads that are timing a config wait too, which
+    It yields whether this thread may do so (see `TuningLock.turn`). Threads that are timing a config wait too, which
     cannot deadlock, because contexts do not take the locks of keys that are being tuned.
     """
     return _contexts.taken.turn(is_waiting=True)
@@ -199,7 +199,7 @@ class Ranks:
 
     @contextmanager
     def together(self, what: str, terms: Mapping[str, object]) -> Iterator[None]:
-        """Begin and end a tuning on all ranks.
+        """Make all ranks begin and end a tuning, the block, together.
 
         No rank enters the block before all have begun. If a rank raises inside it, the others, which are inside too,
         get an error instead of waiting for a rank that has left.

@@ -166,7 +166,7 @@ def text_of(value: Any) -> str:
 
 
 def type_name(value: Any) -> str:
-    """Return the qualified name of an object's type: its representation if nothing else is known.
+    """Return the qualified name of an object's type, which represents objects of which nothing else is known.
 
     >>> type_name(object())
     'builtins.object'

@@ -189,7 +189,10 @@ def _stop(key: Any) -> Any:
 
 @contextmanager
 def forced() -> Iterator[None]:
-    """During the block, let the context of a thread, if there is one, choose the config of every autotuner's launch."""
+    """While the block runs, let a contextual function that is being tuned choose the configs of autotuners' launches.
+
+    Launches in threads without such a tuning are not affected.
+    """
     autotuner = sys.modules.get("triton.runtime.autotuner")
     if autotuner is None:  # no kernel was declared
         yield
@@ -206,7 +209,7 @@ def forced() -> Iterator[None]:
 
 
 def _intercepting_attached(run: Run) -> Run:
-    """Return a replacement of `Attachment.run`, with which the thread's context, if any, chooses the config.
+    """Return a replacement of `Attachment.run` that lets the thread's context (`Sites`), if any, choose the config.
 
     With a context, the attachment's own tuning is bypassed; without one, the given `run` is called.
     """
@@ -225,7 +228,7 @@ def _intercepting_attached(run: Run) -> Run:
 
 
 def _intercepting(run: Run) -> Run:
-    """Return a replacement of `Autotuner.run`, with which the thread's context, if any, chooses the config.
+    """Return a replacement of `Autotuner.run` that lets the thread's context (`Sites`), if any, choose the config.
 
     Without a context, it calls the given `run`.
     """

@@ -164,7 +164,7 @@ class BoundFunction(CallWithOptions[P, R]):
         return self.__func__._call((self.__self__, *args), kwargs, tunes, verbose, group)
 
     def tune(self, *args: Any, **kwargs: Any) -> Any:
-        """Tune for a call of this method; see `TunedFunction.tune`."""
+        """Tune the method for a call with these arguments, and return the measurements; see `TunedFunction.tune`."""
         return self.__func__.tune(self.__self__, *args, **kwargs)
 
     def __eq__(self, other: object) -> bool:
@@ -273,7 +273,7 @@ class _Identity:
         self._places: dict[int, int] = {}  # number of a function, by its id
 
     def add(self, function: Any) -> _Identity:
-        """Add what identifies a callable (its code, closure, arguments), and return self."""
+        """Add the texts that identify a callable (its code, closure, bound arguments), and return self."""
         if isinstance(function, functools.partial):
             self.add(function.func)
             self._hold("arguments", [function.args, function.keywords])

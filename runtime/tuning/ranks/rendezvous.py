@@ -36,7 +36,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.25
 
 
 class RankMismatchError(ForetuneError):
-    """The ranks have no common answer; the message names the difference and is the same on each rank."""
+    """An exchange between ranks failed; the message names how they differ, and is the same on each rank."""
 
 
 class Rendezvous:
@@ -93,7 +93,7 @@ class Rendezvous:
         about: str = "",
         aside: str = "",
     ) -> Any:
-        """Exchange values with all ranks, and return `combine` of the list of them by rank; the same on each rank.
+        """Exchange values with all ranks; return what `combine` makes of their list, by rank: the same on each rank.
 
         Args:
             question: A text that identifies this exchange, the same on each rank.
@@ -126,7 +126,10 @@ class Rendezvous:
         self._settle(question, None, reason)
 
     def is_over(self, question: str) -> bool:
-        """Return whether a question has an answer, or this rank has posted a value for it, perhaps before a restart."""
+        """Return whether the exchange `question` has a result, or this rank has posted its value.
+
+        It may have done so before it was restarted.
+        """
         return self.store.check([f"{question}/answer"]) or self.store.check([f"{question}/posts of {self.rank}"])
 
     def by_value(self, values: Sequence[object]) -> str:
@@ -145,18 +148,21 @@ class Rendezvous:
         return f"rank{'s' * (len(ranks) > 1)} {', '.join(str(self.names[rank]) for rank in ranks)}"
 
     def _answer(self, question: str) -> bytes | None:
-        """Return the stored bytes of a question's answer; None if there is none yet."""
+        """Return the stored bytes of the result of the exchange `question`; None if there is none yet."""
         key = f"{question}/answer"
         return self.store.get(key) if self.store.check([key]) else None
 
     def _settle(self, question: str, value: Any, reason: str = "") -> bytes:
-        """Store a question's answer, or the reason for an error, unless one is stored; return the stored bytes."""
+        """Store the result of the exchange `question`, or the reason for an error, unless one is stored.
+
+        Returns the stored bytes.
+        """
         return self.store.compare_set(f"{question}/answer", "", json.dumps([value, reason]))
 
     def _post(self, question: str, mine: str, combine: Callable[[list[Any]], Any]) -> bytes | None:
-        """Post this rank's value (JSON) for a question; as the last rank, combine all values and return the answer.
+        """Post this rank's value (JSON) for the exchange `question`.
 
-        Otherwise return None.
+        The last rank to post combines all values, stores the result and returns it; other ranks get None.
         """
         if self.store.add(f"{question}/posts of {self.rank}", 1) > 1:
             return None  # another thread has posted, or this rank before it was restarted
@@ -167,14 +173,14 @@ class Rendezvous:
         return self._settle(question, combine(everyones))
 
     def _wait(self, question: str, about: str, aside: str) -> bytes:
-        """Wait until an answer is in the store, and return the stored bytes.
+        """Wait until the result of the exchange `question` is in the store, and return the stored bytes.
 
-        After `patience_s`, store an error for all ranks, unless another rank has stored an answer by then, and return
-        what is stored.
+        After `patience_s`, store an error for all ranks, unless another rank has stored a result by then, and return
+        the stored bytes.
 
         Args:
-            question: The key of the question.
-            about: A short description of the question, for the error.
+            question: The text that identifies the exchange.
+            about: A short description of the exchange, for the error.
             aside: The end of the error's text.
         """
         patience_s, pause_s = self.patience_s, FIRST_PAUSE_S
@@ -197,16 +203,16 @@ class Rendezvous:
             self.store.add("waiting", -1)
 
     def _missing(self, question: str) -> str:
-        """Return a text that names the ranks that have not posted a value for a question."""
+        """Return a text that names the ranks that have not posted a value for the exchange `question`."""
         missing = [rank for rank in range(self.size) if not self.store.check([f"{question}/value of {rank}"])]
         return f"{self.named(missing)} did not reach" if missing else "a rank ended before it had answered"
 
     def _release_all(self) -> None:
-        """If all ranks wait for answers to different questions, end each wait with an error that says so.
+        """If all ranks wait for the results of different exchanges, end each wait with an error that says so.
 
-        All of them did wait at one moment: each had stored its question before this method looked for an answer to it,
-        and there was none. (With several threads per rank, one may have waited while another could have gone on; then
-        the ranks are released too early.)
+        All of them did wait at one moment: each had stored the name of its exchange before this method looked for the
+        result, and there was none. (With several threads per rank, one may have waited while another could have gone
+        on; then the ranks are released too early.)
         """
         keys = [f"waits of {rank}" for rank in range(self.size)]
         if not self.store.check(keys):

@@ -47,10 +47,10 @@ class Race:
     """A race of configs over real calls, each of which times one config.
 
     One of each two calls runs the current choice, in an order that does not repeat (the Thue-Morse sequence), because
-    data may come in turns. The others run the remaining candidates in turn, the least often timed first, as in a race
-    with blocking (Maron and Moore 1994, "Hoeffding races"; Birattari et al. 2002, "F-Race"). A candidate is dropped
-    once it is significantly slower than the current choice (successive elimination; Even-Dar et al. 2006). The bounds
-    are Bayesian: the log time of a call is a level that all configs share and that drifts, plus the config's log
+    different data may alternate. The others run the remaining candidates in turn, the least often timed first, as in a
+    race with blocking (Maron and Moore 1994, "Hoeffding races"; Birattari et al. 2002, "F-Race"). A candidate is
+    dropped once it is significantly slower than the current choice (successive elimination; Even-Dar et al. 2006). The
+    bounds are Bayesian: the log time of a call is a level that all configs share and that drifts, plus the config's log
     slowdown, plus noise. A Kalman filter estimates all of them, with the predicted slowdowns as the prior. So the clock
     and other data move the level rather than a config's slowdown. Calls are planned and times are added many at a time,
     which costs the host little in each call.
