@@ -195,7 +195,7 @@ VARIABLE = "FORETUNE_MODE"
 
 
 class Mode(str, Enum):
-    """How predictions choose the config of a launch.
+    """The ways to use predictions when the config of a launch is chosen.
 
     `off`: they are not used, and all configs go through. `shortlist`: the best few configs are timed. `predict`: the
     config predicted to be fastest runs.

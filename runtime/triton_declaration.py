@@ -240,8 +240,8 @@ def checked_grid(name: str, grid: Any, config: KernelConfig) -> tuple[int, ...]:
     (128,)
     >>> checked_grid("softmax", 128, KernelConfig.of(num_warps=4))
     Traceback (most recent call last):
-    foretune.datasets.errors.FamilyError: family softmax: grid() must return a tuple of 1 to 3 integers >= 0, such as
-    (128,), but returned 128 for num_warps=4 num_stages=3
+    foretune.datasets.errors.FamilyError: family softmax: grid() must return a tuple of 1 to 3 integers >= 0, such as \
+(128,), but returned 128 for num_warps=4 num_stages=3
     """
     try:
         if isinstance(grid, (tuple, list)) and 1 <= len(grid) <= 3 and not any(isinstance(n, bool) for n in grid):

@@ -284,7 +284,7 @@ class TritonFamily(Measurable):
         return checked_grid(self.name, self.grid(problem, config), config)
 
     def problem_from_call(self, arguments: Mapping[str, Any]) -> Problem:
-        """Return the problem of a launch with these arguments, by parameter name.
+        """Return the problem (sizes, dtype and flags) that a launch with these arguments, given by name, solves.
 
         Raises:
             ForetuneError: An argument that a dimension, a flag or the dtype is taken from is missing, or is wrong.

@@ -1,4 +1,4 @@
-"""Find a `Dispatch`, a table of which config runs in which range of sizes, from the loss of each config at each size.
+"""Find a `Dispatch`, a table with a config for each range of sizes, from the loss of each config at each size.
 
 `best_dispatch` finds the `k` configs that together lose least, and `fewest_dispatch` as few configs as stay within a
 bound at every size.

@@ -44,7 +44,7 @@ def is_loading() -> bool:
 def only_compiling(*, load: bool = False) -> Iterator[list[Future[Any]]]:
     """Compile instead of launching in this block and thread. Tensors may be on torch's "meta" device.
 
-    Yields a list, to which the futures of the compiles that the block starts are added.
+    Yields a list; the future of each compile that the block starts is added to it.
 
     Args:
         load: Whether the jobs also load the binaries into the device, as their first launches would.

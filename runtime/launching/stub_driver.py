@@ -223,5 +223,5 @@ def live(index: int | None) -> DeviceSpec:
 
 @lru_cache
 def interpreter() -> DeviceSpec:
-    """Return the device for Triton's interpreter: an H200 with 4 SMs, so that a program processes several tiles."""
+    """Return the device that stands for Triton's interpreter: an H200 with 4 SMs, and so several tiles per program."""
     return replace(DeviceSpec.named("h200"), name="Triton's interpreter", backend="cpu", sm_count=4)

@@ -47,7 +47,7 @@ _SHORTEST_US = 0.01
 
 @dataclass(frozen=True)
 class Timing:
-    """The time of several launches of one kernel.
+    """The median time of several launches of one kernel, with its spread and the number of samples.
 
     >>> Timing.of([12.0, 10.0, 11.0])
     Timing(time_us=11.0, spread=0.09090909090909091, samples=3)

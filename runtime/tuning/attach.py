@@ -68,7 +68,7 @@ def attach_created(tuner: triton.runtime.Autotuner) -> bool:
     """Attach an autotuner without a family; a later call of `attach` for it replaces this attachment.
 
     Returns:
-        False if it is attached already; it is then left as it is.
+        True if it was attached; False if it was attached already, and nothing was done.
     """
     with _changing.lock:
         if Attachment.of(tuner) is not None:

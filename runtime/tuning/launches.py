@@ -180,7 +180,7 @@ class LaunchFamily(Family):
         self._configs = tuple(tuner.configs)
 
     def problem_from_call(self, arguments: Mapping[str, Any]) -> Problem:
-        """Return the problem of a launch with these arguments, by parameter name."""
+        """Return the problem (sizes, dtypes and flags) that a launch with these arguments, given by name, solves."""
         given = {**self._defaults, **{name: arguments[name] for name in self._parameters if name in arguments}}
         dims: list[tuple[str, int]] = []
         flags: list[str] = []

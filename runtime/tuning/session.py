@@ -64,7 +64,7 @@ class Measured(NamedTuple):
 
 
 class Known(Protocol[C]):
-    """The stored results of one key's candidates."""
+    """The interface through which a `TuningSession` reads and stores the results of one key's candidates."""
 
     def recall(self, candidates: Sequence[C]) -> Mapping[C, Measured]:
         """Return the known results among these candidates."""

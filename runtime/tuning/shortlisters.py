@@ -68,7 +68,7 @@ class Shortlister(ABC):
         self.family, self._bucket = family, bucket
 
     def problem(self, arguments: Mapping[str, Any]) -> Problem:
-        """Return the problem of a launch with these arguments, by parameter name."""
+        """Return the problem (sizes, dtype and flags) that a launch with these arguments, given by name, solves."""
         return self.family.problem_from_call(arguments)
 
     def stand_in(self, problem: Problem) -> Problem:
@@ -141,7 +141,7 @@ class FamilyShortlister(Shortlister):
         return bundle_in_force(self._pruner.bundle).digest
 
     def problem(self, arguments: Mapping[str, Any]) -> Problem:
-        """Return the launch's problem as the pruner reads it; see `Shortlister.problem`."""
+        """Return the problem that the pruner derives from a launch's arguments; see `Shortlister.problem`."""
         return self._pruner.problem(arguments)
 
     def value(self, config: triton.Config) -> KernelConfig:

@@ -428,7 +428,7 @@ class Attachment:
 
 
 class _CapturedError(Exception):
-    """Ends a launch with a new key during CUDA graph capture, before Triton times anything."""
+    """Raised to end a launch with a new key during CUDA graph capture, before Triton times anything."""
 
     def __init__(self, config: triton.Config) -> None:
         self.config = config

@@ -87,7 +87,7 @@ class ChoiceCache:
 
     @classmethod
     def of(cls, kernel: str, source_hash: str, device: DeviceSpec) -> ChoiceCache:
-        """Return the cache of a kernel.
+        """Return the cache of a kernel's times and choices on a device.
 
         Args:
             kernel: The kernel's name, "module.qualname", or a family's name.

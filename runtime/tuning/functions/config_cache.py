@@ -78,7 +78,7 @@ def may_pass(failure: Measured) -> bool:
 
 @dataclass
 class KeyRecord:
-    """The measurements and the choice of one key.
+    """The stored results of tuning one key of a function or kernel: the measurements and the chosen config.
 
     Attributes:
         problem: The key as a `Problem`, if it has numbers.

@@ -177,7 +177,7 @@ class Sites:
 
 
 class _KeyFoundError(Exception):
-    """Ends a launch once the autotuner has computed its key."""
+    """Raised to end a launch once the autotuner has computed its key, before the kernel runs."""
 
     def __init__(self, key: Any) -> None:
         self.key = key

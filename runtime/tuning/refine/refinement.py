@@ -105,7 +105,7 @@ class Refinement(Generic[C]):
         renew_in_children(self)
 
     def renew(self) -> None:
-        """Create the lock; see `renew_in_children`."""
+        """Create a new lock, at construction and in forked processes (see `renew_in_children`)."""
         self._lock = threading.Lock()
 
     def run(self, launch: Callable[[C], R], compile_one: Callable[[C], Sequence[Future[Any]]], scale: float = 1.0) -> R:
