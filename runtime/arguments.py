@@ -1,7 +1,8 @@
-"""Checks of what users pass to runtime/, made at the declaration and not in a launch; `Mode` and `warn_once`.
+"""Checks of the arguments that users pass to runtime/, and small state of the process that all of runtime/ reads.
 
-Also when choices must be made again (`epoch`), and whether a pin file replaces predicting and tuning (`is_pinned`).
-`pins.py` and `tuning/ranks/agreement.py` change this state of the process; every part of runtime/ may read it.
+The checks are made when a kernel or function is declared, not in a launch. The state says whether a pin file is in
+force (`is_pinned`), and when configs must be chosen again (`epoch`); `pins.py` and `tuning/ranks/agreement.py` change
+it. `Mode` lists the ways to use predictions, and `warn_once` gives each warning once.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ _epoch = _pin_epoch = 0
 
 
 def epoch() -> int:
-    """Return a counter that changes whenever `agree` or `pinned` starts or stops to apply.
+    """Return a counter that changes whenever a pin file or an agreement of ranks (`agree`) starts or stops to apply.
 
-    Choices of another epoch must be made again.
+    A config that was chosen at another value of the counter must be chosen again.
     """
     return _epoch
 
 
 def begin_epoch() -> None:
-    """Advance the counter of `epoch`, so that all choices of this process are made again."""
+    """Advance the counter of `epoch`, so that all configs chosen so far in this process are chosen again."""
     global _epoch
     _epoch += 1
 
@@ -64,9 +65,9 @@ def is_pinned() -> bool:
 
 
 def family_of(family: Any) -> Family:
-    """Return a checked family object. Raises `ForetuneError` for anything else.
+    """Return the argument if it is a family object. Raises `ForetuneError` for anything else.
 
-    Names of families are resolved by the registry in kernels/.
+    Names of families are not accepted here; the registry in kernels/ resolves them.
     """
     if not isinstance(family, Family):
         raise ForetuneError(f"family must be a Family but is {shown(family)}")
@@ -75,10 +76,10 @@ def family_of(family: Any) -> Family:
 
 
 def configs_of(family: Family, device: DeviceSpec, configs: Any) -> tuple[KernelConfig, ...]:
-    """Return the configs to choose from.
+    """Return the checked configs to choose from.
 
-    These are the given ones, or else the family's space on the device, or its full space if the device can run none of
-    it. Raises `ForetuneError` for anything but a non-empty list of the family's configs.
+    These are the given ones; if None, the family's space on the device, or its full space if the device can run none
+    of it. Raises `ForetuneError` for anything but a non-empty list of the family's configs.
     """
     if configs is None:
         return tuple(family.space(device)) or tuple(family.space())
@@ -105,12 +106,13 @@ class OwnKnobs:
 
     Args:
         family: The kernel's family.
-        names: The kernel's name of a knob -> the family's name.
+        names: The family's name of each knob, by the kernel's name of it.
         fixed: The values of the family's knobs that the kernel does not have. Knobs in `Family.default_knobs` need not
             be listed.
 
     Raises:
-        ForetuneError: A knob that the family does not have, one that is given twice, or a text for one with numbers.
+        ForetuneError: The family does not have a knob, a knob is given twice, or a fixed value is a text where the
+            family's space has numbers, or the other way round.
     """
 
     def __init__(self, family: Family, names: Mapping[str, str] | None, fixed: Mapping[str, Any] | None) -> None:
@@ -131,7 +133,10 @@ class OwnKnobs:
                 raise ForetuneError(f"fixed: {knob} must be a value of the type of {others} but is {shown(value)}")
 
     def config(self, config: triton.Config) -> KernelConfig:
-        """Return a config with the family's knobs. Raises `ForetuneError` if it does not have exactly those."""
+        """Translate a config to the family's knobs.
+
+        Raises `ForetuneError` if the result does not have exactly those.
+        """
         found = KernelConfig.from_triton(config)
         if self._names or self._fixed:
             own = found.to_json()
@@ -145,7 +150,7 @@ class OwnKnobs:
         return found
 
     def check(self, configs: Sequence[triton.Config]) -> None:
-        """Raise `ForetuneError` unless this is a non-empty list of configs with the family's knobs."""
+        """Raise `ForetuneError` unless this is a non-empty list of configs that all translate to the family's knobs."""
         if not isinstance(configs, Collection) or isinstance(configs, (str, bytes)) or not len(configs):
             raise ForetuneError(f"configs must be a list of triton.Configs, at least one, but is {shown(configs)}")
         for config in configs:
@@ -158,7 +163,7 @@ class OwnKnobs:
                 )
 
     def usable(self, configs: Sequence[triton.Config]) -> tuple[tuple[int, ...], tuple[KernelConfig, ...]]:
-        """Return the positions of the configs that have the family's knobs, and these configs translated.
+        """Return the positions of the configs that translate to the family's knobs, and the translated configs.
 
         Raises `ForetuneError` if there is no such config.
         """
@@ -175,7 +180,10 @@ class OwnKnobs:
 
 
 def _mapping(name: str, value: Any) -> dict[str, Any]:
-    """Return an argument that must map names of knobs, as a dict; {} for None. `name` is the argument's in errors."""
+    """Check that an argument maps knob names, or is None, and return it as a dict ({} for None).
+
+    Raises `ForetuneError` for any other value; messages call the argument `name`.
+    """
     if value is not None and not isinstance(value, Mapping):
         raise ForetuneError(f"{name} must be a mapping of knob names but is {shown(value)}")
     return {check_word(f"each name in {name}", key): one for key, one in (value or {}).items()}
@@ -187,7 +195,12 @@ VARIABLE = "FORETUNE_MODE"
 
 
 class Mode(str, Enum):
-    """How predictions are used: not at all, as a shortlist to time, the best config alone, or refined by calls."""
+    """The ways to use predictions when the config of a launch is chosen.
+
+    `off`: they are not used, and all configs go through. `shortlist`: the best few configs are timed. `predict`: the
+    config predicted to be fastest runs.
+    `refine`: the calls themselves run and time the best few configs in turn.
+    """
 
     OFF = "off"  # not at all: all supported configs go through in the given order
     SHORTLIST = "shortlist"  # the k best configs go through and are measured
@@ -196,9 +209,9 @@ class Mode(str, Enum):
 
 
 def requested_or_set(name: str, requested: str | None, variable: str, default: E) -> E:
-    """Return the member of an enum that an option requests, or else an environment variable, or else `default`.
+    """Return the member of an enum for a requested word, or else for the environment variable's, or else `default`.
 
-    Raises `ForetuneError` with the valid words for any other value. `name` is the option's.
+    Raises `ForetuneError` with the valid words for any other value. `name` is the option's name in the message.
     """
     place, value = (name, requested) if requested is not None else (variable, os.environ.get(variable) or default.value)
     try:
@@ -212,8 +225,8 @@ def requested_or_set(name: str, requested: str | None, variable: str, default: E
 def resolve_mode(requested: str | None = None, default: Mode = Mode.SHORTLIST) -> Mode:
     """Return the requested mode, or else that of FORETUNE_MODE, or else the default.
 
-    While a pin file is in force nothing is tuned, so any mode but `off` becomes `predict`, which applies to what the
-    file does not cover.
+    While a pin file is in force nothing is tuned, so any mode but `off` becomes `predict`; it applies to launches that
+    the file does not cover.
 
     Raises `ForetuneError` with the valid values for any other value.
 

@@ -1,7 +1,7 @@
-"""The measurements of `foretune bench predictions` and `foretune bench runtime`.
+"""The benchmarks behind `foretune bench predictions` and `foretune bench runtime`.
 
-Predictions are timed in CPU time of one thread, so that other processes on the machine matter little. First calls are
-timed from empty caches.
+The first measures predictions in CPU time of one thread, so that other processes on the machine matter little. The
+second measures kernels' first calls, from empty caches.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ print((time.process_time() - start) * 1e3)
 
 @dataclass(frozen=True)
 class PredictionTimes:
-    """CPU times of one family's predictions over its full space. Each pair is (minimum, median)."""
+    """CPU times of predictions for one family: a new problem's best config and shortlist, and a repetition.
+
+    Each pair is (minimum, median).
+    """
 
     family: str
     configs: int
@@ -69,7 +72,7 @@ class PredictionTimes:
 
 @dataclass(frozen=True)
 class Predictions:
-    """The results of `foretune bench predictions`."""
+    """The results of `foretune bench predictions`: the times of each family's predictions and of the imports."""
 
     device: str
     import_ms: float  # of importing what predictions need, including NumPy; the least of a few processes
@@ -113,8 +116,9 @@ def time_predictions(
 ) -> Predictions:
     """Measure how long predictions take for each family, as the minimum and median of `repeats` new problems.
 
-    `bundle` predicts, the shipped one if None. `first_ms` is meaningful only for families that this process has not
-    predicted before. Raises `BundleError` for a family that is not in the bundle.
+    `bundle` predicts, the shipped one if None. The result's `first_ms`, the time of the first prediction of all, is
+    meaningful only for families that this process has not predicted before. Raises `BundleError` for a family that is
+    not in the bundle.
 
     >>> time_predictions([family], DeviceSpec.named("h200"))  # doctest: +SKIP
     """
@@ -147,8 +151,8 @@ def prediction_ms(
 ) -> tuple[float, float]:
     """Return the minimum and median CPU time, in milliseconds, of `repeats` shortlists over the family's full space.
 
-    Each is for another problem, so that no remembered answer helps. One more, which builds the tables that all later
-    ones use, is not counted.
+    Each shortlist is for another problem, so that none is returned from memory. A first one, which builds tables for
+    the later ones, is not counted.
 
     >>> prediction_ms(family, DeviceSpec.named("h200"))  # doctest: +SKIP
     (1.8, 2.1)
@@ -159,7 +163,10 @@ def prediction_ms(
 
 
 def _problem(family: Family, bundle: Bundle | None, place: int) -> Problem:
-    """Return a problem in the middle of the training domain; each `place`, from 0 on, gives one in another bucket."""
+    """Return a problem near the middle of the training domain; each `place`, from 0 on, gives a different one.
+
+    They differ by steps of 16 in the dimension with the largest range, so that each is in a bucket of its own.
+    """
     domain = bundle_in_force(bundle).trained[family.name].domain
     sizes = {dim: round(math.sqrt(low * high) / 16 + 1) * 16 for dim, (low, high) in domain.sizes.items()}
     free = (dim for dim in family.dims if dim not in family.bucketed)
@@ -171,7 +178,7 @@ def _problem(family: Family, bundle: Bundle | None, place: int) -> Problem:
 
 
 def _printed(program: str, *arguments: str) -> str:
-    """Return what a Python program prints in a process of its own."""
+    """Run a Python program in a new process, with these arguments, and return what it prints."""
     command = [sys.executable, "-c", program, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
@@ -201,7 +208,7 @@ _VARIABLE = "FORETUNE_CACHE_DIR"
 
 @dataclass(frozen=True)
 class FirstCall:
-    """The cost and the result of one kernel's first call, from an empty cache, with one way of choosing a config."""
+    """The duration of a kernel's first call with one way of choosing its config, and the config that this chose."""
 
     label: str
     declared: int  # configs in the autotuner's list
@@ -213,7 +220,10 @@ class FirstCall:
 
 @dataclass(frozen=True)
 class FirstCalls:
-    """The first calls of one problem on one device, one for each way; the full space last, if it was measured."""
+    """The first calls of one problem on one device: one for each way of choosing a config.
+
+    The search of the full space is last, if it was measured.
+    """
 
     device: DeviceSpec
     problem: Problem
@@ -249,7 +259,7 @@ def compare_first_calls(
     rounds: int = 5,
     on_start: Callable[[str], None] = lambda label: None,
 ) -> FirstCalls:
-    """Measure first calls and the chosen kernels' times, with shortlists and with the full space.
+    """Measure how long a kernel's first call takes and how fast its config is, with shortlists and the full space.
 
     For each k, Triton's autotuner with a prune callback and `foretune.autotune` are measured in turn, `repeats` times;
     the full space is measured last and once. Each first call starts from its own empty caches, in memory and on disk.
@@ -317,9 +327,9 @@ def compare_first_calls(
 def _first_call(
     autotuned: Autotuned, family: Measurable, inputs: Any, space: Sequence[KernelConfig], declare: Declare
 ) -> tuple[Any, float]:
-    """Make an autotuner of the configs in `space`, call it once, and return it and the seconds of that call.
+    """Create an autotuner of the configs in `space` with empty caches, and return it and the seconds of its first call.
 
-    `autotuned` and `declare` are as for `compare_first_calls`. The caches are empty.
+    `autotuned` and `declare` are as for `compare_first_calls`.
     """
     import torch
     import triton
@@ -336,7 +346,7 @@ def _first_call(
 
 @contextmanager
 def _remembering_in(folder: str) -> Iterator[None]:
-    """Use the empty folder `folder` as Foretune's cache while the block runs."""
+    """Use the empty folder `folder` as the cache of Foretune's choices while the block runs."""
     before = os.environ.get(_VARIABLE)
     os.environ[_VARIABLE] = folder
     try:

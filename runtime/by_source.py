@@ -1,4 +1,4 @@
-"""Shortlists for a `TritonFamily` that no bundle has data of, predicted from the kernel's source: `expected`."""
+"""`expected`: shortlists for a `TritonFamily` that no bundle has data of, predicted from the kernel's source."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 
 
 def expected(chooser: Chooser, problem: Problem, k: HowMany, bundle: Bundle) -> Shortlist | None:
-    """Return the shortlist that the shipped prior predicts for a `TritonFamily`; None if `bundle` has its data.
+    """Return the shortlist that the shipped prior predicts for a `TritonFamily` from its kernel's source.
+
+    Returns None for another family, and if `bundle` has data of the family.
 
     Args:
         chooser: Has the family, the device and the configs to choose from.
         problem: The problem.
-        k: The rule for the length. Without an integer, the list has the `COVERAGE` of the prior.
+        k: The rule for the length. If it is no integer, the list is as long as `coverage_length` of prior.py says.
         bundle: The bundle in force.
     """
     family = chooser.family

@@ -43,10 +43,11 @@ def choose(
 ) -> KernelConfig:
     """Return the config to run a problem with; the family's default if nothing can be predicted.
 
-    In mode `shortlist`, the first call of a bucket times the `K` best configs. It does not while a CUDA graph is
-    captured, when nothing may wait for the device, nor in a job of several ranks without `agree`; then the config that
-    is predicted to be fastest runs. While a pin file is in force, its config runs, and nothing is predicted or timed.
-    Otherwise, if FORETUNE_CACHE_DIR names a choice cache, the choice of each bucket is stored there.
+    In mode `shortlist`, the first call of a bucket times the `K` configs predicted to be fastest. While a CUDA graph is
+    captured, when the host must not wait for the device, and in a job of several ranks without `agree`, nothing is
+    timed, and the config predicted to be fastest runs. While a pin file is in force, its config runs, and nothing is
+    predicted or timed. Otherwise, if FORETUNE_CACHE_DIR names a choice cache, the choice of each bucket is stored
+    there.
 
     Args:
         family: The kernel's family.
@@ -77,7 +78,10 @@ def choose(
 def _choice(
     family: Measurable, problem: Problem, near: Problem, device: DeviceSpec, mode: Mode, launch: Launch
 ) -> KernelConfig:
-    """Return the config for a problem, predicted or measured as `mode` says; `near` is the problem of its bucket."""
+    """Return the config for a problem, predicted or measured as `mode` says.
+
+    `near` is the problem that stands for its bucket.
+    """
     is_timed = mode is Mode.SHORTLIST
     configs = tuple(_ranked(family, problem, near, device, K if is_timed else 1))
     if not configs:
@@ -97,8 +101,8 @@ def _choice(
 def refinement(family: Measurable, problem: Problem, device: DeviceSpec) -> Refinement[KernelConfig] | None:
     """Return the object that chooses the config of each call of a problem's bucket in mode `refine`.
 
-    None where calls cannot be timed (without a GPU) or there are fewer than two configs to choose from: then `choose`
-    returns the config.
+    Returns None if calls cannot be timed (without a GPU) or there are fewer than two configs to choose from; the caller
+    then gets the config from `choose`.
     """
     from .pins import source_of  # imported late, because the other modes do not need these
     from .timing.flywheel import log_row
@@ -150,9 +154,9 @@ def given(config: KernelConfig, family: Measurable, problem: Problem, device: De
 
 
 def _record(family: Measurable, near: Problem, device: DeviceSpec, config: KernelConfig) -> None:
-    """Store the config chosen for `near`, a bucket's problem, for `foretune pin`; never raises.
+    """Store the config chosen for `near`, the problem that stands for a bucket, so that `foretune pin` can read it.
 
-    Nothing is stored unless the run has a choice cache of its own.
+    Does nothing unless FORETUNE_CACHE_DIR is set; a failure to store gives a warning.
     """
     key = (family.name, near, device)
     if not os.environ.get("FORETUNE_CACHE_DIR") or _recorded.get(key) == config or not measures():
@@ -166,18 +170,18 @@ def _record(family: Measurable, near: Problem, device: DeviceSpec, config: Kerne
 
 
 def _refusal(family: Measurable, problem: Problem, device: DeviceSpec, config: KernelConfig) -> str | None:
-    """Return why a config from a file cannot run a problem; None if it can."""
+    """Return the reason why a config from a pin file cannot run a problem; None if it can."""
     return wrong_knobs(family, config) or family.supports(config, problem, device)
 
 
 def _ranked(
     family: Measurable, problem: Problem, near: Problem, device: DeviceSpec, k: int
 ) -> dict[KernelConfig, float]:
-    """Return those of the `k` configs predicted fastest for `near`, a bucket's problem, that can run `problem`.
+    """Return the configs predicted to be fastest for a problem, best first, each with its predicted slowdown.
 
-    They are ordered best first; the values are their predicted slowdowns. If none can run the problem, which then is at
-    the bucket's edge, they are those predicted for the problem itself. The dict is empty, with a warning, if nothing is
-    predicted.
+    These are those of the `k` best for `near`, the problem that stands for its bucket, that can run `problem`. If none
+    of them can, the `k` best are predicted again for `problem` itself. If nothing can be predicted, it warns and
+    returns {}.
     """
     for one in dict.fromkeys((near, not_empty(family, problem))):
         try:
@@ -224,5 +228,5 @@ def _times_us(family: Measurable, configs: tuple[KernelConfig, ...], launch: Lau
 
 
 def _can_wait() -> bool:
-    """Return whether the host may wait for the device."""
+    """Return whether the host may wait for the device: there is a GPU, and no CUDA graph is being captured."""
     return torch.cuda.is_available() and not torch.cuda.is_current_stream_capturing()

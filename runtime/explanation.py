@@ -57,7 +57,7 @@ class ExplainedConfig:
 
     @property
     def main(self) -> list[Contribution]:
-        """The largest contributions of features, followed by those of the network and of the analytic estimate."""
+        """The contributions to show: the largest ones of features, then those of network and analytic estimate."""
         features = [one for one in self.contributions if one.value is not None][:_SHOWN]
         return [*features, *(one for one in self.contributions if one.value is None)]
 
@@ -265,9 +265,13 @@ def make_explanation(
 
 
 def _why(rank: int, predicted_rank: int, slowdown: float, is_diverse: bool) -> str:
-    """Return one sentence on a config's place in a list (`rank`), compared with that by predicted time.
+    """Return one sentence that explains a config's position in a list (`rank`).
 
-    `slowdown` is its predicted slowdown, and `is_diverse` is whether the list is diversified.
+    Args:
+        rank: Its position in the list, from 1.
+        predicted_rank: Its position by predicted time, from 1.
+        slowdown: Its predicted slowdown.
+        is_diverse: Whether the list is diversified, so that the two positions may differ.
     """
     if predicted_rank == 1:
         return "predicted fastest"
@@ -289,7 +293,10 @@ def _contributions(
     *,
     unseen_card: bool,
 ) -> list[tuple[Contribution, ...]]:
-    """Return the largest contributions to the prediction of each candidate at these places."""
+    """Return the largest contributions to the prediction of each candidate whose position is in `places`.
+
+    `unseen_card` says that the ranker has no data of this model of GPU.
+    """
     from ..model.contributions import feature_contributions
 
     found = feature_contributions(ranker, family, problem, device, candidates, places, unseen_card=unseen_card)
@@ -303,7 +310,7 @@ def _contributions(
 
 
 def _legend(family: Family, parts: Sequence[Sequence[Contribution]]) -> dict[str, str]:
-    """Return one line on each part of the contributions, by name, in the order of the family's features."""
+    """Return a one-line description of each contribution in `parts`, by name, the family's features first."""
     from ..model.contributions import ESTIMATE, NETWORK
     from ..model.generic_features import feature_text
 
@@ -318,9 +325,9 @@ def _legend(family: Family, parts: Sequence[Sequence[Contribution]]) -> dict[str
 def _unmeasured(
     family: Family, configs: Sequence[KernelConfig], missing: Sequence[Sequence[str]]
 ) -> list[tuple[str, ...]]:
-    """Return sentences for each config: one per knob whose value was never measured, as `missing` lists them.
+    """Return sentences for each config: one for each knob value that was never measured or is not in the space.
 
-    Values that are not in the family's space have one, too.
+    `missing` has the knobs of each config whose values were never measured.
     """
     space = [config.to_json() for config in family.space()]
     in_space = {knob: {str(one.get(knob)) for one in space} for knob in family.knobs}

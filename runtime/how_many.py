@@ -1,4 +1,4 @@
-"""The length of a shortlist: an integer, as many as the calibration requires, or as many as pay for themselves."""
+"""`HowMany`: the rule for a shortlist's length: fixed, as the calibration requires, or with the least total cost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TRIAL_S = 0.5
 
 @dataclass(frozen=True)
 class HowMany:
-    """The rule that sets the length of shortlists: a fixed one, calibrated, or by cost. Made by `HowMany.of`."""
+    """The rule for the length of shortlists: fixed, calibrated, or with the least cost. Made by `HowMany.of`."""
 
     k: Length = "auto"
     expected_calls: float | None = None  # how often the kernel is called; None = use the calibration
@@ -36,7 +36,7 @@ class HowMany:
     def of(
         cls, family: Family, k: Any, expected_calls: Any = None, call_us: Any = None, trial_s: Any = TRIAL_S
     ) -> HowMany:
-        """Check the values and return the rule that they define.
+        """Check the arguments and return the rule for the length that they define.
 
         Raises `ForetuneError` for an invalid length, number of calls or time, for `call_us` without `expected_calls`,
         and for `expected_calls` together with an integer `k`, or without a known duration of a call.
@@ -68,7 +68,7 @@ class HowMany:
         return HowMany(max(factor * (UNCALIBRATED if self.k == "auto" else self.k), least))
 
     def longest(self, calibration: Calibration | None, distance: Distance) -> int:
-        """Return how many of the fastest configs `length` needs, for this calibration and distance."""
+        """Return the largest number of configs, fastest first, whose predictions `length` may need."""
         if self.k != "auto":
             return self.k
         from ..model.calibration.conformal import UNCALIBRATED, most_tried
@@ -86,7 +86,7 @@ class HowMany:
         """Return the length of a list and the reason for it; the reason is "" for an integer `k`.
 
         Args:
-            logs: The logarithms of the predicted slowdowns of the first `longest` configs, ascending.
+            logs: The logarithms of the predicted slowdowns of the fastest `longest(...)` configs, ascending.
             calibration: The calibration of the family's ranker; None if the bundle has none.
             distance: The problem's distance from the training domain.
             call_us: The estimated microseconds of a call, used if the rule has no `call_us` of its own.
@@ -124,7 +124,7 @@ class HowMany:
         )
 
     def estimate_us(self, family: Family, problem: Problem, device: DeviceSpec, config: KernelConfig) -> float:
-        """Return the family's estimate of a call in microseconds; 0.0 if `length` does not need it."""
+        """Return the family's estimate of a call's duration in microseconds; 0.0 if this rule does not depend on it."""
         if self.expected_calls is None or self.call_us is not None:
             return 0.0
         return predicted_us(family, problem, device, config, 0.0)
@@ -135,7 +135,7 @@ AUTO = HowMany()
 
 
 def check_length(k: Any) -> Length:
-    """Return a checked length of a shortlist. Raises `ForetuneError` for anything but "auto" and integers from 1."""
+    """Return `k` if it is "auto" or an integer from 1, a valid length of a shortlist; else raise `ForetuneError`."""
     if isinstance(k, str):
         if k != "auto":
             raise ForetuneError(f"the shortlist's length k must be 'auto' or an integer >= 1 but got {shown(k)}")
@@ -146,10 +146,7 @@ def check_length(k: Any) -> Length:
 def predicted_us(
     family: Family, problem: Problem, device: DeviceSpec, config: KernelConfig, otherwise: float = 1.0
 ) -> float:
-    """Return the family's estimate of a call in microseconds, to compare calls of different sizes.
-
-    Returns `otherwise` if there is no valid estimate.
-    """
+    """Return the family's estimate of the microseconds that a config's launch takes; `otherwise` if it is not valid."""
     with suppress(Exception):  # a failed estimate never makes a call fail
         estimate = float(family.estimate_us(problem, device, (config,))[0])
         if 0 < estimate < math.inf:
@@ -158,7 +155,7 @@ def predicted_us(
 
 
 def narrowing(given: int, usable: int, kept: int) -> str:
-    """Return a text that says how many configs became how many, for logs and explanations.
+    """Return a text for logs and explanations: the numbers of configs before and after a shortlist was chosen.
 
     Args:
         given: The number of configs to choose from.

@@ -33,8 +33,9 @@ _PAUSE_S_PER_NODE, _LONGEST_PAUSE_S = 0.002, 10.0
 def near_copy(path: Path, *, writes: bool = False) -> Path:
     """Return the path from which this process reads a file: `path`, or in a job of several nodes the node's copy.
 
-    The copy is made once; if the file is missing, so is the copy. Never raises: if no copy can be made, it warns once
-    and returns `path`.
+    Each node makes its copy once. If the file is missing, nothing is copied, and the returned path does not exist.
+    Never
+    raises: if copying fails, it warns once and returns `path`.
 
     Args:
         path: The file.
@@ -63,7 +64,9 @@ def copied(
     read: Callable[[Path], bytes] = Path.read_bytes,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Path:
-    """Return the path of a file's copy in a node's folder; the first process of the node makes it, the others wait.
+    """Return the path of a file's copy in a node's folder; the first process of the node copies it, the others wait.
+
+    If the file does not exist, neither does the returned path.
 
     Raises:
         OSError: The folder cannot be written to, or the file cannot be read.
@@ -91,7 +94,7 @@ def copied(
 
 
 def _pause_s() -> float:
-    """Return a random pause in seconds, at most the time in which the file server can serve all nodes.
+    """Return a random pause in seconds, at most the time that the file server needs to serve all nodes in turn.
 
     It comes from the system's generator, so that a seed the user set cannot synchronize the nodes.
     """
@@ -99,7 +102,7 @@ def _pause_s() -> float:
 
 
 def _folder() -> Path | None:
-    """Return the folder of this node's copies; None for a single process or a single node."""
+    """Return the folder for this node's copies; None for a job of a single process or node, which needs no copies."""
     if named := os.environ.get(VARIABLE):
         return Path(named)
     distributed = distributed_in_use()
@@ -107,7 +110,7 @@ def _folder() -> Path | None:
 
 
 def _nodes() -> int:
-    """Return the number of nodes of the job: one for each rank, unless LOCAL_WORLD_SIZE (torchrun) says otherwise."""
+    """Return the number of nodes of the job: its ranks divided by LOCAL_WORLD_SIZE (1 if it is not set)."""
     distributed = distributed_in_use()
     ranks = distributed.get_world_size() if distributed is not None else _number("WORLD_SIZE", 1)
     return -(-ranks // max(_number("LOCAL_WORLD_SIZE", 1), 1))
@@ -122,14 +125,17 @@ def _number(variable: str, default: int) -> int:
 
 
 def _job(distributed: Any) -> str:
-    """Return a random name that all ranks of this job share, agreed on through `torch.distributed`."""
+    """Return a random name that all ranks of this job get; they share it through `torch.distributed`'s store."""
     store = distributed.PrefixStore("foretune", distributed.group.WORLD.get_group_store())
     return str(store.compare_set("job", "", os.urandom(8).hex()).decode())
 
 
 @lru_cache
 def _own_folder(job: str) -> Path:
-    """Return the job's folder below the system's temporary folder; the process that creates it removes it at exit."""
+    """Return the job's folder in the user's private folder below the system's temporary folder.
+
+    The process that creates it removes it at exit. Raises `PermissionError` if others can access the private folder.
+    """
     mine = Path(tempfile.gettempdir()) / f"foretune-{os.getuid()}"
     mine.mkdir(mode=0o700, exist_ok=True)
     if mine.is_symlink() or mine.stat().st_uid != os.getuid() or mine.stat().st_mode & 0o077:
@@ -144,6 +150,6 @@ def _own_folder(job: str) -> Path:
 
 
 def distributed_in_use() -> Any:
-    """Return `torch.distributed` if it has a process group, else None. Imports nothing."""
+    """Return the module `torch.distributed` if a process group is initialized, else None. Imports nothing."""
     distributed = sys.modules.get("torch.distributed")
     return distributed if distributed and distributed.is_available() and distributed.is_initialized() else None

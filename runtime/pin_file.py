@@ -1,9 +1,10 @@
-"""Pinned choices as values, and the file that holds them: `PinFile`.
+"""`PinFile`: the configs chosen for kernels and functions, stored in a file so that later runs use exactly these.
 
 The file is sorted and indented JSON for review in git: the same choices give the same bytes. It has no date, no path
 and no host name; a device is its name, arch and number of SMs, and a version is that of torch or Triton without the
-build ("2.13.0" for "2.13.0+cu130"). Whether Triton fuses multiplications with additions by default is the setting of
-the process that makes the file. The checksum covers the content, not its layout, so line endings do not matter.
+build ("2.13.0" for "2.13.0+cu130"). Whether Triton fuses multiplications with additions by default is recorded as
+the process that writes the file has it set. The checksum covers the content, not its layout, so line endings do not
+matter.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ _MOST_BYTES = 1 << 28
 
 
 class PinError(ForetuneError):
-    """A pin file that cannot be used or does not cover a launch. The message names the file and the difference."""
+    """A pin file cannot be used, or does not cover a launch. The message names the file and the difference."""
 
 
 class PinnedDevice(NamedTuple):
-    """What identifies the kind of GPU that choices were made for."""
+    """The kind of GPU that configs were chosen for: name, architecture and number of SMs."""
 
     name: str
     arch: str
@@ -49,13 +50,13 @@ class PinnedDevice(NamedTuple):
 
 
 class Versions(NamedTuple):
-    """The versions of torch and Triton that choices were made with, and the setting of Triton that changes code.
+    """The versions of torch and Triton that configs were chosen with, and the setting of Triton that changes results.
 
     Attributes:
         torch: The version of torch; "" if it is not installed.
         triton: The version of Triton; "" if it is not installed.
-        fp_fusion: "on" or "off": whether Triton fuses multiplications with additions where a launch does not say
-            (TRITON_DEFAULT_FP_FUSION; unset, it depends on the version), which changes results; "" without Triton.
+        fp_fusion: "on" or "off": whether Triton fuses multiplications with additions in launches that do not set this
+            themselves (TRITON_DEFAULT_FP_FUSION; if unset, it depends on the version); "" without Triton.
     """
 
     torch: str
@@ -74,7 +75,7 @@ class Versions(NamedTuple):
 
 
 def _fp_fusion() -> str:
-    """Return `Versions.fp_fusion` of this process."""
+    """Return "on" or "off" for this process's setting of `Versions.fp_fusion`; "" without Triton."""
     try:
         from triton.knobs import language
     except ImportError:
@@ -90,10 +91,10 @@ class PinnedChoice:
     Attributes:
         problem: The problem.
         config: The config.
-        launches: Known launches of the problem by Triton's own key: `names`, `key`, and `config` where it differs,
-            which it may for a kernel that prunes its own configs.
-        slowdowns: The times that the choice was made from, if they are known: each config's time over the best one's,
-            infinite for a failed config. A file does not have them.
+        launches: Known launches of the problem, each with the `names` of the arguments in Triton's own key, the `key`,
+            and the launch's `config` if that is not the problem's, which happens if a kernel prunes its own configs.
+        slowdowns: The times that the config was chosen by, if they are known: each config's time over the best one's,
+            infinite for a failed config. They are not stored in the file.
     """
 
     problem: Problem
@@ -102,7 +103,10 @@ class PinnedChoice:
     slowdowns: Mapping[KernelConfig, float] = field(default_factory=dict, compare=False)
 
     def config_of(self, key: list[Any] | None) -> KernelConfig:
-        """Return the config of the launch that Triton identifies by `key` (None: the key is not known)."""
+        """Return the config for the launch with this key of Triton's: its own config if it has one, else the problem's.
+
+        `key` is None if it is not known.
+        """
         text = None if key is None else _text(key)
         for launch in self.launches if text is not None else ():
             if "config" in launch and _text(launch["key"]) == text:
@@ -129,15 +133,15 @@ class PinnedChoice:
 
 @dataclass(frozen=True)
 class PinnedKernel:
-    """The choices of one kernel on one device.
+    """An entry of a pin file: the configs chosen for one kernel on one device.
 
     Attributes:
-        kernel: The kernel's name, "module.qualname"; for an op, or a kernel that is only pruned, its family's.
+        kernel: The kernel's name, "module.qualname"; for an op, or a kernel that is only pruned, the family's name.
         device: The device.
         source: The hash of the kernel's source; "" for a family without a kernel of its own.
-        versions: The versions and the setting that choices were made with.
-        choices: The choices, by problem.
-        spec: The device's limits and rates where they are known. A file does not have them.
+        versions: The versions and the setting that the configs were chosen with.
+        choices: The chosen config of each problem.
+        spec: The device's limits and rates if they are known. They are not stored in the file.
     """
 
     kernel: str
@@ -149,7 +153,7 @@ class PinnedKernel:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """The key of the entry; a file has one entry for each."""
+        """The kernel and the device, which identify the entry: a file has one entry for each kernel and device."""
         return self.kernel, self.device
 
     def to_json(self) -> dict[str, Any]:
@@ -170,7 +174,10 @@ class PinnedKernel:
         return cls(kernel, device, source, versions, by_problem)
 
     def joined(self, other: PinnedKernel) -> PinnedKernel:
-        """Return this entry with the choices of `other`, an older one, added if it has the same source and versions."""
+        """Return this entry with the choices of an older one added for other problems.
+
+        If `other` has another source or other versions, this entry is returned unchanged.
+        """
         if (other.source, other.versions) != (self.source, self.versions):
             return self
         return PinnedKernel(self.kernel, self.device, self.source, self.versions, {**other.choices, **self.choices})
@@ -178,15 +185,15 @@ class PinnedKernel:
 
 @dataclass(frozen=True)
 class PinnedFunction:
-    """The choices of one function under `foretune.tune` on one device.
+    """An entry of a pin file: the configs chosen for one function under `foretune.tune`, on one device.
 
     Attributes:
         function: The function's name, "module.qualname".
         device: The name of the device, or of the CPU, on which it is called.
         source: The digest of the function's source.
-        versions: The versions and the setting that choices were made with.
-        choices: By the key of the call, the text that identifies the config under the label "". For a function under
-            `foretune.contextual_autotune`, that of each kernel in it, by the kernel's label.
+        versions: The versions and the setting that the configs were chosen with.
+        choices: For each key of calls, a dict from a label to the text of the chosen config. The label is ""; for a
+            function under `foretune.contextual_autotune`, there is one label for each kernel in it.
     """
 
     function: str
@@ -197,7 +204,7 @@ class PinnedFunction:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """The key of the entry; a file has one entry for each."""
+        """The function and the device, which identify the entry: a file has one entry for each function and device."""
         return self.function, self.device
 
     def to_json(self) -> dict[str, Any]:
@@ -218,7 +225,10 @@ class PinnedFunction:
         return cls(function, device, source, versions, choices)
 
     def joined(self, other: PinnedFunction) -> PinnedFunction:
-        """Return this entry with the choices of `other`, an older one, added if it has the same source and versions."""
+        """Return this entry with the choices of an older one added for other keys of calls.
+
+        If `other` has another source or other versions, this entry is returned unchanged.
+        """
         if (other.source, other.versions) != (self.source, self.versions):
             return self
         choices = {**other.choices, **{key: {**other.choices.get(key, {}), **one} for key, one in self.choices.items()}}
@@ -227,7 +237,7 @@ class PinnedFunction:
 
 @dataclass(frozen=True)
 class PinFile:
-    """The content of a pin file.
+    """The content of a pin file: the configs chosen for kernels and for tuned functions.
 
     >>> problem, config = Problem.of("softmax", rows=64), KernelConfig.of(BLOCK=64)
     >>> device = PinnedDevice.of(DeviceSpec.named("h200"))
@@ -241,12 +251,12 @@ class PinFile:
     functions: tuple[PinnedFunction, ...] = ()
 
     def text(self) -> str:
-        """Return what the file contains: JSON with a checksum."""
+        """Return the text of the file: indented JSON with a checksum."""
         content = self._content()
         return json.dumps(content | {"checksum": _checksum(content)}, indent=1, sort_keys=True, allow_nan=False) + "\n"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the file as a JSON object."""
+        """Return the file's content, with a checksum, as a JSON object."""
         value: dict[str, Any] = json.loads(self.text())
         return value
 
@@ -269,7 +279,7 @@ class PinFile:
 
     @classmethod
     def from_json(cls, value: Any) -> PinFile:
-        """Return the content of a JSON object; raise `ForetuneError` for anything else, or a wrong checksum."""
+        """Return the pin file in a JSON object; raise `ForetuneError` for anything else, or a wrong checksum."""
         if not isinstance(value, dict) or value.get("format") != FORMAT:
             raise ForetuneError(f"it is not a file of format {FORMAT!r}")
         _check_fields("the file", value, {"format", "checksum", "kernels", "functions"})
@@ -284,10 +294,10 @@ class PinFile:
 
     @classmethod
     def read(cls, path: Path, name: Path | str | None = None) -> PinFile:
-        """Return the content of a file, which messages call by `name` if that is given.
+        """Read a pin file. Messages use `name`, if it is given, in place of `path`.
 
         Raises:
-            PinError: It cannot be read, is no pin file, or was changed after it was written.
+            PinError: The file cannot be read, is no pin file, or was changed after it was written.
         """
         try:
             content = json.loads(read_regular(path, _MOST_BYTES, follow=True), parse_constant=_refuse_constant)
@@ -298,22 +308,23 @@ class PinFile:
             raise PinError(f"{abridged(str(name or path))}: not a usable pin file: {abridged(str(error))}") from None
 
     def with_those_of(self, older: PinFile) -> PinFile:
-        """Return this content together with an older file's.
+        """Return this content with the older file's entries added.
 
-        Where both have a kernel on a device, the older choices are kept for other problems, if source and versions
-        are the same.
+        If both have an entry of the same kernel or function and device, with the same source and versions, the older
+        choices are kept for problems or calls that the newer entry does not have; otherwise only the newer entry is
+        kept.
         """
         return PinFile(_joined(self.kernels, older.kernels), _joined(self.functions, older.functions))
 
 
 def check_pin_file(path: Path | str) -> None:
-    """Raise `ForetuneError` if `PinFile.save` would."""
+    """Raise `ForetuneError` if the path exists and is not a pin file, or cannot be written, as `PinFile.save` would."""
     check_file(check_path("a pin file", path))
     check_replaceable(path, lambda content: f'"{FORMAT[:-1]}'.encode() in content, "a file that foretune pin wrote")
 
 
 def _joined(newer: Iterable[Any], older: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the entries of a newer and an older file, those of one kernel or function on one device joined."""
+    """Return the entries of a newer and an older file as one list, joining entries with the same identity."""
     found = {one.identity: one for one in older}
     for one in newer:
         found[one.identity] = one.joined(found[one.identity]) if one.identity in found else one
@@ -321,13 +332,19 @@ def _joined(newer: Iterable[Any], older: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def _head(what: str, name: str, one: Any) -> dict[str, Any]:
-    """Return the JSON fields that entries of kernels and functions share; the field `what` has the name."""
+    """Return the JSON fields that entries of kernels and functions share: name, device, source and versions.
+
+    `what`, "kernel" or "function", is the field that gets the name.
+    """
     device = one.device._asdict() if isinstance(one.device, PinnedDevice) else one.device
     return {what: name, "device": device, "source": one.source, **one.versions._asdict()}
 
 
 def _read_head(what: str, value: Any) -> tuple[str, Any, str, Versions]:
-    """Return the name (field `what`), device, source and versions in an entry; raise `ForetuneError` if not valid."""
+    """Read the fields that entries of kernels and functions share, and return name, device, source and versions.
+
+    `what`, "kernel" or "function", is the field with the name. Raises `ForetuneError` if a field is not valid.
+    """
     _check_fields(f"a {what}", value, {what, "device", "source", *Versions._fields, "choices"})
     name = check_word(what, value[what], 4 * LONGEST_WORD)
     texts = {part: value[part] for part in ("source", *Versions._fields)}
@@ -346,9 +363,9 @@ def _read_head(what: str, value: Any) -> tuple[str, Any, str, Versions]:
 
 
 def _read_all(what: str, values: Any, read: Callable[[Any], T]) -> tuple[T, ...]:
-    """Return what `read` makes of each value in a list; raise `ForetuneError` for no list or equal identities.
+    """Apply `read` to each value in a JSON list, and return the results.
 
-    The message calls the list `what`.
+    Raises `ForetuneError` if it is not a list, or if two entries have the same identity; messages call the list `what`.
     """
     if not isinstance(values, list):
         raise ForetuneError(f"{what} must be a list but is {shown(values)}")
@@ -362,15 +379,18 @@ def _read_all(what: str, values: Any, read: Callable[[Any], T]) -> tuple[T, ...]
 
 
 def _check_fields(what: str, value: Any, needed: set[str], optional: set[str] = frozenset()) -> None:  # type: ignore[assignment]
-    """Raise `ForetuneError` unless a value, called `what`, is an object with the needed and no unknown fields."""
+    """Raise `ForetuneError` unless a value is an object with all `needed` fields and no others but `optional` ones.
+
+    Messages call the value `what`.
+    """
     if not isinstance(value, dict) or not needed <= set(value) <= needed | optional:
         raise ForetuneError(f"{what} must be an object with {', '.join(sorted(needed))} but is {shown(value)}")
 
 
 def is_launch(launch: Any, *more: str) -> bool:
-    """Return whether a JSON value is a valid entry of `PinnedChoice.launches`, which may also have the fields `more`.
+    """Return whether a JSON value is a valid entry of `PinnedChoice.launches`; it may also have the fields `more`.
 
-    Raises `ForetuneError` for a config that is not valid.
+    Raises `ForetuneError` if the config in it is not valid.
     """
     if not isinstance(launch, dict) or not {"names", "key"} <= set(launch) <= {"names", "key", "config", *more}:
         return False

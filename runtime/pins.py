@@ -1,4 +1,7 @@
-"""Apply a pin file to launches: `pinned`, and `pinned_config`, which every adapter asks before it predicts or tunes."""
+"""Apply a pin file to launches: `pinned` puts a file in force, and `pinned_config` returns a launch's config from it.
+
+Everything that launches kernels calls `pinned_config` before it predicts or tunes.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,14 @@ MISSING_VARIABLE = "FORETUNE_PIN_MISSING"
 
 
 class Missing(str, Enum):
-    """What happens at a launch that the pin file in force does not cover."""
+    """The treatment of a launch that the pin file in force does not cover: an error, or the predicted config."""
 
     ERROR = "error"  # it raises a `PinError` that names the difference
     PREDICT = "predict"  # the predicted config runs, with one warning for each kernel
 
 
 def resolve_missing(requested: str | None = None) -> Missing:
-    """Return the requested treatment of uncovered launches, or else that of FORETUNE_PIN_MISSING, or else `error`.
+    """Return the treatment of uncovered launches: as requested, else that of FORETUNE_PIN_MISSING, else `error`.
 
     Raises `ForetuneError` with the valid values for any other value.
 
@@ -74,7 +77,10 @@ class Pins:
         reason: Callable[[KernelConfig], str | None],
         key: list[Any] | None,
     ) -> KernelConfig:
-        """Return the config of a launch, with the arguments of `pinned_config`; raise `PinError` without one."""
+        """Return the file's config for a launch, given the arguments of `pinned_config`.
+
+        Raises `PinError` if the file does not cover the launch, or has a config for it that cannot run.
+        """
         here = PinnedDevice.of(device)
         entry = self._entry(kernel, here, self._kernels)
         self._check(entry, kernel, "" if source is None else source_of(source))
@@ -91,7 +97,7 @@ class Pins:
         return config
 
     def function_configs(self, function: str, source: str, device: str, key: str) -> Mapping[str, str]:
-        """Return the configs of a tuned function's call, as `PinnedFunction.choices` has them.
+        """Return the file's configs for a call of a tuned function, as texts by label (see `PinnedFunction.choices`).
 
         Raises:
             PinError: The file does not cover the call.
@@ -106,7 +112,7 @@ class Pins:
         return choices
 
     def _entry(self, name: str, device: Any, entries: dict[tuple[str, Any], Any]) -> Any:
-        """Return the one of the entries (by name and device) of a kernel or function; raise `PinError` without one."""
+        """Look up the entry of a kernel or function on a device among `entries`; raise `PinError` if there is none."""
         if (entry := entries.get((name, device))) is not None:
             return entry
         if devices := [str(where) for known, where in entries if known == name]:
@@ -115,7 +121,7 @@ class Pins:
         raise PinError(f"{self.path} does not cover {name}: it covers {abridged(known)}")
 
     def _check(self, entry: PinnedKernel | PinnedFunction, name: str, source: str) -> None:
-        """Raise `PinError` if an entry is of another source, or of other versions or settings."""
+        """Raise `PinError` unless an entry was made from this source and with this process's versions and settings."""
         if entry.source != source:
             raise PinError(f"{self.path} covers {name} with source {entry.source!r}, but its source is {source!r} now")
         for package, pinned, here in zip(Versions._fields, entry.versions, self._versions, strict=True):
@@ -123,7 +129,10 @@ class Pins:
                 raise PinError(f"{self.path} covers {name} with {package} {pinned!r}, but this process has {here!r}")
 
     def fall_back(self, name: str, error: PinError) -> None:
-        """Raise the error; with `Missing.PREDICT`, warn about it instead, once for each kernel or function `name`."""
+        """Handle an uncovered launch: raise the error, or with `Missing.PREDICT` only warn about it.
+
+        There is one warning for each kernel or function `name`.
+        """
         if self.missing is Missing.ERROR:
             raise error
         if name not in self._warned:
@@ -132,9 +141,10 @@ class Pins:
 
 
 def pinned(file: Path | str, missing: str | None = None) -> Pins:
-    """Run the choices of a pin file, which `foretune pin` writes: nothing that it covers is predicted or tuned.
+    """Use the configs of a pin file, which `foretune pin` writes: no launch that it covers is predicted or tuned.
 
-    It is in force from the call on, for the whole process, or for a `with` block; of several, the last one counts.
+    The file is in force from this call on, for the whole process or, in a `with` statement, until the block ends; of
+    several files, the last one counts.
     FORETUNE_PIN=FILE does the same without code, from the first launch on. The file is read once, and its checksum is
     verified. Each kernel's source, the device, and the versions of torch and Triton are compared at the kernel's first
     launch. FORETUNE_MODE=off switches pins off, too.
@@ -146,7 +156,7 @@ def pinned(file: Path | str, missing: str | None = None) -> Pins:
             FORETUNE_PIN_MISSING if left out, else "error".
 
     Returns:
-        A context manager that ends it.
+        A context manager whose end takes the file out of force.
 
     Raises:
         ForetuneError: The file cannot be read, is no pin file, or was changed after it was written; or `missing` is not
@@ -167,7 +177,7 @@ def pinned(file: Path | str, missing: str | None = None) -> Pins:
 
 
 def pins_in_force() -> Pins | None:
-    """Return the pins that `pinned` or FORETUNE_PIN put in force; None without any, or with FORETUNE_MODE=off.
+    """Return the pin file that `pinned` or FORETUNE_PIN put in force; None without any, or with FORETUNE_MODE=off.
 
     Raises:
         PinError: The file that FORETUNE_PIN names cannot be used.
@@ -183,7 +193,7 @@ def pins_in_force() -> Pins | None:
 
 
 def are_in_force() -> bool:
-    """Return whether there are pins in force. Raises as `pins_in_force` does; Dynamo does not trace it."""
+    """Return whether a pin file is in force. Raises as `pins_in_force` does; Dynamo does not trace it."""
     return pins_in_force() is not None
 
 
@@ -191,13 +201,13 @@ are_in_force.__dict__["_dynamo_marked_constant"] = True
 
 
 def is_covered(kernel: str) -> bool:
-    """Return whether the pins in force have choices of a kernel, for any device."""
+    """Return whether the pin file in force has configs of a kernel, for any device."""
     return (pins := pins_in_force()) is not None and any(known == kernel for known, _ in pins._kernels)
 
 
 @lru_cache(maxsize=1)
 def _from_environment(path: str) -> Pins:
-    """Return the pins of FORETUNE_PIN, which are read once."""
+    """Read the pin file that FORETUNE_PIN names, once."""
     return Pins(path)
 
 
@@ -211,12 +221,12 @@ def pinned_config(
 ) -> KernelConfig | None:
     """Return the config that the pin file in force has for a launch.
 
-    Returns None without a pin file, and for a launch that it does not cover if its predicted config shall run then.
+    Returns None if no file is in force, and for an uncovered launch if uncovered launches are to be predicted.
 
     Args:
         kernel: The kernel's name.
-        source: Returns the hash of the kernel's source. It is called once and must be hashable by what it belongs to,
-            as a bound method is. None for a family without a kernel of its own.
+        source: Returns the hash of the kernel's source; None for a family without a kernel of its own. Pass the same
+            or an equal function each time, such as a bound method, because results are remembered by function.
         device: The device of the launch.
         problem: The problem that represents the launch; None if the launch is not a problem.
         reason: Returns why a config cannot run the launch; None if it can.
@@ -236,5 +246,8 @@ def pinned_config(
 
 @lru_cache(maxsize=4096)
 def source_of(source: Callable[[], str]) -> str:
-    """Return the hash of a source, computed once, because hashing a large kernel takes longer than a prediction."""
+    """Call `source` and return the hash that it returns; later calls with an equal `source` return the remembered hash.
+
+    Hashing the source of a large kernel takes longer than a prediction.
+    """
     return source()

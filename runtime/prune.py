@@ -54,16 +54,16 @@ def torch_release() -> tuple[int, ...]:
 
 
 def is_traced() -> bool:
-    """Return whether Dynamo traces the caller; Dynamo treats the answer as a constant."""
+    """Return whether `torch.compile` (Dynamo) is tracing the caller; Dynamo treats the result as a constant."""
     torch: Any = sys.modules.get("torch")
     return torch is not None and bool(torch.compiler.is_compiling())
 
 
 def leave_launches_to_triton() -> None:
-    """Stop Dynamo from tracing into Triton at launches outside of its graphs. Call this before a graph may break.
+    """Stop Dynamo from tracing Triton's own code at launches outside of its graphs. Call this before a graph may break.
 
-    Otherwise Dynamo traces Triton's own code there: 2.11 stops with an error ("Can't construct an AttrSource"), and
-    2.13 takes seconds to trace the tuning, again for every shape.
+    Otherwise torch 2.11 stops with an error ("Can't construct an AttrSource"), and torch 2.13 takes seconds to trace
+    the tuning, again for every shape.
     """
     with suppress(ImportError, AttributeError):  # private functions of torch, which 2.11 and 2.13 have
         from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
@@ -78,9 +78,9 @@ leave_launches_to_triton.__dict__["_dynamo_marked_constant"] = True
 
 
 def break_graph() -> None:
-    """End Dynamo's graph before the traced launch, which then runs, is pruned and is tuned outside of the graph.
+    """End Dynamo's graph before the traced launch, which is then pruned, tuned and run outside of the graph.
 
-    Does nothing outside of a trace.
+    Does nothing if Dynamo is not tracing.
     """
     import torch._dynamo
 
@@ -90,8 +90,8 @@ def break_graph() -> None:
 def may_tune_what_is_traced() -> bool:
     """Return whether a launch that is being traced may be given several configs to tune.
 
-    It may not if Dynamo replaces an autotuner that resets or restores tensors, or one that cannot be found on the
-    stack. Only valid in functions that Dynamo calls instead of tracing them.
+    It may not if the autotuner resets or restores tensors, because the autotuner that Dynamo puts in its place does
+    not, or if the autotuner cannot be found on the stack. Only valid in functions that Dynamo calls instead of tracing.
     """
     guards: Any = sys.modules.get("torch._guards")
     if guards is None or guards.TracingContext.try_get() is None:
@@ -107,7 +107,7 @@ def may_tune_what_is_traced() -> bool:
 
 
 def _kernel_of_launch() -> Kernel | None:
-    """Return the kernel of the autotuner that prunes now, or whose launch Dynamo traces; None if none is found."""
+    """Return the kernel of the autotuner that is pruning now, or whose launch Dynamo traces; None if there is none."""
     if (tuner := launching_autotuner()) is None:
         for frame, _ in walk_stack(sys._getframe(1)):
             if frame.f_code.co_name == "call_triton_kernel":
@@ -117,20 +117,20 @@ def _kernel_of_launch() -> Kernel | None:
 
 @lru_cache(maxsize=256)
 def _kernel(tuner: Any) -> Kernel:
-    """Return the kernel of an autotuner, always the same one, as `pinned_config` needs it."""
+    """Return the `Kernel` of an autotuner, the same object each time: `pinned_config` remembers hashes by it."""
     return Kernel(tuner)
 
 
 class TracedPositions:
-    """Base class of prune callbacks, whose choice of configs Dynamo calls instead of tracing it.
+    """Base class of prune callbacks that choose configs inside of a function that Dynamo traces.
 
-    Dynamo cannot trace a prediction, so the method is marked as one whose answer is a constant. Dynamo accepts only
-    plain values as arguments, so the problem is passed field by field and the configs one by one. This is what
-    `torch.compiler.assume_constant_result` does, without importing torch.
+    Dynamo cannot trace a prediction, so `_as_constant` is marked as a method that Dynamo calls, and whose result it
+    treats as a constant, as `torch.compiler.assume_constant_result` does, but without importing torch. Dynamo accepts
+    only plain values as arguments, so the problem is passed field by field and the configs one by one.
     """
 
     def positions_of(self, problem: Problem, configs: Sequence[triton.Config]) -> tuple[int, ...]:
-        """Return the positions in `configs` of those that the autotuner gets; () if Dynamo must break the graph."""
+        """Return the positions in `configs` of the configs that the prune keeps; () if Dynamo must break the graph."""
         return self._as_constant(problem.family, problem.dims, problem.dtype, problem.flags, *configs)
 
     def _as_constant(
@@ -141,24 +141,23 @@ class TracedPositions:
         flags: tuple[str, ...],
         *configs: triton.Config,
     ) -> tuple[int, ...]:
-        """Return what `positions_of` returns, given the problem's fields and the configs, which Dynamo accepts."""
+        """Return the result of `positions_of`, given the problem's fields; Dynamo treats the result as a constant."""
         return self.let_through(Problem(family, dims, dtype, flags), configs)
 
     _as_constant.__dict__["_dynamo_marked_constant"] = True
 
     def let_through(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
-        """Return the positions in `configs` of those that the autotuner gets, or () if Dynamo must break the graph.
+        """Return the positions in `configs` of the configs that the prune keeps, or () if Dynamo must break the graph.
 
-        Subclasses choose here. Dynamo calls it with the problem and the configs of a launch. It raises only what a pin
-        file in force demands.
+        Subclasses implement the choice here. Only errors about a pin file may leave this method.
         """
         raise NotImplementedError
 
 
 def in_full(own: Any) -> Any:
-    """Return a kernel's own prune callback `own`; None if it is a `Pruner` and a pin file is in force.
+    """Return a kernel's own prune callback `own`; None if it is a `Pruner` while a pin file is in force.
 
-    The file's config need not be on the pruner's shortlist.
+    Without the callback all configs stay, because the file's config need not be on the pruner's shortlist.
     """
     return None if isinstance(own, Pruner) and are_in_force() else own
 
@@ -264,7 +263,10 @@ class Pruner(TracedPositions):
         return list(configs)
 
     def let_through(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
-        """Return the shortlist's positions, and announce the configs that the autotuner will time to FORETUNE_LOG.
+        """Return the positions of the kept configs, best first, or () if Dynamo must break the graph.
+
+        The kept configs are announced to the log of FORETUNE_LOG, which will record the times that the autotuner
+        measures.
 
         Raises:
             PinError: The pin file in force does not cover the launch.
@@ -284,7 +286,9 @@ class Pruner(TracedPositions):
         return () if one_alone and len(positions) > 1 else positions
 
     def _pinned(self, problem: Problem | None, configs: Sequence[triton.Config]) -> int | None:
-        """Return the position in `configs` of the config that the pin file has for a launch; None without a pin file.
+        """Return the position in `configs` of the config that the pin file has for a launch.
+
+        Returns None without a pin file, and for an uncovered launch if uncovered launches are to be predicted.
 
         Raises:
             PinError: The file does not cover the launch.
@@ -313,7 +317,8 @@ class Pruner(TracedPositions):
     def _warn_no_prediction(self, error: Exception, n_configs: int, arguments: tuple[str, ...] = ()) -> None:
         """Warn, once for each reason, that nothing was predicted and all `n_configs` configs are used, and log it.
 
-        A `KeyError` of `problem` about a name that is not among the launch's `arguments` is explained.
+        If the user's `problem` function raised a `KeyError`, the warning says which argument it reads and which ones
+        the launch has.
         """
         if arguments and isinstance(error, KeyError) and isinstance(name := error.args[0], str):
             hint = did_you_mean(name, arguments)
@@ -325,8 +330,8 @@ class Pruner(TracedPositions):
     def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
         """Return the positions of the configs that are kept for a problem, best first.
 
-        Unlike `let_through`, it does not announce them to FORETUNE_LOG: the caller logs what it measures. Raises
-        `ForetuneError` if none of the configs belongs to the family, and whatever the family raises.
+        Unlike `let_through`, it does not announce them to FORETUNE_LOG, because the caller logs the times that it
+        measures. Raises `ForetuneError` if none of the configs has the family's knobs, and all errors of the family.
         """
         usable, values = self._usable(configs)
         return tuple(usable[place] for place in self._kept(problem, self.device or device_here(), values))
@@ -339,11 +344,12 @@ class Pruner(TracedPositions):
     def _kept(
         self, problem: Problem, device: DeviceSpec, values: tuple[KernelConfig, ...], one_alone: bool = False
     ) -> tuple[int, ...]:
-        """Return the positions in `values` of the configs that the autotuner gets, as FORETUNE_MODE says.
+        """Return the positions in `values` of the configs that the prune keeps in the current mode.
 
-        `off`: all that the family supports, in their order. `shortlist`: the `k` predicted fastest, best first.
-        `predict`, and with `one_alone`: the one predicted fastest. If nothing can be predicted, it warns and returns
-        all that can run. Each problem's first prune is logged; with `off`, the pruner's first.
+        Mode `off`: all that the family supports, in their order. `predict`, or any other mode with `one_alone`: the
+        config predicted to be fastest. Otherwise: the `k` configs predicted to be fastest, best first. If nothing can
+        be predicted, it warns and returns all supported ones. Each problem's first prune is logged; in mode `off`, only
+        the first of all.
         """
         wanted, family = resolve_mode(self.mode), self._restricted(problem, device, values)
         if wanted is Mode.OFF:
@@ -358,9 +364,12 @@ class Pruner(TracedPositions):
         return chosen.positions
 
     def _restricted(self, problem: Problem, device: DeviceSpec, values: tuple[KernelConfig, ...]) -> Family:
-        """Return the family; if none of `values` is in its numerics class, the family restricted to the first one's.
+        """Return a family that supports at least one of `values`, where `same_bits` alone refuses them all.
 
-        So a launch never fails, and tuning does not change its results, but other sizes may have another class.
+        This is the pruner's family itself, unless it is restricted to a numerics class (configs with identical results)
+        that has none of `values`. Then it warns and restricts the family to the class of the first supported value
+        instead: the launch does not fail, and tuning does not change its results, but other sizes may use another
+        class.
         """
         family = self.family
         if (reason := why_none_kept(family, not_empty(family, problem), device, values)) is None:
@@ -382,7 +391,7 @@ class Pruner(TracedPositions):
         )
 
     def _is_new(self, key: Hashable) -> bool:
-        """Return whether to log a line now: True once for each key, if INFO lines are logged at all."""
+        """Return whether to log a line identified by `key`: True the first time; False if INFO lines are off."""
         if not _log.isEnabledFor(logging.INFO) or key in self._logged:
             return False
         if len(self._logged) >= _MOST_LOGGED:
@@ -391,7 +400,9 @@ class Pruner(TracedPositions):
         return True
 
     def _usable(self, configs: tuple[triton.Config, ...]) -> tuple[tuple[int, ...], tuple[KernelConfig, ...]]:
-        """Return `OwnKnobs.usable` of the configs, remembering the last few lists.
+        """Return `OwnKnobs.usable` of the configs: the valid ones' positions, and these translated.
+
+        The results for the last few lists are remembered.
 
         An autotuner passes the same list at every call, and several autotuners may share a pruner. Converting a
         thousand configs takes 10 ms, comparing their identities 14 us.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Quickstart:
-    """The results of `foretune quickstart`."""
+    """The results of `foretune quickstart`: evaluation, shortlist, prediction time, and first calls on a GPU."""
 
     family: str
     evaluation: Evaluation
@@ -60,7 +60,7 @@ class Quickstart:
 
 
 def _half_of_the_task(call: Callable[[], Any]) -> Any:
-    """Call a function and return its result; its progress counts as half of the displayed task."""
+    """Call a function and return its result; let the progress that it reports fill one half of the progress bar."""
     with share_of(0.5):
         return call()
 
@@ -78,9 +78,9 @@ def run_quickstart(
 ) -> Quickstart:
     """Train and evaluate a family's ranker, predict one problem, and tune it if there is a GPU.
 
-    The ranker has trees only, without the network, which would double the time. It is evaluated on a fifth of the
-    models, which it is not trained on. If the bundle cannot be saved, the function warns with a `ForetuneWarning`;
-    `check_bundle_folder` can check this beforehand.
+    The ranker has trees only, without the network, which would double the time. For the evaluation, a ranker is trained
+    without the layers of a fifth of the AI models, and tested on these. If the bundle cannot be saved, the function
+    warns with a `ForetuneWarning`; `check_bundle_folder` can check this beforehand.
 
     Args:
         family: The family.

@@ -1,8 +1,8 @@
 """`keeping`: restrict a family to the configs of one numerics class, which compute identical bits.
 
 `Family.numerics` defines the classes. The restriction is a copy of the family whose `supports` refuses the configs of
-other classes. Shortlists, prunes, covers and tunings never choose a config that `supports` refuses, so no choice, and
-no measurement, changes a result.
+other classes. Because shortlists, prunes, covers and tunings choose only supported configs, the results of a kernel do
+not depend on which config is chosen.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ def keeping(family: F, same_bits: bool | None = None, invariant: str | None = No
         family: The family.
         same_bits: Keep the class of `Family.same_bits_config` for the problem, which is the default config unless the
             family declares another. None: as FORETUNE_SAME_BITS says.
-        invariant: Keep one class for all sizes of this dimension, one of the family's `independent` ones, or "m" for
-            the first of them: the class of that config for 2^20 rows. It implies `same_bits`.
+        invariant: Keep one class for all sizes of this dimension, so that results do not depend on its size. It is one
+            of the family's `independent` dimensions, or "m" for the first of them. The class is that of the config for
+            size 2^20. It implies `same_bits`.
 
     Raises:
         ForetuneError: `invariant` is not such a dimension, or an option or FORETUNE_SAME_BITS has another value.
@@ -67,12 +68,15 @@ def unrestricted(family: F) -> F:
 
 @lru_cache(maxsize=256)
 def keeping_class_of(family: Family, config: KernelConfig) -> Family:
-    """Return the family, restricted to the numerics class that a config has for each problem."""
+    """Return the family restricted to the configs that are in the same numerics class as `config` for each problem."""
     return _view(family, lambda problem, device: config, "the first supported config")
 
 
 def why_none_kept(family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> str | None:
-    """Return why a restricted family supports none of some configs, if only the restriction is the cause; else None."""
+    """Return why a restricted family supports none of `configs`, if only the restriction to a class is the cause.
+
+    Returns None if it supports one of them, if it is not restricted, or if none can run without the restriction either.
+    """
     if not is_restricted(family):
         return None
     first: str | None = None
@@ -85,7 +89,7 @@ def why_none_kept(family: Family, problem: Problem, device: DeviceSpec, configs:
 
 
 def is_requested(same_bits: bool | None = None) -> bool:
-    """Return whether `same_bits` is requested by the option or by the environment."""
+    """Return whether the same bits are requested: by the option `same_bits`, or if it is None by FORETUNE_SAME_BITS."""
     if same_bits is not None:
         return check_flag("same_bits", same_bits)
     value = os.environ.get(VARIABLE, "")
@@ -112,9 +116,9 @@ def _checked_dim(family: Family, invariant: Any) -> str:
 
 @lru_cache(maxsize=256)
 def _restricted(family: Family, dim: str | None) -> Family:
-    """Return a view of the family that supports only configs with the same bits as the default config.
+    """Return a copy of the family that supports only configs that compute the same bits as `family.same_bits_config`.
 
-    With `dim`, that is the default config of the problem with a large size in this dimension.
+    With `dim`, that config is taken for the problem with a large size in this dimension.
     """
 
     @lru_cache(maxsize=4096)
@@ -129,7 +133,7 @@ def _restricted(family: Family, dim: str | None) -> Family:
 
 
 def _view(family: Family, model: Callable[[Problem, DeviceSpec], KernelConfig], whose: str) -> Family:
-    """Return a copy of a family that supports only configs of the numerics class of `model(problem, device)`.
+    """Return a copy of a family that supports only configs with the same bits as the config `model(problem, device)`.
 
     Messages call that config `whose`.
     """

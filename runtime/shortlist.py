@@ -172,7 +172,7 @@ def make_shortlist(
 
 
 class Chooser:
-    """Ranks one family's configs on one device by one bundle, and remembers the answers."""
+    """Makes shortlists for one family on one device from one bundle's predictions, and remembers them by problem."""
 
     def __init__(
         self, family: Family, device: DeviceSpec, configs: Sequence[KernelConfig] | None, bundle: Bundle | None
@@ -196,8 +196,8 @@ class Chooser:
     def choose(self, problem: Problem, k: HowMany) -> Shortlist:
         """Return the shortlist of a problem; without a prediction, all supported configs and the reason.
 
-        The sizes of ragged work count as unknown. Raises `ForetuneError` for a problem of another family, and if all
-        supported configs have other bits than `keeping` allows.
+        The sizes of ragged work count as unknown. Raises `ForetuneError` for a problem of another family, and if
+        `keeping` (same bits) rules out all configs that could run otherwise.
         """
         if isinstance(problem, Problem):
             if problem.ragged is not None:  # check before the sizes are dropped: a remembered answer skips the check
@@ -322,7 +322,7 @@ class Chooser:
         return ranking
 
     def _not_predicted(self, problem: Problem, error: Exception) -> Shortlist:
-        """Return all supported configs, with the error or, if no config can run the problem, the first refusal."""
+        """Return a shortlist of all supported configs; its reason is the error, or why no config can run."""
         why = reason_of(error)
         with suppress(Exception):  # if `supports` fails too, `error` is the reason
             reasons = [self.family.supports(config, problem, self.device) for config in self.configs]
@@ -349,7 +349,7 @@ class Chooser:
 def supported(family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> tuple[int, ...]:
     """Return the positions of the configs that the family supports.
 
-    Returns all positions if the family supports none of the configs, or if `supports` raises: then the launch decides.
+    If it supports none, or if `supports` raises, all positions are returned, so that the launch itself shows the error.
     """
     everything = tuple(range(len(configs)))
     try:
@@ -409,7 +409,7 @@ def predicted_slowdowns(
 
 
 def _ranker_of(family: Family, device: DeviceSpec, bundle: Bundle | None) -> Ranker:
-    """Return the ranker that `bundle` (None: the shipped one) has for a family, prepared for configs on a device."""
+    """Return the ranker of a family in `bundle` (None: the shipped one). Raises `BundleError` if it cannot predict."""
     from ..model import ranker_on
 
     bundle = bundle_in_force(bundle)

@@ -18,11 +18,11 @@ _active: set[StubDevice] = set()
 class StubDevice(ExitStack):
     """A stand-in for a GPU, which is active until `close` is called or the `with` block ends.
 
-    Then the driver is restored that Triton used before. Further calls of `close` do nothing.
+    At its end, the driver that Triton used before is restored. Further calls of `close` do nothing.
 
     Attributes:
         device: The GPU that it stands in for.
-        driver: The driver that Triton uses meanwhile. Its `launches` has every launch that would have happened.
+        driver: The driver that Triton uses in the meantime. Its `launches` lists every launch, none of which is run.
     """
 
     def __init__(self, device: DeviceSpec) -> None:

@@ -1,4 +1,4 @@
-"""Checks of what a `TritonFamily` subclass declares, the space of its configs, and sizes drawn from its ranges."""
+"""Functions on a `TritonFamily` subclass's declarations: checks, the space of configs, and random problem sizes."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _function_of(value: Any) -> Any:
 
 
 def _names_in(code: Any) -> Iterator[str]:
-    """Yield the names that code and the functions in it use."""
+    """Yield the names that a code object and the functions nested in it use."""
     if isinstance(code, CodeType):
         yield from code.co_names
         for constant in code.co_consts:
@@ -161,7 +161,7 @@ def space_of(family: type[TritonFamily]) -> tuple[KernelConfig, ...]:
 def why_not_in_space(family: type[TritonFamily], config: KernelConfig) -> str | None:
     """Return None if a config is in the family's space, else the reason why not.
 
-    The result and the compile time of a config outside of the space are unknown.
+    Configs outside of the space are refused, because it is unknown whether they compile and compute correct results.
     """
     if repr(config) in family._members:  # not equality: 64 equals 64.0, but compiles to another binary
         return None
@@ -177,7 +177,10 @@ def why_not_in_space(family: type[TritonFamily], config: KernelConfig) -> str | 
 
 
 def drawn_size(source: np.random.Generator, sizes: Sizes) -> int:
-    """Draw a size evenly from a set, or on a logarithmic scale from a range; see `TritonFamily.cases`."""
+    """Draw a random size: evenly from a set, or on a logarithmic scale from a range (smallest, largest).
+
+    Of the sizes from a range, a third are rounded to powers of two, and a third to multiples of 64.
+    """
     if isinstance(sizes, Set):
         return int(source.choice(sorted(sizes)))
     low, high = sizes
@@ -191,11 +194,12 @@ def drawn_size(source: np.random.Generator, sizes: Sizes) -> int:
 
 
 def checked_arguments(family: type[TritonFamily], arguments: Any, where: str) -> dict[str, Any]:
-    """Return what a family's `arguments` returned for the torch device `where`, as a dict.
+    """Check the launch arguments that a family's `arguments` returned for torch device `where`; return them as a dict.
 
     Raises:
-        FamilyError: It is no mapping, lacks a parameter of the kernel that no config, default or heuristic gives, has
-            something else than a tensor for an output or for what is updated in place, or has a tensor elsewhere.
+        FamilyError: It is no mapping; it lacks a parameter of the kernel that neither a config nor a default nor a
+            heuristic sets; an output or a tensor that is updated in place is no tensor; or a tensor is on another
+            device.
     """
     import torch
 
@@ -222,12 +226,12 @@ def checked_arguments(family: type[TritonFamily], arguments: Any, where: str) ->
 
 
 def checked_grid(name: str, grid: Any, config: KernelConfig) -> tuple[int, ...]:
-    """Return what a family's `grid` returned, as a tuple of Python integers.
+    """Check the grid that a family's `grid` returned, and return it as a tuple of Python integers.
 
     Args:
         name: The family's name, for the message.
         grid: The returned value.
-        config: The config that it is the grid of, for the message.
+        config: The config of the launch, for the message.
 
     Raises:
         FamilyError: It is not a tuple or list of one to three integers that are 0 or more.
@@ -253,12 +257,12 @@ def checked_grid(name: str, grid: Any, config: KernelConfig) -> tuple[int, ...]:
 
 
 def found(source: Source, arguments: Mapping[str, Any]) -> Any:
-    """Return a launch's argument of the name `source`, or what the function `source` makes of all arguments."""
+    """Return the launch argument named `source`, or if `source` is a function, its result for all arguments."""
     return arguments[source] if isinstance(source, str) else source(arguments)
 
 
 def is_on(value: Any) -> bool:
-    """Return whether a flag with this value is on: a tensor always is; None and other false values are not."""
+    """Return whether a flag with this value is on: a tensor turns it on, None and false values do not."""
     return value is not None and (hasattr(value, "dtype") or bool(value))
 
 

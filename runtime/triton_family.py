@@ -60,7 +60,7 @@ class TritonInputs:
     """The arguments of one launch, by parameter name.
 
     Attributes:
-        arguments: What the kernel gets, without the knobs.
+        arguments: The arguments that the kernel is called with, without the knobs.
         problem: The problem that the launch solves.
         fresh: Copies of the tensors that the kernel updates in place, as they were before the first launch.
     """
@@ -202,7 +202,7 @@ class TritonFamily(Measurable):
         raise NotImplementedError
 
     def eager(self, arguments: Mapping[str, Any]) -> Outputs:
-        """Compute with plain PyTorch what a launch with these arguments must leave in the output, or in each."""
+        """Return the results that a launch with these arguments must write to its outputs, using plain PyTorch."""
         raise NotImplementedError
 
     def flops(self, problem: Problem) -> float:
@@ -247,7 +247,7 @@ class TritonFamily(Measurable):
         configs: Sequence[KernelConfig],
         binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
     ) -> Sequence[FeatureGroup]:
-        """Return the features of several problems, in groups: those of the problem, of the config, or of both."""
+        """Return the features of several problems, grouped by whether they depend on the problem, config or both."""
         if type(self).features is not TritonFamily.features:  # a subclass has features of its own
             return super().feature_groups(problems, device, configs, binaries)
         return stacked([self._groups(problem, device, configs, binaries) for problem in problems])
@@ -280,11 +280,11 @@ class TritonFamily(Measurable):
         return np.array([math.prod(self._grid(problem, config)) for config in configs], float)
 
     def _grid(self, problem: Problem, config: KernelConfig) -> tuple[int, ...]:
-        """Return what `grid` returns, checked. Raises `FamilyError` if that is not a valid grid."""
+        """Call `grid` and return the checked result. Raises `FamilyError` if it is not a valid grid."""
         return checked_grid(self.name, self.grid(problem, config), config)
 
     def problem_from_call(self, arguments: Mapping[str, Any]) -> Problem:
-        """Return the problem of a launch with these arguments, by parameter name.
+        """Return the problem (sizes, dtype and flags) that a launch with these arguments, given by name, solves.
 
         Raises:
             ForetuneError: An argument that a dimension, a flag or the dtype is taken from is missing, or is wrong.
@@ -356,7 +356,7 @@ class TritonFamily(Measurable):
         return tuple(drawn.values())
 
     def _why_unsupported(self, problem: Problem) -> str | None:
-        """Return None if a config can run the problem on one of the known devices, else a reason why not."""
+        """Return None if some config can run the problem on one of the known devices, else a reason why none can."""
         reason: str | None = None
         for device in _known_devices():
             for config in self._space:
@@ -387,7 +387,7 @@ class TritonFamily(Measurable):
         return TritonInputs(arguments, problem, {name: arguments[name].clone() for name in self.in_place})
 
     def reset(self, inputs: TritonInputs) -> None:
-        """Give the tensors that the kernel updates in place their first contents again."""
+        """Restore the tensors that the kernel updates in place to their contents before the first launch."""
         for name, fresh in inputs.fresh.items():
             inputs.arguments[name].copy_(fresh)
 
@@ -424,7 +424,7 @@ class TritonFamily(Measurable):
         return self._kernel.compile(self._grid(problem, config), arguments)
 
     def binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:
-        """Return a key of what determines the binary, apart from the device's arch."""
+        """Return a key that is equal for launches that run the same binary on devices of the same architecture."""
         return config, self._kernel.specialisation({**_without_memory(self, problem), **config.to_json()})
 
     def source_hash(self) -> str:
@@ -434,7 +434,7 @@ class TritonFamily(Measurable):
 
 @lru_cache(maxsize=4096)
 def _without_memory(family: TritonFamily, problem: Problem) -> Mapping[str, Any]:
-    """Return the arguments of a launch, with tensors that have no memory."""
+    """Return the arguments of a launch with meta tensors, which have a shape and a dtype but no memory."""
     return checked_arguments(type(family), family.arguments(problem.without_sizes(), "meta"), "meta")
 
 

@@ -1,4 +1,4 @@
-"""Covers: several configs for a dimension whose size is only known at run time, and a dispatch table."""
+"""Covers: a few configs for a dimension whose size is only known at run time, and a table that selects one by size."""
 
 from __future__ import annotations
 

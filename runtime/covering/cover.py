@@ -245,7 +245,7 @@ def _dispatched(
     choose: Choose,
     device: DeviceSpec,
 ) -> Cover:
-    """Return the `Cover` that `choose` finds for the losses, without configs that the family refuses in their range.
+    """Return the `Cover` that `choose` finds for the losses; each config is supported in the whole range where it runs.
 
     `span` is the smallest and the largest size of the dimension `dynamic`; `counts` has the weight of each size.
     """
@@ -301,7 +301,10 @@ def _measurable_here(family: Family, device: DeviceSpec) -> Measurable:
 
 
 def _checked_size(size: Any) -> int:
-    """Return a size of another integer type than `int`: NumPy's, or a symbolic one that PyTorch traces."""
+    """Return a size that is not an `int`: PyTorch's `SymInt` unchanged, other integers as an `int`.
+
+    Raises `ForetuneError` for any other value.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(size, torch.SymInt):
         return size  # type: ignore[no-any-return]
@@ -311,9 +314,10 @@ def _checked_size(size: Any) -> int:
 
 
 def _chooser(k: Any, within: Any, ranges: Any) -> Choose:
-    """Check `k`, `within` and `ranges` of `make_cover`, and return a function from losses and weights to a `Dispatch`.
+    """Check `k`, `within` and `ranges` of `make_cover`, and return the function that chooses a cover's configs.
 
-    The function is `fewest_dispatch` with `within`, else `best_dispatch`, with the limits filled in.
+    That function takes losses and weights and returns a `Dispatch`: `fewest_dispatch` with `within`, else
+    `best_dispatch`.
     """
     if k is not None and within is not None:
         raise ForetuneError(f"k and within exclude each other but are {k} and {within}")
@@ -343,7 +347,7 @@ def _checked(family: Family, problem: Problem, dynamic: str, span: Any) -> tuple
 
 
 def _sizes(low: int, high: int) -> set[int]:
-    """Return the default sizes from `low` to `high` to look at: evenly spaced ones, and some in each octave."""
+    """Return a cover's default sizes from `low` to `high`: evenly spaced ones, and some in each octave."""
     octaves = math.log2(high / low)
     steps = np.arange(math.ceil(octaves * POINTS_PER_OCTAVE) + 1) / POINTS_PER_OCTAVE
     in_octaves = np.minimum(np.rint(low * 2**steps), high)

@@ -1,4 +1,4 @@
-"""Dispatches over sizes, from a matrix of losses.
+"""Find a `Dispatch`, a table with a config for each range of sizes, from the loss of each config at each size.
 
 `best_dispatch` finds the `k` configs that together lose least, and `fewest_dispatch` as few configs as stay within a
 bound at every size.
@@ -28,13 +28,13 @@ _TOO_MUCH = 1e3
 
 @dataclass(frozen=True)
 class Dispatch:
-    """Ranges of neighboring sizes, each with the column of the config that runs there."""
+    """A table of ranges of neighboring sizes, each with the column of a matrix of losses whose config runs there."""
 
     starts: tuple[int, ...]  # (n_ranges,) the row of each range's first size
     columns: tuple[int, ...]  # (n_ranges,) the column of each range's config
 
     def path(self, sizes: int) -> NDArray[np.intp]:
-        """Return the column of the config at each of `sizes` sizes, (sizes,)."""
+        """Return the column of the config that runs at each size, (sizes,), where `sizes` is the number of sizes."""
         return np.repeat(np.array(self.columns, dtype=np.intp), np.diff((*self.starts, sizes)))
 
 
@@ -71,7 +71,8 @@ def fewest_dispatch(
 ) -> Dispatch:
     """Return the best dispatch over as few configs as lose at most `most` at any size.
 
-    If no `k` configs do, the result is that of `best_dispatch`, which explains the other arguments.
+    If more than `k` configs were needed, the result is that of `best_dispatch`, which also documents the other
+    arguments.
 
     >>> losses = np.array([[0.0, 0.5, 0.1], [0.0, 0.5, 0.1], [0.5, 0.0, 0.1], [0.5, 0.0, 0.1]])
     >>> fewest_dispatch(losses, np.ones(4), most=0.2, k=3, ranges=4)
@@ -98,7 +99,10 @@ def _not_dominated(costs: NDArray[np.float64]) -> NDArray[np.intp]:
 
 
 def _walk(costs: NDArray[np.float64], ranges: int) -> tuple[float, NDArray[np.intp]]:
-    """Return the least cost of a dispatch with at most `ranges` ranges, and its column at each size, (n_sizes,)."""
+    """Return the cost of the cheapest dispatch with at most `ranges` ranges, and its column at each size, (n_sizes,).
+
+    `costs` is (n_sizes, n_configs). The dispatch is found by dynamic programming.
+    """
     sizes, columns = costs.shape
     total = np.full((ranges, columns), np.inf)  # by the number of ranges so far minus 1, and the last column
     total[0] = costs[0]
@@ -158,7 +162,7 @@ def _by_exchange(costs: NDArray[np.float64], k: int, ranges: int) -> tuple[int, 
 def _first_best(
     costs: NDArray[np.float64], sets: NDArray[np.intp], least: NDArray[np.float64], ranges: int, bound: float
 ) -> tuple[float, tuple[int, ...]]:
-    """Return the least cost below `bound` of a dispatch over one of the sets, and that set; else `bound` and ().
+    """Return the cost and set of the cheapest dispatch over one of the sets, if it is below `bound`; else `bound`, ().
 
     `sets` are (n_sets, n) columns, and `least` are lower bounds of their costs, (n_sets,).
     """

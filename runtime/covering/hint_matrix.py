@@ -1,7 +1,7 @@
-"""`HintMatrix`: the loss at all sizes of the config that is best at one size, next to the loss of covers.
+"""`HintMatrix`: how much the config that is best at one size loses at all other sizes, compared with covers.
 
-Compilers tune a kernel with a dynamic size at one hint or a few, and run the result at every size; torch's Inductor
-calls these multi-kernel hints. The matrix shows what that loses.
+Compilers tune a kernel with a dynamic size at one or a few sizes (hints), and run the result at every size; torch's
+Inductor calls these multi-kernel hints. The matrix shows how much time that loses.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class HintMatrix:
 
     The losses come from the times of one dataset.
 
-    Configs are chosen on the first timing pass and judged on the second. `noise` is the loss on the second pass of the
-    config that is best on the first pass at the same size.
+    Configs are chosen by the times of the first pass, and their losses are computed from the second pass. `noise` is
+    the loss, by the second pass, of the config that is best at the same size by the first.
     """
 
     dynamic: str
@@ -200,7 +200,7 @@ def _rounded(loss: float) -> float | None:
 
 
 def _percent(loss: float) -> str:
-    """Return a loss for the table, in percent."""
+    """Return a loss as a text in percent, for the table."""
     if math.isnan(loss):
         return "not measured"
     return f"{100 * loss:.1f}" if math.isfinite(loss) else "cannot run"

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class SizeLosses:
     """The log of each config's time over that of the best config at a size; inf if it cannot run or was not tried.
 
-    Configs are chosen by `first` and judged by `second`, another pass of the same measurements, so that no config
-    profits from noise. For predicted times the two are the same.
+    The losses of two timing passes are kept: configs are chosen by `first`, and the loss of the choice is read from
+    `second`, so that a config chosen because of noise has no advantage. For predicted times the two are the same.
     """
 
     sizes: tuple[int, ...]  # (n_sizes,) ascending

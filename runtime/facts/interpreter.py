@@ -1,4 +1,4 @@
-"""Interpret the source of a Triton kernel with shapes instead of tensors: `facts_of`."""
+"""Interpret the source of a Triton kernel on tensor shapes instead of contents, to count its work: `facts_of`."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
 
 
 def facts_of(kernel: Any, arguments: Mapping[str, Any], position: int = 4, programs: int = 9) -> Facts:
-    """Return what one program of a launch does.
+    """Return the bytes, operations and loops of one program of a launch, counted from the kernel's source.
 
     Args:
         kernel: A `triton.jit` function, without other decorators.
         arguments: The values of its parameters, those of the config included. A tensor is anything that has a dtype.
-        position: What the program's position in the grid is taken for, along each axis.
-        programs: What the size of the grid is taken for, along each axis.
+        position: The assumed position of the program in the grid, along each axis.
+        programs: The assumed size of the grid, along each axis.
 
     >>> import triton
     >>> import triton.language as tl
@@ -68,7 +68,7 @@ def facts_of(kernel: Any, arguments: Mapping[str, Any], position: int = 4, progr
 
 
 def _argument(name: str, value: Any) -> Any:
-    """Return the value of a parameter: a pointer for a tensor, pointers of a block for a host's descriptor."""
+    """Return a launch argument as an abstract value: a pointer for a tensor, a block for a descriptor."""
     if hasattr(value, "block_shape") and hasattr(value, "base"):
         shape = tuple(value.block_shape)
         return Block(shape, 8, (*(0.0 for _ in shape[1:]), 1.0), itemsize_of(value.base.dtype), name)
@@ -78,14 +78,14 @@ def _argument(name: str, value: Any) -> Any:
 
 
 class _Method(NamedTuple):
-    """A method of a value, to be called."""
+    """A method of an abstract value that the source names, until it is called: `of.name`."""
 
     of: Any
     name: str
 
 
 class _ReturnedError(Exception):
-    """A jitted function returns."""
+    """Raised by a `return` statement to end the interpretation of a jitted function, with the returned value."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -93,7 +93,7 @@ class _ReturnedError(Exception):
 
 @lru_cache(maxsize=1024)
 def _source(function: Any) -> tuple[list[ast.stmt], ChainMap[str, Any], dict[str, Any]]:
-    """Return the statements of a jitted function, the names that it sees, and its parameters with their defaults."""
+    """Return a jitted function's statements, its non-local variables, and its parameters' defaults."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     assert isinstance(tree, ast.FunctionDef)
     closure = inspect.getclosurevars(function).nonlocals if function.__closure__ else {}
@@ -104,12 +104,15 @@ def _source(function: Any) -> tuple[list[ast.stmt], ChainMap[str, Any], dict[str
 
 @lru_cache(maxsize=4096)
 def _assigned(loop: ast.AST) -> tuple[str, ...]:
-    """Return the names that a loop assigns."""
+    """Return the names of the variables that a loop assigns."""
     return tuple({n.id for n in ast.walk(loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)})
 
 
 class _Interpreter(Functions):
-    """Interprets statements (`run_`) and expressions (`eval_`), by the names of their nodes."""
+    """Interprets a kernel's syntax tree: statements by methods `run_NODE`, expressions by methods `eval_NODE`.
+
+    `env` maps the local variables of the current function to their abstract values.
+    """
 
     def __init__(self, position: int, programs: int) -> None:
         super().__init__(position, programs)
@@ -117,7 +120,7 @@ class _Interpreter(Functions):
         self._depth = 0
 
     def call(self, jitted: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-        """Return the value of a call of a jitted function."""
+        """Interpret the body of a jitted function with these arguments, and return its value."""
         if self._depth >= _DEEPEST:
             return Guess(0)
         body, names, defaults = _source(jitted.fn)
@@ -137,28 +140,28 @@ class _Interpreter(Functions):
     # Statements. Others, as `pass` or `assert`, do nothing.
 
     def run(self, body: Sequence[ast.stmt], env: dict[str, Any]) -> None:
-        """Run statements."""
+        """Interpret statements in order; those without a `run_` method have no effect."""
         for one in body:
             if (method := getattr(self, f"run_{type(one).__name__.lower()}", None)) is not None:
                 method(one, env)
 
     def run_expr(self, node: ast.Expr, env: dict[str, Any]) -> None:
-        """An expression, such as a store."""
+        """Evaluate an expression statement, such as a store, for its effect."""
         self.eval(node.value, env)
 
     def run_assign(self, node: ast.Assign, env: dict[str, Any]) -> None:
-        """An assignment."""
+        """Assign the value of an expression to one or more targets."""
         value = self.eval(node.value, env)
         for target in node.targets:
             self._assign(target, value, env)
 
     def run_annassign(self, node: ast.AnnAssign, env: dict[str, Any]) -> None:
-        """An assignment with a type."""
+        """Interpret an assignment with a type annotation."""
         if node.value is not None:
             self._assign(node.target, self.eval(node.value, env), env)
 
     def run_augassign(self, node: ast.AugAssign, env: dict[str, Any]) -> None:
-        """An assignment such as `x += y`."""
+        """Interpret an augmented assignment such as `x += y`."""
         left = env.get(node.target.id, Guess(0)) if isinstance(node.target, ast.Name) else Guess(0)
         self._assign(node.target, self._binary(node.op, left, self.eval(node.value, env)), env)
 
@@ -171,11 +174,15 @@ class _Interpreter(Functions):
                 self._assign(one, part, env)
 
     def run_return(self, node: ast.Return, env: dict[str, Any]) -> None:
-        """The end of a function."""
+        """End the current function with the value of the `return` statement, by an exception."""
         raise _ReturnedError(None if node.value is None else self.eval(node.value, env))
 
     def run_if(self, node: ast.If, env: dict[str, Any]) -> None:
-        """A condition. Of one that is decided on the GPU, all branches count that do not leave the function or loop."""
+        """Interpret the branch of an `if` statement that its condition selects.
+
+        If only the GPU knows the condition, interpret each branch that does not end with `return`, `break` or
+        `continue`.
+        """
         test = self.eval(node.test, env)
         if not isinstance(test, (Guess, Block)):
             self.run(node.body if test else node.orelse, env)
@@ -185,7 +192,11 @@ class _Interpreter(Functions):
                 self.run(branch, env)
 
     def run_for(self, node: ast.For, env: dict[str, Any]) -> None:
-        """A loop over a range, or over a tuple."""
+        """Interpret a `for` loop over a range or a tuple.
+
+        A short unrolled range or a tuple is interpreted item by item; for other ranges, the body is interpreted once
+        and its work multiplied by the number of iterations.
+        """
         items = self.eval(node.iter, env)
         if not isinstance(items, Range):
             items = items if isinstance(items, (tuple, list)) else (Guess(0),)
@@ -205,11 +216,11 @@ class _Interpreter(Functions):
             self.run(node.body, env)
 
     def run_while(self, node: ast.While, env: dict[str, Any]) -> None:
-        """A loop with a condition."""
+        """Interpret the body of a `while` loop once, and assume that it runs a fixed number of times (`_TRIPS`)."""
         self._loop(node, _TRIPS, env)
 
     def _loop(self, node: ast.For | ast.While, trips: float, env: dict[str, Any]) -> None:
-        """Run the body of a loop once, and count it as often as it runs."""
+        """Interpret the body of a loop once, multiply its work by `trips`, and record the loop in `facts.loops`."""
         assigned = [(name, env[name]) for name in _assigned(node) if name in env]
         carried = [one for _, one in assigned if isinstance(one, Block) and not one.pointed]
         loop = Loop(trips, carried_bytes=float(sum(one.size * one.itemsize for one in carried)))
@@ -229,26 +240,26 @@ class _Interpreter(Functions):
     # Expressions. Others count as an unknown number.
 
     def eval(self, node: ast.expr, env: dict[str, Any]) -> Any:
-        """Return the value of an expression."""
+        """Return the abstract value of an expression; a guess of 0 if there is no method for its syntax."""
         method = getattr(self, f"eval_{type(node).__name__.lower()}", None)
         return Guess(0) if method is None else method(node, env)
 
     def eval_constant(self, node: ast.Constant, env: dict[str, Any]) -> Any:
-        """A number, a text or None."""
+        """Return the value of a literal number, text or None."""
         return node.value
 
     def eval_name(self, node: ast.Name, env: dict[str, Any]) -> Any:
-        """A variable of the function, or a name that it sees."""
+        """Return the value of a local, closure, global or builtin variable."""
         return env[node.id] if node.id in env else plain(self._names.get(node.id, Guess(0)))
 
     def eval_tuple(self, node: ast.Tuple | ast.List, env: dict[str, Any]) -> tuple[Any, ...]:
-        """A tuple or list."""
+        """Return the values of the items of a tuple or list display."""
         return tuple(self.eval(one, env) for one in node.elts)
 
     eval_list = eval_tuple
 
     def eval_attribute(self, node: ast.Attribute, env: dict[str, Any]) -> Any:
-        """An attribute or method of a value, or a name in a module."""
+        """Return an attribute of a value or module, or a `_Method` if a method of a tensor or number is named."""
         of, name = self.eval(node.value, env), node.attr
         if isinstance(of, Dtype):
             return Dtype(of.pointed) if name == "element_ty" and of.pointed else 8 * of.itemsize
@@ -261,7 +272,7 @@ class _Interpreter(Functions):
         return plain(getattr(of, name, Guess(0)))
 
     def eval_subscript(self, node: ast.Subscript, env: dict[str, Any]) -> Any:
-        """An item of a tuple, or a tensor with new axes."""
+        """Return an item of a tuple, or a tensor with a new axis at each `None` in the subscript."""
         of = self.eval(node.value, env)
         if isinstance(of, Block):
             parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
@@ -275,7 +286,7 @@ class _Interpreter(Functions):
         return of[at] if isinstance(at, int) and -len(of) <= at < len(of) else of[0]
 
     def eval_unaryop(self, node: ast.UnaryOp, env: dict[str, Any]) -> Any:
-        """`-x` and `not x`; `~x` and `+x` count as x."""
+        """Return the value of `-x` or `not x`; for `~x` and `+x`, that of x."""
         value = self.eval(node.operand, env)
         if isinstance(value, Block) or not isinstance(node.op, (ast.USub, ast.Not)):
             return value
@@ -284,7 +295,7 @@ class _Interpreter(Functions):
         return Guess(result) if isinstance(value, Guess) else result
 
     def eval_boolop(self, node: ast.BoolOp, env: dict[str, Any]) -> Any:
-        """`and` and `or`: unknown if it depends on an operand that is."""
+        """Return the value of `and` or `or`; if no known operand decides it, an unknown operand."""
         is_and, unknown, result = isinstance(node.op, ast.And), None, None
         for one in node.values:
             result = self.eval(one, env)
@@ -295,7 +306,7 @@ class _Interpreter(Functions):
         return result if unknown is None else unknown
 
     def eval_compare(self, node: ast.Compare, env: dict[str, Any]) -> Any:
-        """A comparison; of several in a row, only the last one."""
+        """Return the result of a comparison; of a chain `a < b < c`, `a` compared with `c` by the last operator."""
         left, right, op = self.eval(node.left, env), self.eval(node.comparators[-1], env), node.ops[-1]
         if isinstance(op, (ast.Is, ast.IsNot)) or left is None or right is None:
             return (left is right) == isinstance(op, (ast.Is, ast.Eq))
@@ -306,21 +317,21 @@ class _Interpreter(Functions):
         return self._binary(op, left, right)
 
     def eval_ifexp(self, node: ast.IfExp, env: dict[str, Any]) -> Any:
-        """`x if test else y`."""
+        """Return the value of `x if test else y`; x if the test is a tensor."""
         test = self.eval(node.test, env)
         return self.eval(node.body if isinstance(test, Block) or value_of(test) else node.orelse, env)
 
     def eval_namedexpr(self, node: ast.NamedExpr, env: dict[str, Any]) -> Any:
-        """`x := y`."""
+        """Assign the value of `x := y` to x, and return it."""
         env[node.target.id] = value = self.eval(node.value, env)
         return value
 
     def eval_binop(self, node: ast.BinOp, env: dict[str, Any]) -> Any:
-        """Arithmetic."""
+        """Return the value of an arithmetic expression with two operands."""
         return self._binary(node.op, self.eval(node.left, env), self.eval(node.right, env))
 
     def _binary(self, node: ast.operator | ast.cmpop, left: Any, right: Any) -> Any:
-        """Return what an operator makes of two values."""
+        """Return the result of a binary operator on tensors, numbers or tuples; a guess if an operand is one."""
         op = _OPERATORS.get(type(node))
         if isinstance(left, Block) or isinstance(right, Block):
             block = self.elementwise(op, left, right)
@@ -339,7 +350,7 @@ class _Interpreter(Functions):
         return Guess(result) if isinstance(left, Guess) or isinstance(right, Guess) else result
 
     def eval_call(self, node: ast.Call, env: dict[str, Any]) -> Any:
-        """A call of a jitted function, or of one of Triton's own."""
+        """Interpret a call: the body of a jitted function of the user, or else one of `Functions` by its name."""
         function, args = self.eval(node.func, env), list[Any]()
         for one in node.args:
             value = self.eval(one.value if isinstance(one, ast.Starred) else one, env)

@@ -1,4 +1,4 @@
-"""Predict which configs of a kernel that nobody has measured are fast, from facts about its source: `Prior`."""
+"""`Prior`: predict which configs of a Triton kernel without measurements are fast, from facts about its source."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ def launch_features(
 ) -> NDArray[np.float64]:
     """Return the features of each config on a launch, (n_configs, 2 * len(NAMES)).
 
-    The second half is relative to the mean over the configs.
+    The first half of the columns has the features `NAMES`, the second half their differences from the mean over
+    configs.
 
     Args:
         kernel: The kernel.
-        arguments: The arguments by parameter name, without the config's, and the "grid" if it is known. Tensors may be
-            anything with a shape and a dtype.
+        arguments: The arguments by parameter name, without the config's knobs, and the "grid" if it is known. Tensors
+            may be anything with a shape and a dtype.
         configs: The knobs of each config by name, launch options included.
         device: The device.
     """
@@ -61,7 +62,10 @@ def launch_features(
 
 
 def grid_of(arguments: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Return the grid of a launch from its arguments, which include a config; None if it is not known."""
+    """Return the "grid" among a launch's arguments, which include a config; None without one.
+
+    A grid that is a function is called with the arguments.
+    """
     grid = arguments.get("grid")
     if callable(grid):
         grid = grid(dict(arguments))
@@ -69,13 +73,16 @@ def grid_of(arguments: Mapping[str, Any]) -> tuple[int, ...] | None:
 
 
 def _programs_of(facts: Facts, arguments: Mapping[str, Any]) -> float:
-    """Return how many programs write the tensors that a launch stores to, if each element is stored once."""
+    """Estimate how many programs a launch has: the elements of an output tensor over those that one program stores.
+
+    This assumes that each element is stored once. The largest estimate of all outputs is returned; 1.0 without any.
+    """
     sizes = {name: math.prod(one.shape) for name, one in arguments.items() if hasattr(one, "shape")}
     return max([sizes[name] / count for name, count in facts.stored.items() if name in sizes and count], default=1.0)
 
 
 def _row(facts: Facts, programs: float, knobs: Mapping[str, Any], device: DeviceSpec) -> dict[str, float]:
-    """Return the features of one config by name."""
+    """Return the features of one config by name, from the facts about one program and the number of programs."""
     warps, stages = float(knobs.get("num_warps", 4)), float(knobs.get("num_stages", 3))
     threads = device.warp_size * warps
     # The loop that takes longest: its loads are pipelined through shared memory if it multiplies.
@@ -156,7 +163,9 @@ _FEATURES = "features.json"
 
 
 def coverage_length(n_configs: int) -> int:
-    """Return how many of the best predicted configs have the `COVERAGE`; all of a list of less than six configs.
+    """Return how many configs a predicted list needs so that 90 % of such lists hold one within 5 % of the best.
+
+    That is half of `n_configs`, rounded up; all of them if there are fewer than six.
 
     >>> coverage_length(4), coverage_length(20)
     (4, 10)
@@ -166,7 +175,9 @@ def coverage_length(n_configs: int) -> int:
 
 @dataclass(frozen=True)
 class Prior:
-    """A ranker of the configs of any kernel, trained on many kernels (`tests/studies/kernel_prior.py`).
+    """A ranker for the configs of any Triton kernel, trained on measurements of many kernels.
+
+    `tests/studies/kernel_prior.py` trains it.
 
     Attributes:
         forest: Predicts log slowdowns, up to a constant for each launch, from `launch_features`.
@@ -177,25 +188,28 @@ class Prior:
     @classmethod
     @cache
     def shipped(cls) -> Prior:
-        """Return the prior that Foretune ships. Raises `BundleError` if it does not fit the features."""
+        """Return the prior that Foretune ships. Raises `BundleError` if it was trained with other features."""
         return cls.loads(bundle_file.read(_SHIPPED) or b"")
 
     @classmethod
     def loads(cls, content: bytes) -> Prior:
-        """Return what `dumps` saved. Raises `BundleError` for other content, or if the features have changed."""
+        """Return the prior in a file's content, as `dumps` makes it.
+
+        Raises `BundleError` for other content, or if it was trained with other features than `NAMES`.
+        """
         arrays, texts = bundle_file.loads(content)
         if json.loads(texts.get(_FEATURES, b"[]")) != [*NAMES]:
             raise BundleError("the prior was trained with other features")
         return cls(Forest(**arrays))
 
     def dumps(self) -> bytes:
-        """Return the content of a file."""
+        """Return this prior as the content of a file, which `loads` reads."""
         return bundle_file.dumps(self.forest.arrays(), {_FEATURES: json.dumps(NAMES).encode()})
 
     def log_slowdowns(
         self, kernel: Kernel, arguments: Mapping[str, Any], configs: Sequence[Mapping[str, Any]], device: DeviceSpec
     ) -> NDArray[np.float64]:
-        """Return the predicted log times of configs on a launch, up to a constant, (n_configs,).
+        """Return the predicted log times of configs on a launch, up to a constant that the configs share, (n_configs,).
 
         Args:
             kernel: The kernel.

@@ -1,1 +1,4 @@
-"""Launching kernels: fast, with scratch memory, and without a GPU; and hashes of their sources."""
+"""Launch Triton kernels with little host time, compile them ahead, check their results, and hash their sources.
+
+`stub_driver` stands in for a GPU: with it, kernels compile but are not launched.
+"""

@@ -1,4 +1,4 @@
-"""Compilation ahead of time: of the binaries that launches will need (`only_compiling`), or of jobs (`compile_ahead`).
+"""Compile kernels in threads before they are launched: `only_compiling` for a block of code, `compile_ahead` for jobs.
 
 Threads compile in parallel, because most of a compile runs outside of Python's lock: only the first IR is built by
 Python, the rest by MLIR and ptxas (1.8-1.9 times as fast on two quiet cores). What runs does not change: each binary is
@@ -44,7 +44,7 @@ def is_loading() -> bool:
 def only_compiling(*, load: bool = False) -> Iterator[list[Future[Any]]]:
     """Compile instead of launching in this block and thread. Tensors may be on torch's "meta" device.
 
-    The block gets a list, to which the jobs that compile what it needs are added.
+    Yields a list; the future of each compile that the block starts is added to it.
 
     Args:
         load: Whether the jobs also load the binaries into the device, as their first launches would.
@@ -74,7 +74,10 @@ _jobs = _Jobs()
 
 
 def compile_ahead_of(key: Hashable, job: Callable[[], object]) -> None:
-    """Run a job in a thread, unless one with this key has been started and `wait_for` has not been called since."""
+    """Run a job in a thread, unless a job with this key was started and `wait_for` has not been called for it since.
+
+    In a block of `only_compiling`, the job's future is added to the block's list.
+    """
     with _jobs.lock:
         if key not in _jobs.underway:
             _jobs.underway[key] = _pool().submit(job)
@@ -84,11 +87,11 @@ def compile_ahead_of(key: Hashable, job: Callable[[], object]) -> None:
 
 
 def load_binary(binary: Any) -> None:
-    """Load what Triton compiled into this thread's device, as the first launch would.
+    """Load a binary that Triton compiled into this thread's device, as its first launch would.
 
-    It does nothing for an interpreted kernel. Other threads may launch the binary meanwhile, because it gets all of its
-    handles at once. They may also capture a CUDA graph, which loading in their mode would end. Raises what the launch
-    would raise.
+    Does nothing for an interpreted kernel. Other threads may launch the binary in the meantime, because all of its
+    handles are set at once. They may also capture a CUDA graph: this thread switches to the relaxed capture mode, in
+    which loading does not end their capture. Raises the errors that the launch would raise.
     """
     if binary is None or binary.module is not None:
         return
@@ -192,7 +195,7 @@ def _error_of(job: Callable[[], object]) -> BaseException | None:
 
 
 def _async_mode() -> Callable[[ThreadPoolExecutor], Any] | None:
-    """Return a function that makes Triton's mode for parallel compiles; None if there is none or one is active already.
+    """Return a function that creates Triton's mode for parallel compiles; None if Triton lacks it or one is active.
 
     The mode is private (`triton.runtime._async_compile`, in 3.5.1 to 3.9): while it is active in a thread, a kernel's
     `warmup` in that thread passes the compile to an executor. With a Triton that lacks it, jobs compile one by one.
@@ -291,7 +294,7 @@ def wait_for_the_hash() -> None:
 
 @lru_cache
 def hash_triton() -> None:
-    """Set Triton's hash of its own installation, once in a process: read from a file, or computed and written to it."""
+    """Make Triton know the hash of its own installation, and wait for that; only the first call does anything."""
     hash_triton_ahead()
     wait_for_the_hash()
 
@@ -304,7 +307,7 @@ def _give_to_triton(key: str) -> None:
 
 
 def _hash() -> None:
-    """Read Triton's hash from its file, or let Triton compute it and write the file."""
+    """Read the hash of Triton's installation from its file; without a valid file, compute it and write the file."""
     from triton.runtime import cache
 
     path, fingerprint = _file(), _fingerprint()
@@ -330,7 +333,7 @@ def _file() -> Path:
 
 
 def _fingerprint() -> str:
-    """Return a hash of the paths, inodes, sizes and times of change of all files that Triton hashes."""
+    """Return a hash of the paths, inodes, sizes and times of change of all files that Triton's own hash covers."""
     import triton
 
     root = os.path.dirname(os.path.abspath(triton.__file__))

@@ -1,4 +1,4 @@
-"""`collecting_later`: a block without Python's garbage collector, for work that a process does once.
+"""`collecting_later`: turn Python's garbage collector off in a block, for work that a process does once.
 
 Importing, reading a bundle and compiling create tens of thousands of objects that stay alive. The collector runs every
 few hundred objects, and sooner or later visits every object of the process: for torch's alone that takes 0.1 s, in the
@@ -17,7 +17,7 @@ from ...datasets.forking import renew_in_children
 
 
 class _Inside:
-    """Counts the threads in blocks of `collecting_later`; the last one to leave turns the garbage collector on again.
+    """Counts the blocks of `collecting_later` that threads are in; leaving the last one turns the collector on again.
 
     There is one collector for the process, so it is off while any thread is in a block.
     """

@@ -1,6 +1,6 @@
 """`Kernel`: a declared Triton kernel with its decorators, launched or compiled with one config at a time.
 
-`kept_arguments` stores the arguments of a launch as JSON, to compile its binaries in another process.
+`kept_arguments` turns the arguments of a launch into JSON, from which another process can compile its binaries.
 """
 
 from __future__ import annotations
@@ -105,11 +105,11 @@ class Kernel:
         return tuple(made)
 
     def source_hash(self) -> str:
-        """Return `hash_of_kernel` of the kernel."""
+        """Return the hash of the kernel's source and of all that its binary depends on, by `hash_of_kernel`."""
         return hash_of_kernel(self.jit)
 
     def tuned_hash(self) -> str:
-        """Return `hash_of_tuned` of the kernel and its configs."""
+        """Return the hash of the kernel together with the hooks of its configs, by `hash_of_tuned`."""
         return hash_of_tuned(self.jit, self.configs)
 
     def given(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class Kernel:
         return given
 
     def _settle(self) -> None:
-        """Compute the cache keys of the functions that the kernel calls before its own, as Triton 3.6 needs."""
+        """Compute the cache keys of the functions that the kernel calls, which its own key in Triton 3.6 needs."""
         if not self.is_interpreted:
             from .launcher import settle
 
@@ -129,7 +129,7 @@ class Kernel:
 
 
 def _is_large(value: Any) -> bool:
-    """Return whether a tensor has 2 GiB or more, which AMD's binaries depend on."""
+    """Return whether a tensor's storage has 2 GiB or more: binaries for AMD depend on that."""
     return hasattr(value, "untyped_storage") and value.untyped_storage().nbytes() >= 2**31
 
 

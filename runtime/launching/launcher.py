@@ -1,4 +1,4 @@
-"""`Launcher`: launches a kernel without Triton's inspection of the arguments, from the second launch on.
+"""`Launcher`: launch a kernel, from the second launch on without Triton's slow inspection of the arguments.
 
 `kernel[grid](...)` takes 10-14 us of Python for the kernels here, nearly all of it to find the binary for the
 arguments; a launch through this class takes 3 us (one core of 2026, Triton 3.6 and 3.9). This is correct because few
@@ -79,7 +79,7 @@ class Launcher:
     def prepare(
         self, grid: tuple[int, int, int], integers: Sequence[int], config: KernelConfig | None = None, **constants: Any
     ) -> PreparedLaunch:
-        """Return a launch with the grid, integers, config and constants fixed, to be called with different tensors."""
+        """Return a function that launches on given tensors, with the grid, integers, config and constants fixed."""
         known = self._known.setdefault((config, *constants.values()), {})
         return PreparedLaunch(self, known, grid, tuple(integers), config, constants)
 
@@ -195,7 +195,7 @@ class PreparedLaunch:
         compile_ahead_of(("loaded", *self._job(key)) if loads else self._job(key), compile_there)
 
     def _job(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the key by which `compile_ahead_of` and `wait_for` know the compile of the launch with this `key`."""
+        """Return the key of the job that compiles the launch with this `key`, for `compile_ahead_of` and `wait_for`."""
         return self._launcher, self._config, *self._constants.values(), *key
 
     def _values(self) -> dict[str, Any]:
@@ -208,9 +208,9 @@ def launch_nothing(tensors: Sequence[torch.Tensor | None]) -> None:
 
 
 def begin_compiling() -> None:
-    """Do the work that a process's first compile starts with ahead of time, and wait for the hash of Triton.
+    """Do the work that otherwise the process's first compile would start with, and wait for the hash of Triton.
 
-    Triton imports Gluon when it specializes its first argument (50 ms), and asks the assembler for its version (10 ms).
+    Without it, Triton's first compile imports Gluon (50 ms) and asks the assembler for its version (10 ms).
     """
     with suppress(Exception):  # private functions: if they have moved or fail, the compile does this itself
         from triton.backends.compiler import BaseBackend
@@ -223,7 +223,7 @@ def begin_compiling() -> None:
 
 
 def settle(kernel: JITFunction[Any]) -> None:
-    """Compute the cache keys of the functions that a kernel calls before the kernel's own key.
+    """Compute the cache keys of all functions that a kernel calls, before its own key is computed.
 
     In Triton 3.6, a kernel's key has the constants that the called functions use, but only if these functions have
     their keys already (`_update_hash` merges the constants before it computes the key). Otherwise the key would depend

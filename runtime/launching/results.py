@@ -1,4 +1,4 @@
-"""Checks of a launch: its outputs are filled before it and compared after it, and `Redzones` find stray writes."""
+"""Check a launch: `poison` fills its outputs, `why_wrong` compares them afterwards, `Redzones` find stray writes."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def _unlikely(dtype: torch.dtype) -> int:
 def why_wrong(result: Outputs, reference: Outputs, tolerance: float | tuple[float, ...]) -> str | None:
     """Return None if all outputs of a launch are correct, else how the first wrong one differs from the reference.
 
-    The reason names the two usual causes of a value that was there before the launch: a kernel that does not write all
-    of its output, and one that updates its output in place without a declaration of that.
+    If an output has values that it had before the launch, the text names the two usual causes: the kernel does not
+    write all of its output, or it updates the output in place and does not declare that.
 
     Args:
         result: What a launch returned. Its outputs were filled before the launch (see `poison`).
@@ -105,7 +105,7 @@ def why_wrong(result: Outputs, reference: Outputs, tolerance: float | tuple[floa
 
 
 def _why_output_is_wrong(result: torch.Tensor, reference: torch.Tensor, tolerance: float) -> str | None:
-    """Return what `why_wrong` does, for one output."""
+    """Return None if one output of a launch is correct, else how it differs from the reference; see `why_wrong`."""
     import torch
 
     if result.dtype == torch.bool:
@@ -146,10 +146,10 @@ REDZONE_BYTES = 4 << 20
 
 
 class Redzones:
-    """Places every tensor of a launch's inputs in a larger buffer, to find writes outside of the tensors.
+    """Places each tensor of a launch's inputs between two redzones (unused bytes), to find writes outside of tensors.
 
-    Tensors that share memory still do afterwards. The redzones have random bytes, so that writing what was read there
-    changes them too, and that reading them where the result depends on it makes the result wrong.
+    Tensors that share memory still do afterwards. The redzones have random bytes, so that a kernel that wrongly uses
+    values from a redzone computes a wrong result, and writes of almost any value are noticed.
 
     Args:
         inputs: What `Measurable.inputs` returned: tensors in dataclasses, mappings, lists and tuples.
@@ -172,7 +172,7 @@ class Redzones:
         self._buffers = [_Buffer(tensors, seed) for seed, tensors in enumerate(by_storage.values())]
 
     def restore(self) -> None:
-        """Give the tensors and the redzones the contents that they had at first."""
+        """Restore the tensors and the redzones to the contents that they had when this object was created."""
         for buffer in self._buffers:
             buffer.now.copy_(buffer.before)
 
@@ -181,9 +181,9 @@ class Redzones:
         return next(filter(None, (buffer.overwritten() for buffer in self._buffers)), None)
 
     def changed(self, written: Collection[torch.Tensor]) -> str | None:
-        """Return None if only these tensors were changed, else the name of another one that was.
+        """Return None if no tensors but the `written` ones were changed, else the names of tensors that may have been.
 
-        Bytes that a tensor shares with one of these may change. Call this where `overwritten` found nothing.
+        Bytes that a tensor shares with a written one may change. Call this only if `overwritten` found nothing.
         """
         return next(filter(None, (buffer.changed(written) for buffer in self._buffers)), None)
 

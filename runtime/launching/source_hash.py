@@ -31,8 +31,8 @@ _DEEPEST = 20
 def structure(source: str) -> str:
     r"""Return the syntax tree of a function's source as text, without docstring, comments and line breaks.
 
-    These do not change the binary, so measurements of a kernel stay valid when its comments change. The text is the
-    same in every version of Python.
+    Docstrings and comments do not change the binary, so measurements of a kernel stay valid when they change. The text
+    is the same in every version of Python.
 
     >>> structure("def f(x):\n    return x + 1") == structure("def f(x):  # adds\n    return (x +\n            1)")
     True
@@ -116,7 +116,7 @@ def combined_hash(hashes: Iterable[str]) -> str:
 def _gather(kernel: Any, found: dict[str, tuple[Any, str]]) -> None:
     """Add the kernel, and each function that it calls by a bare name, to `found`: its name -> (function, source).
 
-    They make up the first part of a hash, which must not change, because data have been recorded with it.
+    The first part of a kernel's hash is made from these. It must not change, because recorded data contain it.
     """
     function = kernel.fn
     key = f"{function.__module__}.{function.__qualname__}"
@@ -288,7 +288,7 @@ def _local_names(tree: ast.FunctionDef) -> set[str]:
 
 
 def _computed_defaults(arguments: ast.arguments) -> set[str]:
-    """Return the parameters whose default values refer to names, so that the source does not have the values."""
+    """Return the parameters whose defaults refer to variables, so that the source does not show their values."""
     positional = [*arguments.posonlyargs, *arguments.args]
     pairs = [
         *zip(reversed(positional), reversed(arguments.defaults), strict=False),
@@ -318,7 +318,10 @@ def is_kernel(value: Any) -> bool:
 
 
 def _is_fixed(value: Any) -> bool:
-    """Return whether this is one of `_FIXED_MODULES`, or a function or class of one."""
+    """Return whether a value is a module, function or class of Triton or of the standard modules `math` and `copy`.
+
+    The versions of Triton and Python determine these, so hashes need not cover them.
+    """
     if isinstance(value, ModuleType):
         module: Any = value.__name__
     else:
@@ -339,8 +342,8 @@ def digest_of(texts: Iterable[str]) -> str:
 def source_texts(function: Callable[..., Any]) -> list[str]:
     """Return the source of a function, without comments, as texts that differ between different functions.
 
-    Usually there is one text. A lambda that shares its lines with another one, and a wrapper, have their code as a
-    second text. A function without a source file, such as one defined in a shell, is represented by its code.
+    Usually there is one text, the source. For a lambda that shares its lines with another one, and for a wrapper, a
+    text of the byte code follows. A function without a source file, such as one from a shell, has only that text.
     """
     inner = inspect.unwrap(function)
     code, own = getattr(inner, "__code__", None), getattr(function, "__code__", None)

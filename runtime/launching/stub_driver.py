@@ -1,4 +1,4 @@
-"""`use_stub_driver`: all of Triton except the launch, without a GPU.
+"""`use_stub_driver`: use Triton without a GPU: kernels are compiled, but not launched.
 
 While it is active, `triton.jit` and `triton.autotune` compile for a device that need not be in this machine, and refuse
 configs that do not fit that device, as they would on it. Tests run on it, and worker processes compile on it ahead of a
@@ -50,8 +50,8 @@ def stubbed() -> StubDriver | None:
 def measures(tuner: Any = None) -> bool:
     """Return whether timed launches run on a GPU, so that their times may be kept and logged.
 
-    They do not under a stub driver, which launches nothing, and in Triton's interpreter, which runs on the CPU. An
-    autotuner with a `do_bench` of its own is trusted.
+    Returns False under a stub driver, which launches nothing, and in Triton's interpreter, which runs on the CPU, but
+    True for an autotuner with its own `do_bench`, whose times are trusted.
 
     Args:
         tuner: The autotuner that times; None for Foretune's own timer.
@@ -126,7 +126,10 @@ class StubLaunch:
 
 
 class StubDriver:
-    """A driver for Triton (`triton.backends.driver.DriverBase`) that answers from a `DeviceSpec`."""
+    """A driver for Triton (`triton.backends.driver.DriverBase`) that pretends to be the GPU of a `DeviceSpec`.
+
+    It lists launches in `launches` instead of running them.
+    """
 
     def __init__(self, device: DeviceSpec) -> None:
         self.device, self.target, self.index = device, gpu_target(device), next(_indices)
@@ -142,7 +145,7 @@ class StubDriver:
         return launch
 
     def get_current_target(self) -> GPUTarget:
-        """Return the device's target."""
+        """Return the target (backend, architecture, warp size) of the device that the stub stands in for."""
         return self.target
 
     def get_current_device(self) -> int:
@@ -157,7 +160,7 @@ class StubDriver:
         return 0
 
     def get_active_torch_device(self) -> torch.device:
-        """Return the CPU, where tensors are."""
+        """Return the CPU as torch's device, because the stub's tensors are there."""
         import torch
 
         return torch.device("cpu")
@@ -177,13 +180,13 @@ class StubDriver:
 
 
 class _Utils:
-    """The part of a driver that loads binaries."""
+    """The part of the stub driver that answers Triton's device queries, and pretends to load binaries."""
 
     def __init__(self, smem_per_block_bytes: int) -> None:
         self._smem_per_block_bytes = smem_per_block_bytes
 
     def get_device_properties(self, device: int) -> dict[str, int]:
-        """Return the properties that Triton reads."""
+        """Return the one device property that Triton needs: the most shared memory of a block, in bytes."""
         return {"max_shared_mem": self._smem_per_block_bytes}
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[None, None, int, int, int]:
@@ -220,5 +223,5 @@ def live(index: int | None) -> DeviceSpec:
 
 @lru_cache
 def interpreter() -> DeviceSpec:
-    """Return the device for Triton's interpreter: an H200 with 4 SMs, so that a program processes several tiles."""
+    """Return the device that stands for Triton's interpreter: an H200 with 4 SMs, and so several tiles per program."""
     return replace(DeviceSpec.named("h200"), name="Triton's interpreter", backend="cpu", sm_count=4)

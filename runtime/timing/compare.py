@@ -57,7 +57,7 @@ class Row:
 
     @property
     def ours_us(self) -> float:
-        """The time with the best config if it is known, else with the predicted one, in microseconds."""
+        """Our kernel's time in microseconds: with the best config if it is known, else with the predicted one."""
         return self.best_us or self.predicted_us
 
     @property
@@ -81,7 +81,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Goal:
-    """A performance goal, and whether the compared problems (rows) that it applies to reach it."""
+    """A performance goal as text, whether the rows (compared problems) reach it, and the row furthest from it."""
 
     goal: str
     aim: str
@@ -130,7 +130,7 @@ class LaunchPath:
 
 
 class Comparison(Protocol):
-    """The part of a comparison that a family provides in `contenders.py` in its folder."""
+    """The interface of a family's `contenders.py`: the problems, contenders and goals of its comparison."""
 
     #: The names of all contenders, those that are ready first in front; a problem may lack some of them.
     others: tuple[str, ...]
@@ -141,15 +141,20 @@ class Comparison(Protocol):
     def contenders(
         self, family: Measurable, problem: Problem, inputs: Any, device: DeviceSpec, best: BestConfigs
     ) -> Mapping[str, Callable[[], Any]]:
-        """Return functions by contender that each queue the work of our kernel, or a part of it, on the same inputs.
+        """Return for each contender a function that queues the work of our kernel, or a part of it, on the same inputs.
 
-        `best` has the known best configs of problems.
+        Args:
+            family: The family of our kernel.
+            problem: The problem.
+            inputs: The inputs of our kernel.
+            device: The current device.
+            best: The known best configs of problems.
 
-        Slow preparations, such as compiling, belong into the first call, which is not timed.
+        The first call of each function is not timed, so that it can do slow preparations, such as compiling.
         """
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
-        """Return the goals for these rows."""
+        """Return the performance goals, judged by the times in these rows."""
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath | None:
         """Return the host time of a repeated call of the family's op; None if the family has no op."""
@@ -157,7 +162,7 @@ class Comparison(Protocol):
 
 @dataclass(frozen=True)
 class Compared:
-    """The results of `foretune bench kernels`."""
+    """The results of `foretune bench kernels`: times by problem, goals, and host times of calls."""
 
     device: DeviceSpec
     rows: tuple[Row, ...]
@@ -294,25 +299,27 @@ def time_side_by_side(
 def judge_least(
     goal: str, rows: Sequence[Row], ratios: Sequence[float], each: float, mean: float | None = None
 ) -> list[Goal]:
-    """Return the goal that each ratio is at least `each` and, if given, their geometric mean at least `mean`.
+    """Judge the goal that each row's ratio is at least `each` and their geometric mean, if given, at least `mean`.
 
-    The list has this one goal, described by `goal`; it is empty without rows.
+    Returns a list of one `Goal`, described by `goal`; an empty list without rows.
     """
     return _judge(goal, rows, ratios, ">=", each, mean)
 
 
 def judge_most(goal: str, rows: Sequence[Row], ratios: Sequence[float], each: float) -> list[Goal]:
-    """Return a list of one goal, described by `goal`: no ratio is above `each`. It is empty without rows."""
+    """Judge the goal that no row's ratio is above `each`.
+
+    Returns a list of one `Goal`, described by `goal`; an empty list without rows.
+    """
     return _judge(goal, rows, ratios, "<=", each, None)
 
 
 def _judge(
     goal: str, rows: Sequence[Row], ratios: Sequence[float], sign: str, each: float, mean: float | None
 ) -> list[Goal]:
-    """Return a list of one goal, described by `goal`; an empty list without rows.
+    """Judge the goal that each row's ratio is >= or <= (`sign`) `each`, and the geometric mean, if given, >= `mean`.
 
-    The goal is that each row's ratio compares as `sign` says (">=" or "<=") with `each`, and their geometric mean with
-    `mean` if that is given.
+    Returns a list of one `Goal`, described by `goal`; an empty list without rows.
     """
     if not rows:
         return []

@@ -1,4 +1,4 @@
-"""`measured`: a device's spec with measured rates instead of rates computed from its clocks; `sm_partition`.
+"""`measured`: measure a device's bandwidths and other rates; `sm_partition`: run work on a part of a GPU's SMs.
 
 `CudaRateMeter` measures how fast the current device reads, copies and multiplies. A partition is some of a GPU's SMs as
 a device of its own. It lets code that depends on the device be trained and tested on several devices with one card. A

@@ -1,7 +1,8 @@
-"""`FORETUNE_LOG=DIR`: every benchmark that tuning runs anyway becomes a row of a dataset in DIR, as training data.
+"""Implements `FORETUNE_LOG=DIR`: each benchmark that tuning runs anyway is logged as a row of a dataset in DIR.
 
 Rows are in `DIR/parts/RUN.jsonl` (see datasets/log_part.py), one file for each process and kernel, which
-`foretune train --data h200 --data DIR` reads. Logging never makes a launch fail: a full disk is one warning.
+`foretune train --data h200 --data DIR` reads. The rows serve as training data. Logging never makes a launch fail: a
+full disk, for example, causes one warning.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _MOST_FRAMES = 16
 
 @dataclass(frozen=True)
 class Software:
-    """The versions of software that a time depends on; "" if one is not installed."""
+    """The versions of the driver, torch and Triton, on which times depend; "" for one that is not installed."""
 
     driver: str
     torch: str
@@ -131,7 +132,7 @@ def log_row(
 
 @dataclass
 class _Log:
-    """A log file: one for each process, kernel source, device and way of timing."""
+    """One log file of this process, to which `append` adds rows of one kernel source, device and way of timing."""
 
     path: Path
     head: bytes  # the first line, which describes the run
@@ -209,8 +210,9 @@ def _log(folder: str, family: str, device: DeviceSpec, timed: str, source: str |
 def source_that_ran(family: Family | str, kernel: Any) -> str:
     """Return the source hash to log for a family when this `triton.jit` function ran.
 
-    Kernels of the package that declares the family are hashed together, so they have the family's hash. Any other
-    function has its own hash: often it is a user's kernel with the family's knobs, whose times are not the family's.
+    That is the family's own hash for a kernel of the package that declares the family, because these kernels are hashed
+    together. For any other function it is the function's hash: often that is a user's kernel that has the family's
+    knobs, and its times must not count as the family's.
     """
     package = type(family).__module__.rpartition(".")[0]
     own = _source_of(family) if package and f"{kernel.fn.__module__}.".startswith(f"{package}.") else None
@@ -229,7 +231,7 @@ def _source_of(family: Family | str) -> str | None:
 
 @dataclass(frozen=True)
 class _Expected:
-    """The configs that an autotuner will benchmark next in a thread."""
+    """The configs that an autotuner will benchmark next in a thread; `log` logs their times."""
 
     family: Family | str
     problem: Problem
@@ -240,7 +242,7 @@ class _Expected:
     timed: str  # see `log_row`
 
     def log(self, timings: Mapping[triton.Config, Any]) -> None:
-        """Append an autotuner's times to the log, unless one is of a config that this object does not know."""
+        """Log the times that an autotuner measured; none of them if one is of a config that was not announced."""
         if not timings or not all(id(config) in self.values for config in timings):
             return
         for config, timing in timings.items():
@@ -268,7 +270,7 @@ def expect(
     *,
     timed: str,
 ) -> None:
-    """Announce the configs that the autotuner now pruning in this thread will benchmark. Never raises.
+    """Prepare to log the configs that the autotuner now pruning in this thread will benchmark. Never raises.
 
     Does nothing without FORETUNE_LOG. From Triton 3.8 on, its listener reports the timings. With earlier releases, the
     timings of a key are read from the autotuner when the next key is pruned or the process ends.
@@ -299,7 +301,7 @@ def expect(
 
 
 class _Listener:
-    """Foretune's listener of Triton's benchmarks, which calls the previous listener first."""
+    """A listener of Triton's benchmarks: calls the previous listener, then logs the times of the announced configs."""
 
     def __init__(self, before: Any) -> None:
         self.before = before
@@ -314,7 +316,7 @@ class _Listener:
 
 
 def _listens() -> bool:
-    """Register the listener; return whether this Triton has listeners."""
+    """Register Foretune's listener of benchmarks with Triton; return whether this Triton supports listeners."""
     from triton import knobs
 
     if not hasattr(knobs.autotuning, "listener"):
@@ -337,9 +339,9 @@ atexit.register(_read_pending)
 
 
 def launching_autotuner() -> Any:
-    """Return the autotuner whose `run` is on the call stack; None if there is none.
+    """Return the autotuner whose method `run` is on the call stack; None if there is none.
 
-    For an attached autotuner, this is the original, not the copy with which it prunes and which keeps no timings.
+    For an attached autotuner, this is the original autotuner, not its copy that prunes and keeps no timings.
     """
     from triton.runtime.autotuner import Autotuner
 

@@ -1,4 +1,4 @@
-"""`Timer`: the time of one kernel launch on the GPU, without anything around it.
+"""`Timer`: measure the time of one kernel launch on the GPU, without the host's overhead and with a cold L2.
 
 There are three traps:
 
@@ -47,7 +47,7 @@ _SHORTEST_US = 0.01
 
 @dataclass(frozen=True)
 class Timing:
-    """The time of several launches of one kernel.
+    """The median time of several launches of one kernel, with its spread and the number of samples.
 
     >>> Timing.of([12.0, 10.0, 11.0])
     Timing(time_us=11.0, spread=0.09090909090909091, samples=3)
@@ -166,7 +166,7 @@ class Timer:
         )
 
     def _queue(self, launch: Callable[[], Any], before: Callable[[], Any] | None) -> tuple[Any, Any]:
-        """Queue `before`, a flush and a launch; return the time stamps around the launch."""
+        """Queue `before`, a flush of the L2 and a launch between two events; return these events."""
         if before is not None:
             before()
         self.queue.flush()
@@ -238,7 +238,7 @@ class CudaQueue:
             self._cuda._sleep(int(us * self._cycles_per_us))
 
     def mark(self) -> Any:
-        """Queue an event, and return it."""
+        """Queue an event that records the time when the device reaches it, and return it."""
         event = self._cuda.Event(enable_timing=True)
         event.record(self._cuda.current_stream(self._device))
         return event
@@ -298,7 +298,7 @@ class L2Flush:
             warn_once(what, f": {4 * count >> 10} KiB are used, and kernels may find some of their inputs in the L2")
 
     def __call__(self) -> None:
-        """Queue the eviction."""
+        """Queue a kernel that writes (or with `clean` reads) the buffer, which evicts everything else from the L2."""
         if self._clean:
             self._buffer.sum()
         else:
@@ -306,7 +306,7 @@ class L2Flush:
 
 
 def resetting(family: Measurable, inputs: Any) -> dict[str, Any]:
-    """Return the argument `before` of a timer that resets a family's inputs; empty if the family never has to."""
+    """Return keyword arguments for a timer: `before`, which resets a family's inputs; empty if it never has to."""
     if type(family).reset is Measurable.reset:
         return {}
     return {"before": partial(family.reset, inputs)}

@@ -1,1 +1,4 @@
-"""Tune autotuned kernels and functions: shortlist, measure, remember, and agree across ranks."""
+"""Tune kernels under an autotuner and Python functions: shortlist, measure, and remember the fastest config.
+
+The ranks of a job agree on one config.
+"""

@@ -1,4 +1,4 @@
-"""Provide `attach`: shortlists for kernels declared elsewhere under `triton.autotune`; `detach` undoes it."""
+"""`attach`: make the `triton.autotune` of a kernel that other code declares time a shortlist; `detach` undoes it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class _Changing:
-    """The lock that is held while something is attached or detached."""
+    """The lock that a thread holds while it attaches or detaches a kernel."""
 
     def __init__(self) -> None:
         renew_in_children(self)
@@ -65,10 +65,10 @@ def attach_to(
 
 
 def attach_created(tuner: triton.runtime.Autotuner) -> bool:
-    """Attach an autotuner without a family, until `attach` or `detach` is called for it.
+    """Attach an autotuner without a family; a later call of `attach` for it replaces this attachment.
 
     Returns:
-        False if it is attached already.
+        True if it was attached; False if it was attached already, and nothing was done.
     """
     with _changing.lock:
         if Attachment.of(tuner) is not None:
@@ -80,7 +80,10 @@ def attach_created(tuner: triton.runtime.Autotuner) -> bool:
 
 
 def _hold(tuner: triton.runtime.Autotuner) -> list[Attachment]:
-    """Attach a tuner for one more `attached` block, and return [its attachment]; [] if `attach` has attached it."""
+    """Attach a tuner for one more `attached` block, and return a list with its attachment.
+
+    If `attach` or FORETUNE_ATTACH has attached it, nothing is done and the list is empty.
+    """
     with _changing.lock:
         there = Attachment.of(tuner)
         if there is None:
@@ -93,7 +96,10 @@ def _hold(tuner: triton.runtime.Autotuner) -> list[Attachment]:
 
 
 def _release(there: Attachment) -> list[ForetuneError]:
-    """End one block's hold on an attachment, and detach after the last one; return [the error] if that fails."""
+    """End one block's hold on an attachment; detach the autotuner if this was the last hold.
+
+    Returns a list with the error if detaching fails, else an empty list.
+    """
     with there.lock, _changing.lock:  # wait for a running launch, which may attach something itself
         there.holders -= 1
         if there.holders == 0 and there.is_on:  # otherwise it was detached meanwhile
@@ -105,7 +111,7 @@ def _release(there: Attachment) -> list[ForetuneError]:
 
 
 def detach(kernel: Any) -> None:
-    """Undo `attach`: restore the autotuner, except for the configs that it has found since.
+    """Undo `attach`: restore the autotuner. The configs that it has chosen in the meantime stay in its cache.
 
     Args:
         kernel: The attached kernel.

@@ -1,4 +1,4 @@
-"""Tune one key of an attached kernel while Triton has the loop over configs: `KeyTuning`; `CoarseKeys`."""
+"""`KeyTuning`: the state of an attached autotuner while it tunes one key; `CoarseKeys`: a warning about coarse keys."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _LAUNCHES, _ALL_LAUNCHES = 16, 1000
 
 @dataclass
 class KeyTuning:
-    """The state of an attached autotuner's tuning of one key, while Triton's loop times its configs.
+    """The state of an attached autotuner while it tunes one key; the loop that times the configs is Triton's own.
 
     Attributes:
-        allowed: The configs that the kernel's own pruning leaves.
+        allowed: The configs that the kernel's own pruning keeps.
         arguments: The launch's arguments by name.
         keys: The keys that Triton had a config for before.
         uncompiled: The configs that are compiled in parallel before the next one is timed.
-        slowdowns: In mode `refine`, the predicted slowdowns.
-        scale: In mode `refine`, the predicted time of the launch.
-        refining: In mode `refine`, what chooses further configs.
+        slowdowns: In mode `refine`, the configs' predicted slowdowns.
+        scale: In mode `refine`, the launch's predicted time in microseconds.
+        refining: In mode `refine`, the `Refinement` that chooses the configs of later launches, and `scale`.
     """
 
     tuner: triton.runtime.Autotuner
@@ -76,14 +76,17 @@ class KeyTuning:
         self.session.compile(configs, lambda config: self.tuner.fn.warmup(*args, **given, **config.all_kwargs()))
 
     def more(self) -> list[triton.Config]:
-        """Return the timed configs, fastest first, and those to time next, which are to be compiled."""
+        """Return the configs that have a time, fastest first, then those to time next, if the search goes on.
+
+        The known times of these configs are loaded, and the others are listed for compilation; see `prepare`.
+        """
         positions = self.shortlister.positions(self.problem, self.allowed, self.session.cost_s)
         configs = [self.allowed[position] for position in positions]
         self.prepare(configs)
         return configs
 
     def in_tritons_cache(self) -> triton.Config | None:
-        """Learn the times in Triton's own cache, and return the best config; None if it has no times of this list."""
+        """Learn this key's times from Triton's own cache on disk, and return the best config; None without times."""
         if not getattr(self.tuner, "cache_results", False):
             return None
         key = key_of_launch(self.tuner, self.arguments)
@@ -98,12 +101,11 @@ class KeyTuning:
 
 
 class CoarseKeys:
-    """Reports a key that is too coarse: launches differ in sizes that it omits, and one config runs for all of them.
+    """Warns if an autotuner's key is too coarse: one config runs for launches with equal keys that differ in size.
 
     The sizes are dimensions of the problem, such as the number of elements of the launch's tensors. One warning names
-    the kernel, its key, and the sizes.
-
-    The first launches of each key are looked at, so that later ones cost nothing.
+    the kernel, its key, and the sizes. Only the first launches of each key are compared, so that later ones cost
+    nothing.
     """
 
     def __init__(self, name: str) -> None:
@@ -112,12 +114,12 @@ class CoarseKeys:
         self._left = _ALL_LAUNCHES
 
     def watch(self, key: Any, tuning: KeyTuning) -> None:
-        """Look at the next launches of a key that was tuned."""
+        """Start to compare the next launches of a tuned key with the launch that it was tuned for."""
         if self._left > 0:
             self.watched[key] = [tuning.shortlister, tuning.problem, _LAUNCHES]
 
     def check(self, tuner: triton.runtime.Autotuner, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Compare a launch with the one that its key was tuned for."""
+        """Warn if this launch has a watched key and other sizes than the launch that its key was tuned for."""
         self._left -= 1
         arguments = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
         key = key_of_launch(tuner, arguments)
@@ -140,5 +142,5 @@ class CoarseKeys:
 
 
 def _missing() -> None:
-    """Replace Triton's benchmark of all configs, which it calls if its cache has no times."""
+    """Raise `LookupError`: Triton calls this in place of its benchmark if its cache on disk has no times."""
     raise LookupError

@@ -1,4 +1,4 @@
-"""Provide `foretune.autotune`: an autotuner that times a predicted shortlist and survives configs that fail."""
+"""`foretune.autotune`: an autotuner that times a predicted shortlist and skips configs that fail."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         self._lock = threading.RLock()
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Launch the kernel with the config of this key, which is tuned at its first launch.
+        """Launch the kernel with the config of the launch's key; tune a key at its first launch.
 
         Raises:
             TuningFailed: No config can be launched.
@@ -167,7 +167,10 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
     def _refined_run(
         self, key: tuple[Any, ...], found: tuple[Refinement[triton.Config], float], call: OneLaunch
     ) -> Any:
-        """Launch a key that is still refined with the config that is due; `found` has the key's refinement."""
+        """Launch a key whose config is not decided yet in mode `refine`, with the config that its refinement picks.
+
+        `found` has the key's `Refinement`, and the predicted time of the launch.
+        """
 
         def launch(config: triton.Config) -> Any:
             self.best_config = config
@@ -176,7 +179,7 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         return launch_undecided(self, self._refining, key, found, call.arguments, launch)
 
     def _allowed(self, call: OneLaunch) -> list[triton.Config]:
-        """Return the configs that the kernel's own pruning callbacks leave.
+        """Return the configs that the kernel's own pruning callbacks keep.
 
         Exceptions of the callbacks are passed on, as in Triton.
         """
@@ -224,10 +227,10 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         configs: Sequence[triton.Config],
         key: Sequence[Any] | None = None,
     ) -> triton.Config | None:
-        """Return the config that the pin file has for `stand_in` and that can run `problem`; None without a file.
+        """Return the pin file's config for `stand_in`, the problem that represents `problem`; None without a file.
 
         Raises:
-            PinError: The file does not cover the launch.
+            PinError: The file does not cover the launch, or its config cannot run `problem`.
         """
 
         def supports(config: triton.Config) -> bool:
@@ -271,7 +274,7 @@ class _Tuning:
         self.allowed = tuner._allowed(call)
 
     def choose(self) -> tuple[triton.Config, bool]:
-        """Return the config to launch, and whether no other config is tried if its launch fails.
+        """Return the config to launch, and whether it is final, so that no other config is tried if its launch fails.
 
         Raises:
             TuningFailed: All configs have failed.
@@ -315,9 +318,9 @@ class _Tuning:
         raise none_launched(tuner.name, session)
 
     def _refined(self, left: Sequence[triton.Config], chosen: Sequence[triton.Config]) -> triton.Config:
-        """Return the config to launch first in mode `refine`, and prepare how later launches choose among `chosen`.
+        """Return the config to launch first in mode `refine`; later launches try the configs in `chosen` in turn.
 
-        `left` are the configs that the kernel's own pruning leaves; `chosen` is their shortlist, best first.
+        `left` are the configs that the kernel's own pruning keeps; `chosen` is their shortlist, best first.
         """
         tuner, problem, first = self._tuner, self._problem, chosen[0]
         shortlister, slowdowns, scale = tuner._shortlister, (1.0,) * len(chosen), 1.0
@@ -332,7 +335,7 @@ class _Tuning:
         return found.final or first
 
     def _more(self, left: Sequence[triton.Config]) -> list[triton.Config] | None:
-        """Return the timed configs and those to time next; None without a search."""
+        """Return the configs that have a time and those to time next; None if there is no search, or it must end."""
         tuner = self._tuner
         ends = self._over or (tuner._budget_s is not None and choose_together())  # or ranks would take other steps
         if ends or self._problem is None or not tuner._shortlister.searches:
@@ -341,7 +344,7 @@ class _Tuning:
         return [left[position] for position in positions or ()]
 
     def _measure_agreed(self, configs: Sequence[triton.Config]) -> triton.Config | None:
-        """Measure configs without a known time; return the fastest that the ranks agree on, None if there is none."""
+        """Measure the configs without a known time; return the fastest one, on which the ranks agree, or None."""
         tuner, session, began = self._tuner, self.session, time.monotonic()
         session.recall(configs)
         if n_new := sum(config not in session.measured for config in configs):

@@ -1,7 +1,7 @@
 """Predict the times of a kernel's configs from few measurements, with a Gaussian process: `Predicted`.
 
-The process is over log times. Two measurements are related if their configs have similar knobs, and if their problems
-have similar sizes; each problem also has a level of its own, so that only the differences between its configs count.
+It models log times. The more similar the knobs of two measured configs and the sizes of their problems are, the more
+their times are correlated. Each problem also has a level of its own, so that only differences within a problem count.
 The constants were chosen with replays of `tests/studies/key_search.py`.
 """
 
@@ -42,12 +42,13 @@ class Predicted:
         points: The coordinates of the problems, (n_problems, n_dims); the last one is the problem to predict.
         knobs: The coordinates of the configs, (n_configs, n_knobs).
         rows: The measurements: positions of the problem and of the config. At least one, unless there is a `prior`.
-        log_times: (n_rows,) Of working configs.
+        log_times: The log of each measured time, (n_rows,).
         prior: The log times that are expected without measurements, up to a constant for each problem, (n_problems,
             n_configs). If left out, they are equal.
 
     Attributes:
-        mean: (n_configs,) The expected log times. If nothing of this problem was measured, their differences count.
+        mean: The expected log times, (n_configs,). If this problem has no measurement, only their differences are
+            meaningful.
     """
 
     def __init__(
@@ -85,8 +86,8 @@ class Predicted:
 
         Args:
             untimed: The positions of the configs to choose from.
-            best: The least log time measured on this problem; None if there is none. Then the fastest predicted config
-                comes first, and at least one more.
+            best: The least log time measured on this problem; None if there is none. If None, the first position
+                returned is that of the config predicted to be fastest, and at least one more is returned.
             worth: The least expected gain, as a part of the best time, that pays for a config.
             most: The largest number of configs.
         """
@@ -112,7 +113,7 @@ class Predicted:
         return chosen
 
     def _alike(self, configs: NDArray[np.intp]) -> Array:
-        """Return the covariances between some configs and all configs, (len(configs), n_configs)."""
+        """Return the covariances between the configs at these positions and all configs, (len(configs), n_configs)."""
         squares = (self._knobs[configs][:, None] - self._knobs) ** 2
         single: Array = np.exp(-0.5 * squares).mean(axis=-1)
         own = configs[:, None] == np.arange(len(self._knobs))
@@ -122,7 +123,10 @@ class Predicted:
 
 
 def far_apart(knobs: Array, count: int, first: Sequence[int] = (0,)) -> list[int]:
-    """Return the positions of configs that are far apart: the `first`, then always the farthest from all before."""
+    """Return the positions of `count` configs that differ much from each other.
+
+    The positions in `first` come first; each next one is that of the config farthest from all before it.
+    """
     knobs, chosen = _scaled(knobs), [*first[:count]]
     nearest = ((knobs[:, None] - knobs[chosen]) ** 2).sum(axis=-1).min(axis=1)
     while len(chosen) < min(count, len(knobs)):
@@ -133,7 +137,7 @@ def far_apart(knobs: Array, count: int, first: Sequence[int] = (0,)) -> list[int
 
 
 def _expected_gain(lead: Array, spread: Array) -> Array:
-    """Return the expected improvement of normal variables that are `lead` better in the mean."""
+    """Return the expected improvement of normal variables of mean improvement `lead` and deviation `spread`."""
     ratio = lead / spread
     density = np.exp(-0.5 * ratio**2) / math.sqrt(2 * math.pi)
     gains: Array = spread * (ratio * 0.5 * (1 + _erf(ratio / math.sqrt(2))) + density)

@@ -1,4 +1,4 @@
-"""Time configs in a separate process, which an illegal memory access may end: `IsolatedTimer`.
+"""`IsolatedTimer`: time configs in a separate process, so that an illegal memory access does not end this one.
 
 An illegal access breaks the CUDA context of its process for good: no later launch works, and catching the exception
 does not help. So the launch is repeated in a spawned process, which imports the kernel's module, gets the same
@@ -221,7 +221,7 @@ def _packed(value: Any) -> Any:
 
 
 def _unpacked(value: Any) -> Any:
-    """Return the argument that `_packed` converted to a value that can be pickled."""
+    """Return the argument that `_packed` made picklable, in its original form."""
     return value.tensor() if isinstance(value, _Tensor) else value
 
 

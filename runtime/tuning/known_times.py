@@ -1,4 +1,4 @@
-"""Remember what was measured of a kernel's configs, in this process and in the choice cache on disk: `KnownTimes`."""
+"""`KnownTimes`: remember the measured times of a kernel's configs, in this process and in the choice cache on disk."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class KnownTimes:
         self._is_open = False
 
     def open(self) -> None:
-        """Load the times of earlier processes, once."""
+        """Load the times that earlier processes stored on disk; later calls do nothing."""
         if self._is_open or not measures(self.tuner):
             return
         self._is_open = True
@@ -84,7 +84,7 @@ class KnownTimes:
         return ChoiceCache.of(self.name, self._kernel.tuned_hash(), device)
 
     def of(self, stand_in: Problem | None, key: Hashable = None) -> KeyTimes:
-        """Return the times of a launch: of `stand_in`, the problem that represents it, or else of its `key`."""
+        """Return the times for a launch: those of its stand-in (the problem that represents it), else of its `key`."""
         return KeyTimes(self, stand_in, self._here.setdefault(key if stand_in is None else stand_in, {}), str(key))
 
     def values(self, configs: Sequence[triton.Config]) -> dict[triton.Config, KernelConfig]:
@@ -101,10 +101,10 @@ class KnownTimes:
         key: Sequence[Any] | None = None,
         supports: Callable[[triton.Config], bool] = lambda config: True,
     ) -> triton.Config | None:
-        """Return the config that the pin file in force has for a launch; None without one.
+        """Return the config that the pin file in force has for a launch; None if no file is in force.
 
         Args:
-            problem: The stand-in of the launch; None if it is not a problem.
+            problem: The problem that represents the launch; None if the launch is not a problem.
             configs: The configs that the launch may run.
             key: Triton's key of the launch.
             supports: Returns whether a config can run the launch itself.
@@ -144,9 +144,12 @@ class KnownTimes:
 
 
 class KeyTimes:
-    """The times of one key of a kernel: the `Known` of a `TuningSession`. They also let ranks agree on a config.
+    """The times of one key of a kernel, which a `TuningSession` reads and adds to (see `Known`).
 
-    On disk and for the shortlister, `problem` represents the key; None if the launch is not a `Problem`.
+    It also lets the ranks of a job agree on a config, and stores the choice.
+
+    On disk and for the shortlister, the key is represented by `problem`, which is None if the launch is not a
+    `Problem`.
     """
 
     def __init__(
@@ -191,7 +194,7 @@ class KeyTimes:
     ) -> Refinement[triton.Config] | None:
         """Return the object that chooses the config of each launch of this key in mode `refine`; None without a GPU.
 
-        Launches share it if they are of the same stand-in problem and run the same binaries.
+        Launches share it if they belong to the same bucket and run the same binaries.
 
         Args:
             configs: The configs to choose from, the predicted one first.
@@ -234,14 +237,14 @@ class KeyTimes:
     def agree(
         self, configs: Sequence[triton.Config], times_us: Times | Callable[[], Times]
     ) -> tuple[triton.Config | None, float]:
-        """Return the config whose time on its slowest rank is the shortest, and this time in microseconds.
+        """Exchange times with the other ranks; return the config that is fastest on its slowest rank, and its time.
 
         Args:
             configs: The configs, the same on each rank.
             times_us: This rank's times, or a function that measures them.
 
         Returns:
-            The config and its time; None and inf if no config works or the ranks do not agree.
+            The config and its time in microseconds; None and inf if no config works or the ranks do not agree.
         """
         texts = [{"": str(config)} for config in configs]
         shared = agreed(times_us, self._kernel.name, self.problem or self._key, texts)
@@ -260,7 +263,7 @@ class KeyTimes:
         arguments: Mapping[str, Any],
         bundle: str | None = None,
     ) -> None:
-        """Store a choice, for `foretune cache freeze`, a warm-up and other readers of the cache.
+        """Store the chosen config and its launches on disk, where `foretune cache freeze` and warm-ups read them.
 
         Args:
             config: The chosen config.
@@ -281,7 +284,7 @@ class KeyTimes:
 
 
 def values_of(configs: Sequence[triton.Config]) -> dict[triton.Config, KernelConfig]:
-    """Return the `KernelConfig` of each config that it identifies.
+    """Return the `KernelConfig` of each config.
 
     Configs that differ only in their `pre_hook`, and those that a `KernelConfig` cannot express, are left out.
     """

@@ -58,7 +58,7 @@ def autotuner_of(kernel: Any) -> triton.runtime.Autotuner:
 
 
 def autotuners_in(module: ModuleType) -> list[triton.runtime.Autotuner]:
-    """Return the autotuners that a module, or any module of a package below it, has a name for, each once.
+    """Return the autotuned kernels that are variables of a module, or of any module below it, each autotuner once.
 
     Modules that are not imported yet are imported; one warning lists those that cannot be.
 
@@ -76,7 +76,7 @@ def autotuners_in(module: ModuleType) -> list[triton.runtime.Autotuner]:
 
 
 def autotuners_among(modules: Iterable[ModuleType]) -> list[triton.runtime.Autotuner]:
-    """Return the autotuners that these modules have a name for, each once."""
+    """Return the autotuners of the kernels that are variables of these modules, each once."""
     from triton.runtime import Autotuner, Heuristics
     from triton.runtime.jit import KernelInterface
 
@@ -119,7 +119,10 @@ def autotuners_named(name: str) -> list[triton.runtime.Autotuner]:
 
 
 def _is_autotuned(kernel: object, layers: tuple[type, ...]) -> bool:
-    """Return whether an autotuner is among a kernel's wrappers. `layers` are their types, the autotuner's first."""
+    """Return whether a kernel is an autotuner or has one among its wrappers; `layers` are the wrappers' types.
+
+    The first of `layers` is the autotuner's type.
+    """
     autotuner = layers[0]
     while isinstance(kernel, layers):
         if isinstance(kernel, autotuner):
@@ -177,7 +180,7 @@ class LaunchFamily(Family):
         self._configs = tuple(tuner.configs)
 
     def problem_from_call(self, arguments: Mapping[str, Any]) -> Problem:
-        """Return the problem of a launch with these arguments, by parameter name."""
+        """Return the problem (sizes, dtypes and flags) that a launch with these arguments, given by name, solves."""
         given = {**self._defaults, **{name: arguments[name] for name in self._parameters if name in arguments}}
         dims: list[tuple[str, int]] = []
         flags: list[str] = []
@@ -247,7 +250,7 @@ def _text(value: Any) -> str:
 
 
 def _has_objects(values: Any) -> bool:
-    """Return whether a list has items other than numbers and texts, whose `repr` may be ambiguous."""
+    """Return whether a list has items other than numbers, strings and None, whose `repr` need not identify them."""
     return any(not isinstance(one, (int, float, str, type(None))) or isinstance(one, Enum) for one in values)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def times_one() -> bool:
-    """Return whether this Triton (before 3.8) times even a single remaining config, and then resets the tensors."""
+    """Return whether Triton is older than 3.8: it then times even a single remaining config, and resets the tensors."""
     import triton
 
     return tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
@@ -39,8 +39,8 @@ FAR_BEHIND = math.exp(MOST_SLOWDOWN)
 class ForcedCache(dict[Any, Any]):
     """Replaces an autotuner's cache during one launch: every key has the config that `config_of` returns for it.
 
-    So keys are computed and kernels launched by the installed version of Triton. Where `applies` returns False, as in
-    other threads, the `real` cache is used.
+    This makes Triton itself compute the key and launch the given config. While `applies` returns False, for example in
+    another thread, the `real` cache is used.
     """
 
     def __init__(self, real: Any, config_of: Callable[[Any], Any], applies: Callable[[], bool] = lambda: True) -> None:
@@ -54,7 +54,7 @@ class ForcedCache(dict[Any, Any]):
         return self._config_of(key) if self._applies() else self._real[key]
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """Return the forced config for any key; where it does not apply, what the real cache has, else `default`."""
+        """Return the forced config for any key; if forcing does not apply now, the real cache's, else `default`."""
         return self._config_of(key) if self._applies() else self._real.get(key, default)
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -91,13 +91,13 @@ def launch_undecided(
     arguments: Mapping[str, Any],
     launch: Callable[[triton.Config], Any],
 ) -> Any:
-    """Launch a key whose config is not decided yet in mode `refine`; once it is decided, store it in the tuner's cache.
+    """Launch with the config that mode `refine` tries next for a key; store the key's config once it is decided.
 
     Args:
         tuner: The autotuner.
-        undecided: What chooses the config of each such key, and the predicted time of its launches.
+        undecided: For each such key, the `Refinement` that chooses its config, and the predicted time of its launches.
         key: The key of the launch.
-        found: What `undecided` has for it; another thread may have decided since.
+        found: The entry of the key in `undecided`, read before; another thread may have removed it since.
         arguments: The arguments of the launch by name, in the order of the call.
         launch: Launches a config.
     """
@@ -114,8 +114,8 @@ def compile_in_background(
 ) -> Sequence[Future[Any]]:
     """Start to compile and load a config for launches with arguments like these, and return the jobs.
 
-    The job has stand-ins of the tensors, so it does not keep them alive. Raises `ForetuneError` if there is none for an
-    argument.
+    The job uses mock tensors, so that it does not keep the real ones alive. Raises `ForetuneError` if an argument
+    cannot be replaced by a mock.
     """
     from triton.runtime import driver
 
@@ -131,7 +131,7 @@ def compile_in_background(
 
 
 class OneLaunch:
-    """One launch of an autotuned kernel: its arguments, and what can be done with them.
+    """One launch of an autotuned kernel: its arguments, and methods that launch, compile or time it with a config.
 
     `args` and `kwargs` are the arguments as they were passed, `named` are the positional ones by name, and `arguments`
     are all by name. `was_timed` is True once launches that time configs may have changed the tensors.
@@ -144,7 +144,7 @@ class OneLaunch:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """All arguments by name."""
+        """The arguments of the launch by parameter name, positional ones included."""
         return {**self.named, **self.kwargs}
 
     def launch(self, config: triton.Config) -> Any:
@@ -154,7 +154,7 @@ class OneLaunch:
         return self._tuner.fn.run(*self.args, **self.kwargs, **config.all_kwargs())
 
     def prepare(self) -> None:
-        """Build the kernel's launch function, which all of its binaries share, before a config is known."""
+        """Start to build Triton's launch function of the kernel, which all configs share, before a config is chosen."""
         given = {**self.kwargs, **self._tuner.configs[0].all_kwargs()}
         options = {name: value for name, value in given.items() if name not in OF_THE_LAUNCH}
         make_launch_function_ahead(self._tuner.fn, self.args, options)
@@ -172,7 +172,7 @@ class OneLaunch:
     def time_us(self, config: triton.Config, best_us: float | None = None) -> float:
         """Return the time of a launch with a config, in microseconds.
 
-        A config that is far behind `best_us`, the time of another one, after one launch is timed no further.
+        If the first launch takes much longer than `best_us`, the best time so far, no further launch is timed.
 
         All of the autotuner's hooks run around each launch. What the launch raises is passed on, after tensors have
         been restored.
@@ -196,7 +196,7 @@ class OneLaunch:
         return _timed_ms(tuner, run, math.inf if best_us is None else FAR_BEHIND * best_us) * 1e3
 
     def can_be_timed(self) -> bool:
-        """Return whether there is a device to synchronize with, or a timer that needs none."""
+        """Return whether the launch can be timed: with a GPU or a custom timer, but not during CUDA graph capture."""
         if self._tuner._do_bench is not None or stubbed() is not None:
             return not is_capturing()
         import torch
@@ -204,7 +204,7 @@ class OneLaunch:
         return torch.cuda.is_available() and not is_capturing()
 
     def reset(self, config: triton.Config) -> None:
-        """Reset the tensors after configs were timed."""
+        """Reset the tensors that the autotuner is declared to reset, after its configs were timed."""
         self._tuner.pre_hook(self.everything(config), reset_only=True)
 
     def everything(self, config: triton.Config) -> dict[str, Any]:
@@ -236,7 +236,7 @@ def _timed_ms(tuner: Autotuner, run: Callable[[], None], give_up_us: float) -> f
     """Return the time of `run`, a function that launches the kernel, in milliseconds.
 
     If the first launch takes longer than `give_up_us`, it is the only one. The autotuner's own `do_bench` measures if
-    there is one. Otherwise our timer does, which takes 5 ms of device time and counts no launch gaps (Triton's
+    there is one. Otherwise Foretune's timer does, which takes 5 ms of device time and counts no launch gaps (Triton's
     benchmark takes 125 ms a config); if it cannot, Triton's does.
     """
     if tuner._do_bench is None and stubbed() is None:
@@ -267,7 +267,9 @@ def milliseconds(timing: Any) -> float:
 
 
 def microseconds(timing: Any) -> float | None:
-    """Return the time of a benchmarker's result in ms (a median, or all quantiles); None for a failed config.
+    """Convert a benchmarker's result from milliseconds (a median, or several quantiles) to microseconds.
+
+    Returns None for a failed config.
 
     Raises:
         ForetuneError: The result is not a time (see `milliseconds`).

@@ -1,4 +1,4 @@
-"""Choose, from a kernel's own timings, which of its configs to time next on a problem: `OwnTimings`."""
+"""`OwnTimings`: choose which configs of a kernel to time next on a problem, from the kernel's earlier timings."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _MOST_ROWS = 200
 
 @dataclass(frozen=True)
 class Advice:
-    """The configs of a problem that are worth timing: their positions in the list that was passed.
+    """The configs that are worth timing on a problem, as positions in the list of configs passed to `advise`.
 
     Attributes:
-        positions: The configs that have a time, fastest first, and then those to time next, best first.
-        sure: Whether any timing of the kernel supports it.
-        reason: Why these.
+        positions: The positions of configs that have a time, fastest first, then of those to time next, best first.
+        sure: Whether the advice is based on at least one timing of the kernel.
+        reason: A text on the timings that the advice is based on.
         new: The positions to time next; empty if no further config is expected to pay for its compilation and timing.
     """
 
@@ -56,7 +56,7 @@ class Advisor(Protocol):
         """Learn the times of one problem, in microseconds; None for a config that failed."""
 
     def advise(self, problem: Problem, configs: Sequence[KernelConfig], k: Any) -> Any:
-        """Return an `Advice`, or any object with these attributes."""
+        """Select the configs to time on a problem, at most `k`; return an `Advice` or an object with its attributes."""
 
 
 class OwnTimings:
@@ -64,8 +64,8 @@ class OwnTimings:
 
     A caller asks `advise` which configs to time, times and learns them, and asks again until there are no new ones. The
     first problem starts with configs that are far apart, or that a prior predicts to be fast. Later ones start with
-    those that were fast on the nearest problems. Configs that failed on near problems, and worked on none of them, are
-    left out while there are others.
+    those that were fast on the nearest problems. Configs that failed on similar problems, and worked on none of them,
+    are left out as long as others remain.
 
     Thread-safe. The same timings give the same advice, whatever the order in which they were learned.
 
@@ -174,9 +174,10 @@ class OwnTimings:
         return Advice((*(at for _, at in timed), *new), bool(rows), reason, (*new,))
 
     def _expected(self, problems: Sequence[Problem], configs: Sequence[KernelConfig]) -> Array | None:
-        """Return the priors of problems, (n_problems, n_configs); None if the last problem has none.
+        """Return the log times that a prior expects of each problem's configs, (n_problems, n_configs).
 
-        The last problem's prior also stands in for those of problems that an earlier process timed.
+        Problems without a stored prior, which an earlier process timed, get the last problem's. Returns None if that
+        has none.
         """
         with self._lock:
             priors = [self._priors.get(one) for one in problems]
@@ -192,7 +193,7 @@ class OwnTimings:
 def _measured(
     problem: Problem, known: Mapping[Problem, Mapping[KernelConfig, float | None]], configs: Sequence[KernelConfig]
 ) -> tuple[list[Problem], Array, list[tuple[int, int]], list[float]]:
-    """Return the measurements that predict a problem: its own, and those of the nearest with the same dimensions.
+    """Return the measurements that predict a problem: its own, and those of the nearest problems with its dimensions.
 
     A failed config counts as slower than all others.
 
@@ -244,7 +245,7 @@ def _failing(problem: Problem, known: Mapping[Problem, Mapping[KernelConfig, flo
 def coordinates(problems: Sequence[Problem]) -> Array:
     """Return the coordinates of problems, (n_problems, n_columns).
 
-    Dimensions are in octaves (log2); each dtype and flag is a column of 0 or 1.
+    Each dimension is a column of log2 of the size; each dtype and flag that occurs is a column of 0 or 1.
     """
     words = sorted({word for one in problems for word in (one.dtype_name, *one.flags)})
     rows = [
@@ -257,7 +258,8 @@ def coordinates(problems: Sequence[Problem]) -> Array:
 def knob_values(configs: Sequence[KernelConfig]) -> Array:
     """Return the coordinates of configs, (n_configs, n_columns).
 
-    Numbers are in octaves (below 0.5 as they are, shifted); each value of a knob with texts is a column of 0 or 1.
+    A knob with numbers is a column of their log2 (values up to 0.5: the value minus 1.5). A knob with strings has a
+    column of 0 or 1 for each value.
     """
     values = [config.to_json() for config in configs]
     columns: list[list[float]] = []

@@ -1,8 +1,8 @@
 """FORETUNE_ATTACH and `foretune run --attach`: attach to the autotuners of packages as soon as they are created.
 
-All autotuners are created by Triton's `Autotuner.__init__`: of kernels that are decorated at import, in a submodule
-that is imported late or again, or inside a function. So this method is wrapped, once Triton is imported. No package is
-imported, and how packages are imported does not change. `Program` is what `foretune run` runs in this way.
+Triton's `Autotuner.__init__` is wrapped once Triton is imported. This covers all kernels: those that are decorated at
+import, in a submodule that is imported late or again, or inside a function. No package is imported, and the way in
+which packages are imported does not change. `Program` is the script or module that `foretune run` starts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TRITONS = "triton.runtime.autotuner"
 
 
 class _State:
-    """The packages that this process attaches, and its changes to Triton and Python."""
+    """The packages whose kernels this process attaches, and whether Triton and child processes are prepared for it."""
 
     names: tuple[str, ...] = ()
     used: ClassVar[set[str]] = set()  # packages with an attached autotuner
@@ -92,7 +92,10 @@ def is_installed(name: str) -> bool:
 
 
 def _spec_of(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-    """Return what Python finds for a module's name, in the folders of `path` if it is a submodule."""
+    """Return the spec that Python's finders, except `_Finder`, return for a module's name; None if it is not found.
+
+    `path` has the folders of the parent package if it is a submodule.
+    """
     finders = (one for one in list(sys.meta_path) if not isinstance(one, _Finder) and hasattr(one, "find_spec"))
     return next((spec for one in finders if (spec := one.find_spec(name, path, target)) is not None), None)
 
@@ -179,21 +182,21 @@ def follow_children() -> None:
 
 
 class _Parent:
-    """An object whose unpickling in a child process calls `follow_children` there."""
+    """An object that is pickled for child processes: unpickling it calls `follow_children` there."""
 
     def __reduce__(self) -> Any:
         return follow_children, ()
 
 
 def _report() -> None:
-    """Log the packages that have created no autotuner, at the end of the process."""
+    """Log the packages none of whose kernels created an autotuner; called at the end of the process."""
     for name in _State.names:
         if name not in _State.used:
             _log.info("foretune: no autotuned kernel of %s was created in this process", name)
 
 
 class _Finder(MetaPathFinder):
-    """Calls a function with a module when the module has been executed."""
+    """An import finder for one module name, which calls a function with the module each time it has been executed."""
 
     def __init__(self, name: str, then: Callable[[Any], None]) -> None:
         self._name, self._then = name, then
@@ -213,7 +216,10 @@ class _Finder(MetaPathFinder):
 
 
 def _wrap(module: Any) -> None:
-    """Make `Autotuner` of Triton's module attach each new autotuner of the packages; warn of packages not installed."""
+    """Wrap `Autotuner.__init__` in Triton's module, so that new autotuners of the named packages are attached.
+
+    It also warns of named packages that are not installed.
+    """
     autotuner = module.Autotuner
     if autotuner is not _State.wrapped:
         _State.wrapped, create = autotuner, autotuner.__init__
@@ -231,7 +237,7 @@ def _wrap(module: Any) -> None:
 
 
 def _is_created_by_torch() -> bool:
-    """Return whether Dynamo creates an autotuner, for a graph: kernels there are not attached."""
+    """Return whether torch (Dynamo, for a graph) is creating the autotuner now; such kernels are not attached."""
     frame = sys._getframe(2)
     while (module := str(frame.f_globals.get("__name__"))).startswith("triton.") and frame.f_back is not None:
         frame = frame.f_back
@@ -239,7 +245,7 @@ def _is_created_by_torch() -> bool:
 
 
 def _package_of(module: str) -> str | None:
-    """Return the first package that is named and that a module belongs to; None if there is none."""
+    """Return the first package to attach that the module named `module` belongs to; None if it belongs to none."""
     return next((name for name in _State.names if f"{module}.".startswith(f"{name}.")), None)
 
 
@@ -260,7 +266,7 @@ def _attach(tuner: triton.runtime.Autotuner) -> None:
 
 @dataclass(frozen=True)
 class Program:
-    """A script or a module, and its command line.
+    """A script or a module that `foretune run` starts, and its command line.
 
     Attributes:
         target: The path of a script, or of a folder or archive with a `__main__.py`; or the name of a module.
@@ -275,7 +281,7 @@ class Program:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def prepare(self) -> None:
-        """Make this process the program's: set its environment, `sys.argv` and `sys.path`, and attach its packages.
+        """Prepare this process to run the program: set environment, `sys.argv` and `sys.path`, and attach packages.
 
         Exits with a message if a package is not installed or FORETUNE_MODE is not valid.
         """

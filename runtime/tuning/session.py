@@ -2,8 +2,8 @@
 
 `foretune.autotune`, `attach`, `tune` and `contextual_autotune` share its steps: recall the known times of the
 candidates, compile the other candidates ahead, time them one after the other, record each time at once, stop at a
-limit, and choose the fastest. The caller passes what differs: how a candidate is launched and timed, and where times
-are stored. `ProgressLine` shows how far a session is.
+limit, and choose the fastest. The caller passes functions that launch and time a candidate, and an object that
+stores times. `ProgressLine` shows how far a session is.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Measured(NamedTuple):
 
 
 class Known(Protocol[C]):
-    """The stored results of one key's candidates."""
+    """The interface through which a `TuningSession` reads and stores the results of one key's candidates."""
 
     def recall(self, candidates: Sequence[C]) -> Mapping[C, Measured]:
         """Return the known results among these candidates."""
@@ -86,7 +86,7 @@ class TuningSession(Generic[C]):
         budget_s: The time limit in seconds from the session's construction; no candidate is started after it.
         max_trials: The maximum number of candidates to time.
         needs_one: Whether the limits apply only once a candidate has worked.
-        in_step: Combines the ranks: takes whether this rank has time left, and returns whether all ranks do.
+        in_step: Makes the ranks stop together: takes whether this rank has time left, and returns whether all ranks do.
         report: Called with each candidate and its result.
         clock: Returns the current time in seconds, for `budget_s`.
     """
@@ -190,7 +190,7 @@ class TuningSession(Generic[C]):
             self.report(candidate, measured)
 
     def refuse(self, candidate: C, error: Exception) -> None:
-        """Count a candidate as failed in this session, without storing the failure."""
+        """Count a candidate as failed in this session only: the failure is not stored."""
         self._note(candidate, Measured.failed(error), error)
 
     def _note(self, candidate: C, measured: Measured, error: Exception | None = None) -> None:
@@ -217,12 +217,12 @@ class TuningSession(Generic[C]):
 def search(
     candidates: list[C], measure: Callable[[list[C]], C | None], more: Callable[[], list[C] | None]
 ) -> tuple[list[C], C | None]:
-    """Measure candidates, and then those that a search goes on with.
+    """Measure candidates, ask `more` for further ones, and repeat until it returns no candidate that was not measured.
 
     Args:
         candidates: The first candidates.
         measure: Measures candidates and returns the fastest one; None ends the search.
-        more: Returns all candidates measured and those to measure next; None without a search.
+        more: Returns the measured candidates and those to measure next; None ends the search.
 
     Returns:
         The last list of candidates, and the fastest one.

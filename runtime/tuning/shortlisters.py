@@ -1,4 +1,4 @@
-"""Choose which configs of a launch to time, by a family's ranker or by the kernel's own times: `Shortlister`."""
+"""`Shortlister`: choose which configs to time for a launch, by a family's ranker or from the kernel's earlier times."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ _log = logging.getLogger("foretune")
 
 
 class Shortlister(ABC):
-    """Reads launches of one kernel as problems of a family, and picks configs for them.
+    """Turns launches of one kernel into problems of a family, and picks configs to time for them.
 
-    Every method may raise; callers then go on without a shortlist.
+    A stand-in is the problem that represents all problems of a bucket: only it is tuned. Every method may raise;
+    callers then go on without a shortlist.
 
     Attributes:
         family: The family.
@@ -67,7 +68,7 @@ class Shortlister(ABC):
         self.family, self._bucket = family, bucket
 
     def problem(self, arguments: Mapping[str, Any]) -> Problem:
-        """Return the problem of a launch with these arguments, by parameter name."""
+        """Return the problem (sizes, dtype and flags) that a launch with these arguments, given by name, solves."""
         return self.family.problem_from_call(arguments)
 
     def stand_in(self, problem: Problem) -> Problem:
@@ -75,11 +76,11 @@ class Shortlister(ABC):
         return self.family.at_call_time(problem).rounded(*self._bucket)
 
     def value(self, config: triton.Config) -> KernelConfig:
-        """Return a config with the family's knob names."""
+        """Return a config as a `KernelConfig` with the family's knob names."""
         return KernelConfig.from_triton(config)
 
     def expect(self, problem: Problem, arguments: Mapping[str, Any]) -> None:  # noqa: B027 - optional
-        """Predict the configs of a stand-in that is about to be tuned, from the arguments of its launch by name."""
+        """Prepare a prediction for `problem`, which represents a bucket to be tuned, from its launch's arguments."""
 
     @abstractmethod
     def positions(
@@ -94,7 +95,7 @@ class Shortlister(ABC):
         """
 
     def at_once(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
-        """Return `positions` for a caller that cannot ask again after it has timed them."""
+        """Return `positions` for a caller that times them once, and cannot ask for more configs afterwards."""
         return self.positions(problem, configs)
 
     def slowdowns(self, problem: Problem, configs: tuple[triton.Config, ...], count: int) -> tuple[float, ...]:
@@ -106,24 +107,24 @@ class Shortlister(ABC):
         return 1.0
 
     def supports(self, config: triton.Config, problem: Problem) -> bool:
-        """Return whether a config that was chosen for the problem's stand-in can run the problem itself."""
+        """Return whether a config that was chosen for this problem's bucket can run the problem itself."""
         return True
 
     def learn(self, problem: Problem, times_us: Mapping[KernelConfig, float | None], ranks: int = 0) -> None:  # noqa: B027 - optional
-        """Learn the times of a stand-in; None for a config that failed.
+        """Use the measured times of a bucket in later predictions; a time of None marks a config that failed.
 
         Args:
-            problem: The stand-in.
+            problem: The problem that represents the bucket.
             times_us: Microseconds by config.
             ranks: The `scope()` of times that were agreed on with other ranks; 0 for this rank's own.
         """
 
     def finish(self, problem: Problem) -> None:  # noqa: B027 - optional
-        """End the search on a stand-in for which an earlier process chose a config."""
+        """Stop proposing new configs for the bucket of `problem`, because an earlier process has chosen its config."""
 
 
 class FamilyShortlister(Shortlister):
-    """Shortlists by a family's trained ranker, as `prune` does."""
+    """Picks configs with a family's trained ranker, as `foretune.prune` does."""
 
     def __init__(self, pruner: Pruner, bucket: tuple[str, ...] = ()) -> None:
         if unknown := [dim for dim in bucket if dim not in pruner.family.dims]:
@@ -140,7 +141,7 @@ class FamilyShortlister(Shortlister):
         return bundle_in_force(self._pruner.bundle).digest
 
     def problem(self, arguments: Mapping[str, Any]) -> Problem:
-        """Return the launch's problem as the pruner reads it; see `Shortlister.problem`."""
+        """Return the problem that the pruner derives from a launch's arguments; see `Shortlister.problem`."""
         return self._pruner.problem(arguments)
 
     def value(self, config: triton.Config) -> KernelConfig:
@@ -171,7 +172,7 @@ class FamilyShortlister(Shortlister):
 
 
 class OwnShortlister(Shortlister):
-    """Searches with a model of the kernel's own timings (`OwnTimings`).
+    """Picks configs with a model of the kernel's own timings (`OwnTimings`), which proposes more after each timing.
 
     `ranks` returns a number for the ranks that choose together, by default `scope()`. Each number has its own model,
     because the ranks of a job must take the same steps: times that one of them measured alone do not count there.
@@ -192,12 +193,12 @@ class OwnShortlister(Shortlister):
         self._k, self._ranks, self._is_broken = k, ranks, False
 
     def expect(self, problem: Problem, arguments: Mapping[str, Any]) -> None:
-        """Predict the configs of a new stand-in with the prior; see `Shortlister.expect`."""
+        """Predict the slowdowns of the configs for a new bucket with the shipped prior; see `Shortlister.expect`."""
         if problem not in self._expected and resolve_mode(self.mode) is Mode.SHORTLIST:
             self._expected[problem] = self._prior(arguments)
 
     def _prior(self, arguments: Mapping[str, Any]) -> dict[KernelConfig, float]:
-        """Return the log slowdowns that the prior predicts, by config; {} if it cannot."""
+        """Return the log slowdown of each config as predicted from the kernel's source; {} without a prediction."""
         configs = self._tuner.configs
         try:
             knobs = [config.all_kwargs() for config in configs]
@@ -213,8 +214,8 @@ class OwnShortlister(Shortlister):
     ) -> tuple[int, ...]:
         """Return the positions of the timed configs, fastest first, and then of those to time next.
 
-        All positions with FORETUNE_MODE=off and for a single config. With `predict` the fastest or the best predicted
-        config; all, with a warning, while no timing is known.
+        In mode `off` and for a single config, all positions are returned. In mode `predict`, it is that of the fastest
+        config, timed or predicted; while the kernel has no timing, all are returned, with a warning.
         """
         if (wanted := resolve_mode(self.mode)) is Mode.OFF or len(configs) == 1 or self._is_broken:
             return tuple(range(len(configs)))
@@ -239,28 +240,28 @@ class OwnShortlister(Shortlister):
         return (*advice.positions, *others) or tuple(range(len(configs)))  # if all failed, they are tried again
 
     def learn(self, problem: Problem, times_us: Mapping[KernelConfig, float | None], ranks: int = 0) -> None:
-        """Add a stand-in's times to the model for `ranks`; see `Shortlister.learn`."""
+        """Add the measured times of a bucket to the model for `ranks`; see `Shortlister.learn`."""
         self._is_broken = True  # if it raises, there is nothing to search with
         self._timings(ranks).learn(problem, times_us)
         self._is_broken = False
 
     def at_once(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
-        """Return the timed and the best predicted configs; all of them while no timing is known."""
+        """Return the positions of the timed and best predicted configs; all while the kernel has no timing."""
         values = [self.value(config) for config in configs]
         is_known = self._timings(self._ranks()).advise(self.stand_in(problem), values).sure
         return self.positions(problem, configs) if is_known else tuple(range(len(configs)))
 
     def finish(self, problem: Problem) -> None:
-        """End the search on a stand-in; see `Shortlister.finish`."""
+        """Stop proposing new configs for the bucket of `problem`; see `Shortlister.finish`."""
         self._timings(0).finish(problem)
 
     def _timings(self, ranks: int) -> OwnTimings:
-        """Return the model for a number that `ranks` returned, creating it if necessary."""
+        """Return the timings of the ranks with this number (0: this rank alone), creating the object if necessary."""
         return self._own.setdefault(ranks, OwnTimings(self.family))
 
 
 class TracedPrune(TracedPositions):
-    """The `early_config_prune` of a `PredictedAutotuner`, which only Dynamo calls.
+    """The prune callback (`early_config_prune`) of a `PredictedAutotuner`, which only `torch.compile` (Dynamo) calls.
 
     Dynamo makes its own autotuner from the configs that this returns (see `runtime/prune.py`):
 
@@ -316,12 +317,15 @@ class TracedPrune(TracedPositions):
 
 
 class PinnedPrune(TracedPrune):
-    """Replaces `early_config_prune` while a pin file is in force: Dynamo gets its config, others the kernel's own."""
+    """Replaces an attached kernel's prune callback while a pin file is in force: Dynamo gets only the pinned config.
+
+    Other callers get the configs that the kernel's own callback keeps.
+    """
 
     def __call__(
         self, configs: Sequence[triton.Config], named_args: Mapping[str, Any], /, **kwargs: Any
     ) -> list[triton.Config]:
-        """Return the configs that Dynamo's autotuner gets, or those that the kernel's own callback keeps."""
+        """Return the pinned config while Dynamo traces, else the configs that the kernel's own callback keeps."""
         if not is_traced():
             return list(configs if self._own is None else self._own(configs, named_args, **kwargs))
         return super().__call__(configs, named_args, **kwargs)

@@ -1,4 +1,4 @@
-"""`Attachment`: the adapter of a `TuningSession` to an autotuner of Triton, which keeps its own loop over configs."""
+"""`Attachment`: connects a `TuningSession` to an autotuner of Triton, whose own loop over configs stays in use."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Attachment:
-    """The hooks that Foretune places on one attached autotuner: four instance attributes that hide those of its class.
+    """The hooks that Foretune places on one attached autotuner: four attributes that override methods of its class.
 
     - `prune_configs` selects the configs to time: the kernel's own `early_config_prune` first, then Foretune's
       shortlist, and `perf_model` last. `early_config_prune` itself is not replaced, because other code calls it: FLA,
@@ -127,13 +127,13 @@ class Attachment:
             self.is_on = False
 
     def state(self) -> Any:
-        """Return the state for a copy or pickle of the autotuner: its attributes without the hooks."""
+        """Return the state to copy or pickle the autotuner with: its attributes without the hooks."""
         get_state = getattr(type(self.tuner), "__getstate__", None)  # every class has it from Python 3.11
         state = self.tuner.__dict__ if get_state is None else get_state(self.tuner)
         return self._put_back(dict(state)) if isinstance(state, dict) else state
 
     def _put_back(self, attributes: dict[str, Any]) -> dict[str, Any]:
-        """Replace the hooks in a dict of attributes by the values that they hid, and return it."""
+        """Replace the hooks in a dict of the autotuner's attributes by the values they override; return the dict."""
         for name, hook in self._hooks.items():
             if attributes.get(name) is hook:
                 del attributes[name]
@@ -142,7 +142,7 @@ class Attachment:
         return attributes
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Launch the kernel through Triton's own `run`, one thread at a time, and record what it chose."""
+        """Launch the kernel through Triton's own `run`, one thread at a time, and record the chosen config."""
         with self.lock:
             if self._epoch != epoch() and not self._is_in(Mode.OFF):
                 self._epoch, ranks = epoch(), scope()
@@ -181,7 +181,7 @@ class Attachment:
         return self._or_warn(resolve_mode, self._mode) is mode
 
     def _run_once(self, config: triton.Config, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Launch with a config without remembering it."""
+        """Launch with a config without storing it as the choice for the launch's key."""
         real = self.tuner.cache
         self.tuner.cache = ForcedCache(real, lambda key: config)
         try:
@@ -190,7 +190,7 @@ class Attachment:
             self.tuner.cache = real
 
     def bench(self, *args: Any, config: triton.Config, **meta: Any) -> Any:
-        """Return the timing of a config as Triton's `_bench` does; a known time is not measured again."""
+        """Time a config and return the result as Triton's `_bench` does; a known time is returned without timing."""
         if self._is_in(Mode.OFF):
             return self._bench(*args, config=config, **meta)
         if config is self._pinned_now:  # Triton before 3.8 times even a single config
@@ -252,7 +252,7 @@ class Attachment:
         return pruned
 
     def _refined(self, configs: Sequence[triton.Config]) -> triton.Config:
-        """Return the config to launch first in mode `refine`, and prepare to time those of the next launches."""
+        """Return the config to launch first in mode `refine`; later launches of the key try the others in turn."""
         if (tuning := self._tuning) is None:
             return configs[0]
         first, slowdowns = configs[0], [tuning.slowdowns[config] for config in configs]
@@ -271,15 +271,15 @@ class Attachment:
         return left > 1 and key_of_launch(tuner, {**tuner.nargs, **kwargs}) not in self._launched
 
     def _searches(self) -> bool:
-        """Return whether the configs are searched: without a family, and without a `perf_model` that drops some."""
+        """Return whether a model of the kernel's timings picks configs: there is no family and no `perf_model`."""
         return self._pruner is None and self.tuner.perf_model is None
 
     def _searched(self, configs: list[triton.Config], kwargs: Mapping[str, Any]) -> list[triton.Config]:
-        """Time these configs and those that the search goes on with.
+        """Time these configs, and then those that the model of the kernel's timings proposes, until it proposes none.
 
         Returns:
-            The timed configs; where ranks choose together, the one that they agree on, or the first, which is the same
-            on all ranks.
+            The timed configs. If ranks choose together, only the config that they agree on, or else the first, which is
+            the same on all ranks.
         """
         tuning = self._tuning
         if tuning is None:
@@ -306,7 +306,7 @@ class Attachment:
     def _prune(
         self, configs: Sequence[triton.Config], named_args: Mapping[str, Any], /, **kwargs: Any
     ) -> Sequence[triton.Config]:
-        """Return what the kernel's `early_config_prune` allows, shortened to a shortlist if one is available."""
+        """Return the configs that the kernel's `early_config_prune` keeps, reduced to a shortlist if there is one."""
         theirs = self._own_prune
         if self._is_running and is_pinned():  # otherwise Triton only compiles, or the caller chooses
             pinned = self._pinned(in_full(theirs), configs, named_args, kwargs)
@@ -360,7 +360,7 @@ class Attachment:
         return kept
 
     def _finish(self, tuning: KeyTuning, before: Any) -> None:
-        """Store the choice after a tuned launch, and learn times that came from Triton's own cache.
+        """Store the config chosen in a tuned launch, and learn the times that Triton read from its own cache.
 
         `before` is the autotuner's `configs_timings` before the launch.
         """
@@ -385,7 +385,7 @@ class Attachment:
             tuning.times.choose(tuner.best_config, new, tuning.arguments, bundle="")
 
     def _known_here(self, opens: bool = True) -> KnownTimes:
-        """Return the known times on the current device; if `opens`, load those in the cache unless this was done."""
+        """Return the known times on the current device; with `opens`, also load those stored on disk, once."""
         device = device_here()
         with self.lock:
             if device not in self._known:
@@ -407,7 +407,7 @@ class Attachment:
             return known
 
     def _shortlister(self) -> Shortlister:
-        """Return a new shortlister for this kernel."""
+        """Return a new shortlister for this kernel: by the family's ranker, or without one by the kernel's timings."""
         if self._pruner is not None:
             return FamilyShortlister(self._pruner)
         # Ranks that choose together need the same shortlist, so their model learns from agreed times alone.
@@ -428,7 +428,7 @@ class Attachment:
 
 
 class _CapturedError(Exception):
-    """Ends a launch with a new key during CUDA graph capture, before Triton times anything."""
+    """Raised to end a launch with a new key during CUDA graph capture, before Triton times anything."""
 
     def __init__(self, config: triton.Config) -> None:
         self.config = config

@@ -1,4 +1,4 @@
-"""Compile the binaries that a kernel's launches will need ahead of a run, into Triton's cache: `warm_up`.
+"""`warm_up`: compile the binaries that a kernel's launches will need into Triton's cache, ahead of a run.
 
 A first launch mostly waits for the compiler. Nothing is launched or timed here, so no inputs are needed, and with a
 stub driver no GPU either: a node without GPUs can fill the cache of the nodes with GPUs.
@@ -47,7 +47,7 @@ Wanted: TypeAlias = "tuple[Problem, Mapping[str, Any]]"
 
 @dataclass(frozen=True)
 class WarmedUp:
-    """The result of a warm-up. `failed` lists the configs and problems that did not compile, and why."""
+    """The result of a warm-up: the numbers of problems and compiled binaries, and which configs failed and why."""
 
     family: str
     device: str
@@ -132,7 +132,7 @@ def warm_up_launches(
 def _compiled(
     name: str, device: DeviceSpec, n_problems: int, jobs: Mapping[Hashable, tuple[str, Any]], workers: int | None = None
 ) -> WarmedUp:
-    """Run compile jobs (by binary; each a description and a function) in `workers` threads, and return the result."""
+    """Run compile jobs in `workers` threads, and return the result; `jobs` has (description, function) by binary."""
     errors = compile_ahead([job for _, job in jobs.values()], workers)
     failed = [
         f"{what}: {type(error).__name__}: {abridged(str(error), 200)}"
@@ -152,10 +152,10 @@ def warm_up_tuned(
 ) -> WarmedUp:
     """Compile the binaries of kernels that earlier runs tuned on this device.
 
-    For each key that was tuned, attached or by `foretune.autotune`, the choice cache has the arguments that a binary
-    depends on, and the config. Those launches are compiled; with `shapes` or `logged`, other launches instead. The
-    binaries are those of this torch and Triton for the kernel's current source; what was tuned with another source is
-    skipped.
+    For each tuned key of kernels that were attached or under `foretune.autotune`, the choice cache has the config and
+    the arguments that the binary depends on. These launches are compiled; with `shapes` or `logged`, other launches
+    instead. The binaries are those of this torch and Triton for the kernel's current source; what was tuned with
+    another source is skipped.
 
     Args:
         name: A kernel, as "package.module.kernel", or a package: all kernels that its modules have a name for.
@@ -258,9 +258,10 @@ def _from_csv(path: Path | str | None, launches: Sequence[Launch]) -> list[Wante
 
 
 def _from_log(problems: Sequence[Problem], launches: Sequence[Launch], skipped: dict[str, None]) -> list[Wanted]:
-    """Return the launches of logged problems, each with the other arguments of the newest one of its dtypes and flags.
+    """Return the launches of logged problems.
 
-    `skipped` gets a line for each problem without such a launch.
+    Arguments that the log lacks are those of the newest known launch with the same dtypes and flags. `skipped` gets a
+    line for each problem without such a launch.
     """
     found: list[Wanted] = []
     for problem in problems:
@@ -278,7 +279,10 @@ def _from_log(problems: Sequence[Problem], launches: Sequence[Launch], skipped: 
 def _predicted(
     family: LaunchFamily, seen: Sequence[KnownProblem], wanted: Sequence[Wanted], k: int
 ) -> Iterator[Launch]:
-    """Yield each wanted launch with the `k` configs that the timings of the problems in `seen` predict for it."""
+    """Yield each wanted launch with each config to compile for it, predicted from the timings of problems in `seen`.
+
+    These are the `k` fastest ones and those that tuning would time first; without any timing, all known configs.
+    """
     own, configs = OwnTimings(family), tuple(dict.fromkeys(config for one in seen for config in one.times_us))
     for one in seen:
         own.learn(one.problem, one.times_us)
@@ -323,7 +327,7 @@ def problems_from_csv(path: Path | str, family: Family) -> list[Problem]:
 def _each(
     path: Path, header: Sequence[str], rows: Iterable[tuple[int, list[str]]], read: Callable[[dict[str, str]], T]
 ) -> list[T]:
-    """Return what `read` makes of each row as a dict by `header`; an error names the file and the row's line."""
+    """Call `read` with each row as a dict by column name, and return the results; errors name the file and line."""
     found, line = [], 0
     try:
         for line, row in rows:  # noqa: B007 - the message names it

@@ -1,1 +1,1 @@
-"""Keep times and choices across processes: store them, carry them to other machines, and freeze them as code."""
+"""Store measured times and chosen configs on disk for later processes, export them, and write them as Python code."""

@@ -43,7 +43,7 @@ _HEAD_BYTES = 256
 
 @dataclass(frozen=True)
 class CacheContents:
-    """The output of `foretune cache show`: a row per kernel and function, or per problem or key of one of them."""
+    """The table of `foretune cache show`: a row per kernel and function, or per problem or key of one of them."""
 
     folder: Path | None
     kernels: tuple[KnownKernel, ...]
@@ -91,8 +91,7 @@ class CacheContents:
 class Counted:
     """Numbers of files, problems (for functions: keys) and times that were exported, imported or cleared.
 
-    `left` has a line for each thing that was left alone or left out: foreign files, malformed records, records without
-    room.
+    `left` has a line for each item that was skipped: a foreign file, malformed records, or records without room.
     """
 
     what: str
@@ -110,9 +109,9 @@ class Counted:
         functions: Sequence[KnownFunction] = (),
         left: Sequence[str] = (),
     ) -> Counted:
-        """Count kernels, functions, their problems and times. `what` names the action, such as "Exported".
+        """Count kernels, functions, and their problems and times.
 
-        `left` becomes the attribute of that name.
+        `what` names the action for the message, such as "Exported"; `left` lists the skipped items.
         """
         problems = [problem for kernel in kernels for problem in kernel.problems]
         times = [len(one.times_us) for one in problems] + [one.times for one in functions]
@@ -147,7 +146,7 @@ def cache_contents(kernel: str | None = None) -> CacheContents:
 
 
 def refined_contents(kernel: str | None = None) -> Refining:
-    """Return what refinements have stored of all kernels, or of one.
+    """Return the results that mode `refine` has stored for all kernels, or for one.
 
     Raises:
         ForetuneError: There is no kernel of that name; the message lists the known names.
@@ -216,7 +215,7 @@ def export_choices(out: Path | str, kernel: str | None = None) -> Counted:
 
 
 def import_choices(path: Path | str) -> Counted:
-    """Add the choices of an exported file to the cache, and count those that the cache has then.
+    """Add the choices of an exported file to the cache; return the counts of those that the cache then has.
 
     If both have a time or a choice, the cache's is kept. Malformed records are left out, and so is what a cache file
     has no room for, oldest first; the result says how many.
@@ -277,7 +276,7 @@ def _exported(path: Path) -> tuple[list[KnownKernel], list[KnownFunction], int]:
 
 
 def _read_or_error(read: Callable[[Any], tuple[T, int]], value: Any) -> tuple[T, int] | tuple[None, ForetuneError]:
-    """Return what `read` makes of a value and its number of malformed records; None and the error if it raises."""
+    """Call `read`; return its result and number of malformed records, or None and the error that it raises."""
     try:
         return read(value)
     except ForetuneError as error:
@@ -290,7 +289,7 @@ def _not_exported(path: Path, error: Exception) -> ForetuneError:
 
 
 def _all(name: str | None) -> tuple[list[KnownKernel], list[KnownFunction]]:
-    """Return all readable kernels and functions, or those of one name."""
+    """Return the stored results of all kernels and functions, or of those with one name."""
     kernels, functions = known_kernels(None), known_functions()
     if name is None:
         return kernels, functions
@@ -330,9 +329,9 @@ def _remove_own(folder: Path, begins: re.Pattern[bytes], names: Collection[str] 
 
 
 def _why_not_ours(folder: int, name: str, begins: re.Pattern[bytes]) -> str | None:
-    """Return why a file in a folder (its descriptor) must not be removed; None for a file of the cache, or no file.
+    """Return why a file must not be removed; None if it is a file of the cache, which begins with `begins`, or missing.
 
-    A file of the cache begins with `begins`.
+    `folder` is the file descriptor of its folder.
     """
     try:
         with os.fdopen(open_regular(name, dir_fd=folder), "rb") as file:

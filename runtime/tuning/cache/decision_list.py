@@ -1,4 +1,4 @@
-"""Learn a short list of rules over dimensions, dtypes and devices from chosen configs: `learn_rules`."""
+"""`learn_rules`: learn a short list of if-rules that choose a config by dimensions, dtype and device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LEAST_GAIN = 5e-4
 
 @dataclass(frozen=True)
 class Example:
-    """The known times of one problem on one device, each over the best one's; infinite for a failed config."""
+    """A training example: each config's slowdown over the best one, for one problem and device; inf if it failed."""
 
     problem: Problem
     device: str
@@ -31,17 +31,17 @@ class Example:
 
 @dataclass(frozen=True)
 class Rule:
-    """A config and its conditions; the first rule whose conditions hold applies, and the last one has none."""
+    """A config and the conditions for it. The first rule of a list whose conditions hold applies; the last has none."""
 
     conditions: tuple[str, ...]  # Python source in terms of `dims`, `dtype`, `flags`, `device`
     config: KernelConfig
 
 
 def learn_rules(examples: Sequence[Example], most: int = 32) -> tuple[Rule, ...]:
-    """Return at most `most` rules that choose nearly as well as the examples, the last without a condition.
+    """Return at most `most` rules whose configs are nearly as fast as each example's best; the last has no condition.
 
-    A decision tree is grown where it gains most, measured by the mean logarithm of the slowdown, and written as a list,
-    in which the other branch of a condition needs no condition. The same examples give the same rules.
+    A decision tree is split where that reduces the mean log slowdown most, and is then written as a list: because rules
+    are tried in order, the second branch of a split needs no condition. The same examples give the same rules.
 
     >>> slow, fast = KernelConfig.of(BLOCK=16), KernelConfig.of(BLOCK=64)
     >>> of = lambda rows, best: Example(Problem.of("f", rows=rows), "d", {slow: 1.0, fast: 1.0, best: 0.5})
@@ -117,7 +117,7 @@ def _columns(examples: Sequence[Example]) -> list[_Column]:
 
 
 class _Leaf:
-    """A node of the decision tree: examples that share a config, until they are split in two."""
+    """A node of the decision tree: its examples, the config that is best for them together, and the best split."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class _Leaf:
                 self._parts = members[values <= threshold], members[values > threshold]
 
     def split(self) -> tuple[_Leaf, ...]:
-        """Split the leaf at its best condition and return the branches."""
+        """Split the node's examples in two at its best condition, and return the two branches."""
         self.branches = tuple(_Leaf(part, self._costs, self.columns) for part in self._parts)
         return self.branches
 
@@ -162,7 +162,10 @@ def _between(low: float, high: float) -> float:
 
 
 def _rules(tree: _Leaf, configs: Sequence[KernelConfig], given: tuple[tuple[int, float], ...] = ()) -> Iterator[Rule]:
-    """Yield the rules of a tree; `given` are the conditions that hold there."""
+    """Yield the rules of a tree, its leaves from left to right.
+
+    `given` has the conditions on the way to the tree, as (number of the column, threshold).
+    """
     if not tree.branches:
         tightest = {number: min(most for one, most in given if one == number) for number, _ in given}
         conditions = (tree.columns[number].at_most(threshold) for number, threshold in tightest.items())

@@ -1,6 +1,6 @@
-"""Define the document of a `ChoiceCache` file: what is valid, what is dropped when it is full, and how to merge.
+"""Read, check, shrink and merge the JSON document of a `ChoiceCache` file, which has the times and choices of a kernel.
 
-`Refined` has the results of a refinement, times of an op's own calls, in the form that is stored and shown.
+`Refined` has the results of mode `refine`, which times an op's own calls, in the form that is stored and shown.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class RefinedTime(NamedTuple):
 
 
 class Refined(NamedTuple):
-    """The results of one problem: the times by config, and the chosen config; None while it is undecided."""
+    """The results of mode `refine` for one problem: times by config, and the chosen config, None while undecided."""
 
     times: Mapping[KernelConfig, RefinedTime]
     decided: KernelConfig | None
@@ -80,7 +80,7 @@ class Refined(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Refining(InNotebooks):
-    """The refinements of this process (`foretune.refining`) or of the cache (`foretune cache show --refining`).
+    """The results of mode `refine`: this process's (`foretune.refining`) or the cache's (`cache show --refining`).
 
     `rows` has a dict for each problem and config: kernel, problem, state ("exploring", "chosen" or "dropped"), config,
     calls, mean_us, interval_us (95 %, of the difference from the predicted config), and saved_us (per call, over the
@@ -94,7 +94,7 @@ class Refining(InNotebooks):
         return f"<Refining of {len(problems)} problems, {len(self.rows)} configs>"
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values."""
+        """Return the rows as JSON values."""
         return {"refining": [dict(row) for row in self.rows]}
 
     def __rich__(self) -> Any:
@@ -104,7 +104,7 @@ class Refining(InNotebooks):
 
 
 def is_sound(time: RefinedTime) -> bool:
-    """Return whether a time can be stored: finite and in the valid range."""
+    """Return whether a time of mode `refine` can be stored: its numbers are finite and in the valid range."""
     return SHORTEST_US <= time.mean_us <= LONGEST_US and all(map(math.isfinite, time))
 
 
@@ -128,21 +128,21 @@ _SOFTWARE = {"driver", "torch", "triton"}
 
 
 class Places:
-    """The positions of configs in a document's list, to which new configs are added."""
+    """The positions of configs in a document's list of configs, by which entries refer to them."""
 
     def __init__(self, configs: list[Document]) -> None:
         self._configs = configs
         self._known = {_hashable(config): place for place, config in enumerate(configs)}
 
     def of(self, config: Document) -> int:
-        """Return the position of a config (as JSON), which is added if it is new."""
+        """Return the position of a config (as JSON), and append it to the list if it is new."""
         place = self._known.setdefault(_hashable(config), len(self._configs))
         if place == len(self._configs):
             self._configs.append(config)
         return place
 
     def cut(self, length: int) -> None:
-        """Remove the configs after the first `length`."""
+        """Remove all configs but the first `length` from the list."""
         for config in self._configs[length:]:
             del self._known[_hashable(config)]
         del self._configs[length:]
@@ -165,7 +165,7 @@ def times_of(document: Document, entry: Document) -> dict[KernelConfig, float | 
 
 
 def refined_of(document: Document, entry: Document) -> Refined | None:
-    """Return what a refinement measured of the problem of a document's entry; None without one."""
+    """Return the results of mode `refine` in a document's entry (one problem); None if it has none."""
     if (refined := entry.get(REFINED)) is None:
         return None
     configs = [KernelConfig.from_json(document["configs"][int(place)]) for place in refined["times"]]
@@ -175,7 +175,7 @@ def refined_of(document: Document, entry: Document) -> Refined | None:
 
 
 def check_choices(document: Any) -> int:
-    """Remove malformed configs, malformed entries, and entries that refer to such a config, from a document.
+    """Remove malformed configs and entries, and entries that refer to a malformed config, from a document.
 
     Returns:
         The number of removed records.
@@ -267,7 +267,7 @@ def merge_launches(older: Sequence[Document], newer: Sequence[Document]) -> list
 
 
 def is_stored_launch(launch: Any) -> bool:
-    """Return whether a value is a launch as `saw_launch` stores it, which JSON does not alter."""
+    """Return whether a value is a launch in the form in which `ChoiceCache.saw_launch` stores it."""
     try:
         is_valid = is_launch(launch, "arguments")
     except ForetuneError:  # of its config
@@ -279,7 +279,7 @@ def forget_oldest(document: Document) -> bool:
     """Drop records from a full document; return False if nothing can be dropped.
 
     If one problem has a large share of all times, the slower half of its times is dropped. Otherwise the least recently
-    used entries are, but never the newest, which is being written. Configs that no entry refers to are dropped, too.
+    used entries are dropped, but never the newest, which is being written. Configs that no entry uses are dropped, too.
     """
     entries = document.get("entries", [])
     largest: Document = max(entries, key=lambda entry: len(entry["times"]), default={"times": {}})
@@ -314,7 +314,7 @@ def _used_places(entry: Document) -> list[int]:
 
 
 def _renumbered(entry: Document, places: Mapping[int, int]) -> Document:
-    """Return an entry's times, choices and refinement with the positions of configs replaced as in `places`."""
+    """Return an entry's times, choices and `refine` results with each config position replaced as in `places`."""
     refined = entry.get(REFINED)
     moved = (
         {}
@@ -335,7 +335,7 @@ def _renumbered(entry: Document, places: Mapping[int, int]) -> Document:
 def merge_choices(here: Document, there: Document, kept: list[int]) -> None:
     """Add another machine's entries to a document, newest first, as far as there is room.
 
-    Existing records are kept. New entries become the oldest, so that they are dropped first.
+    Existing records are kept. The added entries count as the oldest, so that they are dropped first.
 
     Args:
         here: The document; {} for a new file.

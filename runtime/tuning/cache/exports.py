@@ -37,7 +37,7 @@ Slowdowns: TypeAlias = "Mapping[KernelConfig, float]"
 
 @dataclass(frozen=True)
 class Frozen:
-    """Choices of a kernel as the source code of a Python function, and how much slower they are than the best configs.
+    """A Python function, as source code, that chooses a kernel's config by rules, and how much time the rules lose.
 
     Attributes:
         kernel: The kernel's name.
@@ -103,11 +103,11 @@ def freeze_choices(
 
     Args:
         kernel: The kernel's name in `foretune cache show`.
-        pins: The content of a pin file; the choice cache's newest results if left out, whose times decide which rules
-            lose least.
-        family: The kernel's family; with it, and without `pins`, the loss against the bundle's predictions is reported
-            too, for devices that the bundle knows.
-        bundle: The bundle for that; the shipped one if left out.
+        pins: The content of a pin file. If left out, the choice cache's newest results are used, with whose times the
+            rules that lose least are found.
+        family: The kernel's family. With it, and without `pins`, the loss against the configs that the bundle predicts
+            to be fastest is reported too, for devices that the bundle knows.
+        bundle: The bundle that predicts; the shipped one if left out.
         most_rules: The maximum number of rules.
 
     Raises:
@@ -172,7 +172,7 @@ def freeze_predictions(
 
 
 def _pinned(kernel: str | None, pins: PinFile | None) -> list[PinnedKernel]:
-    """Return the pinned choices of a kernel, of all for None, in a pin file or else in the choice cache."""
+    """Return the pinned choices of a kernel (None: of all kernels), from a pin file or else from the choice cache."""
     if pins is None:
         return [one for one in map(pins_of_kernel, known_kernels(kernel)) if one is not None]
     covered = [one for one in pins.kernels if one.choices]
@@ -201,10 +201,11 @@ def _frozen(
     *,
     are_measured: bool = True,
 ) -> Frozen:
-    """Learn rules from pinned choices, write them as source, and compute what they lose.
+    """Learn rules from pinned choices, write them as source, and compute how much time they lose.
 
     The docstring of the source says how the choices were made (`how`) and has the lines `origins`.
-    `predicted_slowdowns` has those of each choice, or nothing. `are_measured`: the choices have measured slowdowns.
+    `predicted_slowdowns` has the predicted slowdowns of each choice's configs, or is empty. `are_measured` says whether
+    the choices have measured slowdowns.
     """
     examples = [example for one in pinned for example in _examples(one)]
     measured_slowdowns = [example.slowdowns for example in examples] if are_measured else []
@@ -298,7 +299,7 @@ def _loss_lines(measured: Loss | None, predicted: Loss | None) -> list[str]:
 
 @dataclass(frozen=True)
 class ExportedTables:
-    """The files that were written, and the number of launches that have a config of their own in them."""
+    """The files that `export_fla_tables` wrote, and the number of launches that have an entry in them."""
 
     files: tuple[str, ...]
     launches: int

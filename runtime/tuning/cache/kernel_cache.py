@@ -1,4 +1,4 @@
-"""Store the results of one kernel on one device across processes: `ChoiceCache`.
+"""`ChoiceCache`: store the measured times and chosen configs of one kernel on one device across processes.
 
 There is one file per kernel and device, in `FORETUNE_CACHE_DIR/choices` or else `~/.cache/foretune/choices`. Each
 config's time is a record of its own, so that another list of configs, or another pruner, measures only new configs.
@@ -52,7 +52,7 @@ _caches: weakref.WeakSet[ChoiceCache] = weakref.WeakSet()
 
 @atexit.register
 def _flush_all() -> None:
-    """Write the waiting times of all caches when the process ends."""
+    """Write the times that are not on disk yet, of all caches, when the process ends."""
     for cache in list(_caches):
         cache.flush()
 
@@ -87,7 +87,7 @@ class ChoiceCache:
 
     @classmethod
     def of(cls, kernel: str, source_hash: str, device: DeviceSpec) -> ChoiceCache:
-        """Return the cache of a kernel.
+        """Return the cache of a kernel's times and choices on a device.
 
         Args:
             kernel: The kernel's name, "module.qualname", or a family's name.
@@ -105,9 +105,9 @@ class ChoiceCache:
         return cls(shared_file(folder, kernel, device), kernel, source_hash, device)
 
     def times(self, problem: Problem) -> Mapping[KernelConfig, float | None]:
-        """Return a problem's times, in microseconds by config.
+        """Return a problem's times in microseconds by config; None marks a config that failed.
 
-        None for a config that failed; failures that are older than a day are not returned.
+        Failures that are older than a day are not returned.
         """
         self.flush()
         document = self.file.read()
@@ -159,14 +159,14 @@ class ChoiceCache:
         self.file.update(change)
 
     def choice(self, problem: Problem, bundle: str) -> KernelConfig | None:
-        """Return the choice for a problem with a bundle, given by its digest ("" for none); None if there is none."""
+        """Return the config chosen for a problem with the bundle of this digest ("" for none); None if none was."""
         document = self.file.read()
         entry = self._entry(document, problem)
         place = None if entry is None else entry["chosen"].get(bundle)
         return None if place is None else KernelConfig.from_json(document["configs"][place])
 
     def choose(self, problem: Problem, bundle: str, config: KernelConfig) -> None:
-        """Store a choice; it is on disk when this returns."""
+        """Store the config chosen for a problem with the bundle of this digest; it is on disk when this returns."""
         self.flush()
 
         def change(document: Document) -> None:
@@ -176,13 +176,13 @@ class ChoiceCache:
         self.file.update(change)
 
     def refined(self, problem: Problem) -> Refined | None:
-        """Return what a refinement measured of a problem; None without one."""
+        """Return the stored results of mode `refine` for a problem; None if there are none."""
         document = self.file.read()
         entry = self._entry(document, problem)
         return None if entry is None else refined_of(document, entry)
 
     def refine(self, problem: Problem, refined: Refined, bundle: str) -> None:
-        """Store what a refinement measured; a decision is also the problem's choice, as for `choose`."""
+        """Store the results of mode `refine` for a problem; a decided config also becomes its choice (see `choose`)."""
 
         def change(document: Document) -> None:
             entry, places = self._touched(document, problem), Places(document["configs"])
@@ -205,7 +205,7 @@ class ChoiceCache:
         arguments: Mapping[str, Any] | None = None,
         config: KernelConfig | None = None,
     ) -> None:
-        """Store a launch of a problem, for a warm-up and for exported tables with Triton's own keys.
+        """Store how a problem was launched, which warm-ups and tables with Triton's own keys need.
 
         Args:
             problem: The problem.

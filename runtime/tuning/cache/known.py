@@ -42,7 +42,7 @@ class KnownProblem:
 
     @property
     def best(self) -> KernelConfig | None:
-        """The config that a refinement chose; else the fastest measured one; else the last chosen one; else None."""
+        """The best known config: the one that mode `refine` chose, else the fastest, else the last chosen; or None."""
         if self.refined is not None and self.refined.decided is not None:
             return self.refined.decided
         timed = {config: time_us for config, time_us in self.times_us.items() if time_us is not None}
@@ -52,7 +52,7 @@ class KnownProblem:
 
     @property
     def choice(self) -> KernelConfig | None:
-        """The config that runs: the last chosen one, which ranks may have agreed on; else the fastest; else None."""
+        """The config that launches run: the last chosen one (perhaps agreed on by ranks), else the fastest; or None."""
         return list(self.chosen.values())[-1] if self.chosen else self.best
 
     @property
@@ -112,7 +112,7 @@ class KnownKernel:
 
     @classmethod
     def read(cls, document: Any, path: Path | None = None) -> tuple[KnownKernel, int]:
-        """Return a document's content, and the number of malformed records that are removed from it.
+        """Return the results in a cache file's document, and the number of malformed records removed from it.
 
         Raises:
             ForetuneError: As `check_choices` raises it.
@@ -148,7 +148,7 @@ class KnownFunction:
 
     @property
     def times(self) -> int:
-        """The number of times."""
+        """The number of stored times of configs."""
         return sum(counts["times"] for counts in self.listed())
 
     def counted(self) -> dict[str, Any]:
@@ -189,10 +189,10 @@ class KnownFunction:
         return {"function": self.name, "entries": dict(self.entries)}
 
     def keep(self) -> KnownFunction | None:
-        """Add this to the cache of this machine, as far as there is room; existing records are kept.
+        """Add these results to the cache of this machine, as far as there is room; existing records are kept.
 
         Returns:
-            The part of it that the cache has then; None if it could only be kept in memory.
+            The part of them that the cache has then; None if they could only be kept in memory.
         """
         cache = ConfigCache.of(self.name)
         if not cache.add(self.entries):
@@ -201,7 +201,7 @@ class KnownFunction:
 
     @classmethod
     def from_json(cls, value: Any) -> tuple[KnownFunction, int]:
-        """Return what `to_json` wrote, and the number of malformed records that are left out.
+        """Return the results in a function's part of an exported file, and the number of malformed records left out.
 
         Raises:
             ForetuneError: The value is something else.
@@ -216,7 +216,7 @@ class KnownFunction:
 
     @classmethod
     def read(cls, document: Any, path: Path) -> tuple[KnownFunction, int]:
-        """Return a document's content, and the number of malformed records that are left out.
+        """Return the results in a cache file's document, and the number of malformed records that are left out.
 
         Raises:
             ForetuneError: The document is not one of a function, or nothing in it is well-formed.
@@ -233,7 +233,7 @@ class KnownFunction:
 
 
 def known_kernels(kernel: str | None) -> list[KnownKernel]:
-    """Return the files of one kernel, one per device; of all kernels for None. Warn about files that cannot be read.
+    """Return the stored results of one kernel (None: of all), one object per device. Warn of unreadable files.
 
     Raises:
         ForetuneError: There is no such kernel; the message lists the known ones.
@@ -252,7 +252,7 @@ def known_kernels(kernel: str | None) -> list[KnownKernel]:
 
 
 def known_functions() -> list[KnownFunction]:
-    """Return the known results of functions, one item per file. Warn about files that cannot be read."""
+    """Return the stored results of all tuned functions, one object per file. Warn of unreadable files."""
     return _in_folder(functions_folder(), KnownFunction.read)
 
 

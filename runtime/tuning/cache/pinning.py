@@ -1,7 +1,7 @@
-"""Make pinned choices, from the choice cache or from a bundle's predictions; and compare a machine with a pin file.
+"""Create the content of pin files, from the choice cache or a bundle's predictions; compare a machine with a pin file.
 
-This is what `foretune pin` writes, and `foretune pin --check`. The frozen Python file and FLA's tables (`exports.py`)
-are made from the same values.
+`foretune pin` and `foretune pin --check` do this. `exports.py` makes Python files and FLA's tables from the same
+values.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def pins_of_cache(names: Sequence[str] = ()) -> PinFile:
-    """Return the choices in the choice cache.
+    """Return the chosen configs in the choice cache as the content of a pin file.
 
     For each kernel and device, and for each function and device, these are the results with the newest source and
     versions: the last choice of each problem, or the fastest config of one whose tuning was interrupted.
@@ -64,7 +64,7 @@ def pins_of_cache(names: Sequence[str] = ()) -> PinFile:
 
 
 def pins_of_kernel(known: KnownKernel) -> PinnedKernel | None:
-    """Return the choices of a kernel in the cache, by its newest source and software; None if it has none."""
+    """Return a pin file's entry with a kernel's stored choices for its newest source and software; None without any."""
     latest = known.latest()
     choices = {one.problem: _choice(one, one.choice) for one in latest.problems if one.choice is not None}
     if not choices:
@@ -74,7 +74,7 @@ def pins_of_kernel(known: KnownKernel) -> PinnedKernel | None:
 
 
 def _choice(known: KnownProblem, config: KernelConfig) -> PinnedChoice:
-    """Return a pin of `config` for a known problem, with its known launches and the configs' measured slowdowns."""
+    """Return a pin file's choice of `config` for a known problem, with its known launches and measured slowdowns."""
     times = {one: time_us for one, time_us in known.times_us.items() if time_us is not None}
     slowdowns = {config: 1.0}
     if times:
@@ -109,7 +109,7 @@ def pins_of_predictions(
     bundle: Bundle | Path | str | None = None,
     configs: Sequence[KernelConfig] | None = None,
 ) -> PinnedKernel:
-    """Return the choices that a bundle predicts for problems of a family, one for each bucket.
+    """Return a pin file's entry with the configs that a bundle predicts for a family's problems, one per bucket.
 
     Args:
         family: The family.
@@ -157,9 +157,9 @@ def pins_of_pruned(
     *,
     bundle: Bundle | Path | str | None = None,
 ) -> PinnedKernel:
-    """Return the choices that are predicted for a kernel under `triton.autotune` with `foretune.prune`.
+    """Return a pin file's entry with the predicted configs of a kernel under `triton.autotune` with `foretune.prune`.
 
-    They are made from the kernel's own configs, and hold for its own source.
+    They are chosen from the kernel's own configs, and the entry has the hash of the kernel's own source.
 
     Args:
         tuner: The kernel's autotuner.
@@ -264,7 +264,7 @@ def check_pins(
 
 
 def _of_device(entries: Any, here: set[Any], found: dict[Difference, None], name: str) -> list[Any]:
-    """Return the entries for a device in `here`; add a difference to `found` for each kernel without one.
+    """Return the entries for one of the devices in `here`; for each kernel without one, add a difference to `found`.
 
     `name` is the attribute with the kernel's or function's name. A function that ranks tuned together is pinned for a
     device and their number.
@@ -287,7 +287,7 @@ def _of_versions(name: str, versions: Versions) -> Iterator[Difference]:
 def _of_kernel(
     kernel: PinnedKernel, device: DeviceSpec | None, family_of: Callable[[str], Family | None]
 ) -> Iterator[Difference]:
-    """Yield the differences of a kernel that is pinned for this device."""
+    """Yield the differences between a kernel's entry for this device and the kernel on this machine."""
     yield from _of_versions(kernel.kernel, kernel.versions)
     family = family_of(kernel.kernel)
     try:
@@ -317,7 +317,7 @@ def _of_kernel(
 
 
 def _of_function(function: PinnedFunction) -> Iterator[Difference]:
-    """Yield the differences of a tuned function."""
+    """Yield the differences between a tuned function's entry and the function on this machine."""
     yield from _of_versions(function.function, function.versions)
     module, _, name = function.function.rpartition(".")
     try:

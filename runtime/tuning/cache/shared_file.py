@@ -1,4 +1,4 @@
-"""Share a small JSON document on disk between processes, without ever stopping one of them: `SharedFile`."""
+"""`SharedFile`: share a small JSON document on disk between processes; errors of the disk never stop a process."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class SharedFile:
         self._guard = Lock()
 
     def read(self) -> Document:
-        """Return the current document, {} if there is none. Only `update` may change it."""
+        """Return the current document, {} if there is none. Callers must not modify it; use `update`."""
         with self._guard:
             if self.is_on_disk:
                 try:
@@ -122,7 +122,7 @@ class SharedFile:
         self._hold(text, document)
 
     def _hold(self, text: bytes, document: Document, on_disk: bytes | None = None) -> None:
-        """Keep a document, its text, and the file's bytes (`on_disk`) if they differ from the text."""
+        """Keep a document in memory, with its text, and the file's bytes (`on_disk`) if these are not the text."""
         self._text, self._document, self._bytes = text, document, text if on_disk is None else on_disk
 
     def _take_over(self) -> None:
@@ -194,7 +194,7 @@ def from_json(text: bytes) -> Any:
 
 
 def size_of(value: Any) -> int:
-    """Return the size of a value in a file, in bytes."""
+    """Return the number of bytes that a value takes in a file as JSON."""
     return len(_as_json(value))
 
 

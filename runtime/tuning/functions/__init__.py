@@ -1,4 +1,4 @@
-"""Tune Python functions: a single one (`TunedFunction`), or one with all tuned kernels in it (`ContextualFunction`).
+"""Tune Python functions: a function over its own knobs (`TunedFunction`), or the kernels in it (`ContextualFunction`).
 
 Importing this package imports neither torch nor triton.
 """

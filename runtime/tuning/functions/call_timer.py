@@ -150,7 +150,7 @@ class CallTrials:
     check: Callable[[Candidate], Any] = lambda candidate: None
 
     def __call__(self, candidate: Candidate) -> Measured | Exception:
-        """Return the measurement of a config, with its time on the slowest rank, or the exception that it raised.
+        """Run and time a config; return its measurement, with the time on the slowest rank, or its exception.
 
         A config that fails on any rank is not timed on the others, so that all ranks make the same calls.
         """

@@ -1,4 +1,4 @@
-"""`CallReader`: reads a call of a tuned function: its key, problem, device and work, and the configs worth trying."""
+"""`CallReader`: get from a call of a tuned function its key, problem, device and work, and the configs worth trying."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ _PYTHON = "fp64"
 
 @dataclass(frozen=True)
 class Place:
-    """The device of a call: its name and, for a GPU, its spec."""
+    """The device that a call runs on: its name and, for a GPU, its spec."""
 
     name: str
     spec: DeviceSpec | None
@@ -165,14 +165,15 @@ class FunctionCall:
 
     @property
     def own_kwargs(self) -> dict[str, Any]:
-        """The keyword arguments that are not knobs."""
+        """The call's keyword arguments without those that set knobs."""
         return {name: value for name, value in self.kwargs.items() if name not in self.fixed}
 
 
 class CallReader:
-    """Reads the key, problem, device and configs of calls of one function.
+    """Determines the key, problem, device and configs of calls of one function.
 
-    `foretune.tune` documents the arguments. `device` replaces the one that calls run on in `supports` and rooflines.
+    `foretune.tune` documents the arguments. `device`, if given, is used for `supports` and rooflines in place of the
+    device that calls run on.
 
     Raises:
         ForetuneError: An argument is not valid.
@@ -198,7 +199,10 @@ class CallReader:
         self._device = None if device is None else DeviceSpec.find(device)
 
     def read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], n_ranks: int = 1) -> FunctionCall:
-        """Return a call that `n_ranks` ranks make. Raises `TypeError` if the function does not accept the arguments."""
+        """Return a `FunctionCall` for these arguments, made by `n_ranks` ranks together.
+
+        Raises `TypeError` if the function does not accept the arguments.
+        """
         named = self._key.named(args, kwargs, self.space.candidates()[0].knobs)
         fixed = {name: named[name] for name in self.space.knobs if name in named}
         place = place_of((value for name, value in named.items() if name not in fixed), n_ranks)
@@ -228,7 +232,7 @@ class CallReader:
         return refused, left
 
     def metrics(self, call: FunctionCall) -> Callable[[float | None], dict[str, float]]:
-        """Return a function from a time in microseconds to metrics; they are empty if the work is not known."""
+        """Return a function that converts microseconds to rates such as TFLOP/s, by name; {} if the work is unknown."""
         work, device = self._work_of(call), self._device or call.place.spec
         return lambda time_us: {} if work is None or time_us is None else work.metrics(time_us, device)
 
@@ -271,10 +275,10 @@ def _has(candidate: Candidate, fixed: Mapping[str, Any]) -> bool:
 
 
 def place_of(arguments: Iterable[Any], n_ranks: int = 1) -> Place:
-    """Return where a call with these arguments runs.
+    """Return the device that a call with these arguments runs on.
 
     That is the device of its tensors; without tensors the GPU, if this process has initialized one, else the CPU. With
-    several ranks their number is part of the name, since times of different numbers of ranks are not comparable.
+    several ranks, the name includes their number, since times of different numbers of ranks are not comparable.
     """
     place = _one_place(arguments)
     return place if n_ranks == 1 else replace(place, name=f"{place.name} x{n_ranks}")

@@ -1,4 +1,4 @@
-"""`ConfigCache`: the stored results of tuning functions, shared by processes; `KeyRecord`: those of one key."""
+"""`ConfigCache`: stores the results of tuning functions, shared by processes; `KeyRecord`: the results of one key."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def may_pass(failure: Measured) -> bool:
 
 @dataclass
 class KeyRecord:
-    """The measurements and the choice of one key.
+    """The stored results of tuning one key of a function or kernel: the measurements and the chosen config.
 
     Attributes:
         problem: The key as a `Problem`, if it has numbers.

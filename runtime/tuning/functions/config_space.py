@@ -1,4 +1,4 @@
-"""`ConfigSpace`: the configs that a function is tuned over, in any accepted notation; `Search`: which are measured."""
+"""`ConfigSpace`: the configs of a tuned function, read from any accepted notation; `Search`: measures some of them."""
 
 from __future__ import annotations
 
@@ -264,10 +264,10 @@ class Search:
     def _advise(
         self, problem: Problem | None, candidates: Sequence[Candidate], session: TuningSession[Candidate]
     ) -> Advice:
-        """Return which configs to measure, in order.
+        """Return which configs to measure, in order: as the model or advisor selects, or else all of them.
 
-        If a limit may end an exhaustive search, the first config of the space stays first, since the user put it
-        there, and the others are shuffled with a fixed seed, so that the measured ones sample the whole space.
+        If a limit may end an exhaustive search, the first config of the space stays first, since the user put it there,
+        and the others are shuffled with a fixed seed, so that the measured ones sample the whole space.
         """
         if self.is_guided:
             try:

@@ -171,12 +171,12 @@ class ContextualFunction(FunctionTuner[P, R]):
         return tuple(results)
 
     def _tune_sites(self, tuning: CallTuning, sites: Sites, records: dict[str, KeyRecord]) -> dict[str, str]:
-        """Tune one kernel (site) after the other, while the others run their best config so far.
+        """Tune the function's kernels (sites) one after the other, while the others run their best config so far.
 
         `records` receives the measurements of each site, by its label.
 
         Returns:
-            What was measured for each site, by its label.
+            A text about the measurements of each site, by its label.
         """
         reasons: dict[str, str] = {}
         for _ in range(_ROUNDS):
@@ -216,7 +216,7 @@ class ContextualFunction(FunctionTuner[P, R]):
         return self.function(*tuning.call.args, **tuning.call.kwargs)
 
     def _records(self, call: FunctionCall) -> dict[str, KeyRecord]:
-        """Return the usable cached records of the sites of a call's key, by label."""
+        """Return the cached records of the kernels (sites) for a call's key that may be reused, by label."""
         if resolve_reuse() is Reuse.ALWAYS:
             return {}
         kept = (self.cache.get(self._record_key(call)) or {}).get("sites", {})

@@ -1,4 +1,4 @@
-"""`FunctionTuner`: the base of `TunedFunction` and `ContextualFunction`, which tune in a `TuningSession`."""
+"""`FunctionTuner`: the base class of `TunedFunction` and `ContextualFunction`, which tune in a `TuningSession`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ VARIABLE = "FORETUNE_TUNE"
 
 
 class Reuse(str, Enum):
-    """Which tuning results of earlier processes may be reused (FORETUNE_TUNE)."""
+    """The tuning results of earlier processes to reuse (FORETUNE_TUNE): all, those of equal versions, or none."""
 
     KNOWN = "known"  # all, with a warning if another driver, torch, Triton or Python measured them
     STRICT = "strict"  # those measured with the same versions
@@ -43,7 +43,7 @@ class Reuse(str, Enum):
 
 
 def resolve_reuse() -> Reuse:
-    """Return the mode that FORETUNE_TUNE sets. Raises `ForetuneError`, which lists the valid values, for others.
+    """Return the `Reuse` that FORETUNE_TUNE names. Raises `ForetuneError` with the valid values for any other.
 
     >>> resolve_reuse()
     <Reuse.KNOWN: 'known'>
@@ -57,7 +57,10 @@ def software() -> dict[str, str]:
 
 
 class FunctionTuner(WrappedFunction[P, R]):
-    """A function that times its knobs' values and caches the fastest. `foretune.tune` documents the options."""
+    """A function that is called with its fastest config, which is found by timing calls, and cached.
+
+    `foretune.tune` documents the options. Subclasses define what a config is and how it is tuned.
+    """
 
     def __init__(
         self,
@@ -91,7 +94,9 @@ class FunctionTuner(WrappedFunction[P, R]):
         return self._chosen.get(key)
 
     def _pinned(self, call: FunctionCall) -> Mapping[str, str] | None:
-        """Return the texts of the configs that the pin file in force has for a call; None without one.
+        """Return the texts of the configs that the pin file in force has for a call, by label.
+
+        Returns None if no file is in force, and {} for an uncovered call if only a warning is given.
 
         Raises:
             PinError: The file does not cover the call.
@@ -105,7 +110,10 @@ class FunctionTuner(WrappedFunction[P, R]):
             return {}
 
     def _fall_back(self, difference: str) -> None:
-        """Raise a `PinError` that states a `difference` from the pin file in force, or warn, as `Missing` says."""
+        """Raise a `PinError`, or with `Missing.PREDICT` warn, that the pin file in force does not fit this process.
+
+        `difference` says how it differs. Does nothing if no file is in force.
+        """
         if (pins := pins_in_force()) is not None:
             pins.fall_back(self.name, PinError(f"{pins.path} {difference}"))
 
@@ -117,9 +125,9 @@ class FunctionTuner(WrappedFunction[P, R]):
         return self._record_key(call), fixed, Ranks(group).number
 
     def _is_repeatable(self, call: FunctionCall, consequence: str | None = None) -> bool:
-        """Return whether a call can be repeated.
+        """Return whether a call can be repeated: its first run uses up no argument, such as an iterator.
 
-        If not, warn with the text `consequence`; if this is None, raise `ForetuneError`.
+        If one is used up, warn with the text `consequence`; if this is None, raise `ForetuneError`.
         """
         if (reason := self._effects.used_up(call.named)) is None:
             return True
@@ -132,7 +140,7 @@ class FunctionTuner(WrappedFunction[P, R]):
         return KeyRecord(problem, software())
 
     def _usable(self, records: Mapping[str, KeyRecord]) -> dict[str, KeyRecord]:
-        """Return the records that FORETUNE_TUNE allows to use: all of them or none."""
+        """Return the records if FORETUNE_TUNE allows reusing them, else {}; warn if other versions measured one."""
         others = [record for record in records.values() if dict(record.software) != software()]
         if others and resolve_reuse() is Reuse.STRICT:
             return {}
@@ -142,7 +150,7 @@ class FunctionTuner(WrappedFunction[P, R]):
         return dict(records)
 
     def _keep(self, call: FunctionCall, entry: dict[str, Any]) -> None:
-        """Cache the entry of a call's key, unless the driver is a stub, whose times are not real (see `measures`)."""
+        """Store `entry` in the cache for a call's key; not if the driver is a stub, whose times are not real."""
         if self._timer is not None or measures():
             self.cache.set(self._record_key(call), entry)
 
@@ -150,9 +158,10 @@ class FunctionTuner(WrappedFunction[P, R]):
     def _tuning(
         self, call: FunctionCall, group: Any, verbose: bool, logs: Path | None = None, **terms: object
     ) -> Iterator[CallTuning]:
-        """Yield a `CallTuning` of a call, begun and ended on all ranks of `group`, whose `terms` must be equal.
+        """Yield a `CallTuning` of a call; all ranks of `group` begin and end the block together.
 
-        Progress is printed if `verbose`, and written to files in the folder `logs`.
+        The key, the source and the `terms` must be equal on all ranks. Progress is printed if `verbose`, and written to
+        files in the folder `logs`.
         """
         ranks, runs = Ranks(group), f"{self.n_warmup} + {self.n_repeat}"
         with ranks.together(self.name, {"key": call.key, "source": self._code, **terms, "runs": runs}):
@@ -161,7 +170,7 @@ class FunctionTuner(WrappedFunction[P, R]):
 
 @dataclass
 class CallTuning:
-    """One tuning of one call, on all ranks in lockstep.
+    """Measures the configs for one call of a function, on all ranks in lockstep.
 
     Attributes:
         tuner: The function that is tuned.
@@ -182,7 +191,7 @@ class CallTuning:
 
     @contextmanager
     def undone(self) -> Iterator[None]:
-        """At the end of the block, undo the changes that its runs made."""
+        """Undo, at the end of the block, the changes to the arguments that runs of the function in the block made."""
         undo = self.undo
         try:
             yield
@@ -191,7 +200,10 @@ class CallTuning:
                 undo()
 
     def is_shared(self, digest: str) -> bool:
-        """Return whether all ranks have the same earlier results (`digest`). If not, all measure again in lockstep."""
+        """Return whether `digest`, which identifies the results known so far, is equal on all ranks.
+
+        If it is not, the caller measures everything again on all ranks in lockstep.
+        """
         return len(set(self.ranks.exchange("what is known", digest))) == 1
 
     def measure(

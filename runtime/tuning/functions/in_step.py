@@ -1,4 +1,4 @@
-"""Rules of who may tune: one thread of a process at a time (`TuningLock`), the ranks of a group in step (`Ranks`)."""
+"""Coordinate tuning: one thread of a process tunes at a time (`TuningLock`), ranks tune in lockstep (`Ranks`)."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class TuningLock:
         """Try to hold the lock during the block; yield whether it is held.
 
         Args:
-            is_waiting: Whether to wait for another thread that holds the lock, unless that is stuck. By default a
-                thread waits unless it is timing a config, since the holder might be waiting for that thread.
+            is_waiting: Whether to wait for another thread that holds the lock, as long as it makes progress. By default
+                a thread waits unless it is timing a config, since the holder might be waiting for that thread.
         """
         waits = not is_on_trial() if is_waiting is None else is_waiting
         is_held = self._lock.acquire(blocking=False) or (waits and self._wait())
@@ -84,7 +84,10 @@ def _is_waiting(frame: FrameType | None) -> bool:
 
 
 class _Contexts:
-    """The context (`Sites`) being tuned and its thread (`now`), and the lock that this thread holds (`taken`)."""
+    """The context (`Sites`) being tuned and its thread (`now`), and the lock that this thread holds (`taken`).
+
+    A context chooses the configs of kernels while a contextual function is tuned.
+    """
 
     now: tuple[int, Any] | None = None
 
@@ -92,7 +95,7 @@ class _Contexts:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """Forget a context and lock of another thread, which a forked process lacks (see `renew_in_children`)."""
+        """Forget another thread's context and lock in a forked process, which lacks that thread."""
         if self.now is None or self.now[0] != threading.get_ident():
             self.now, self.taken = None, TuningLock()
 
@@ -123,7 +126,9 @@ def config_on_trial(function: Any) -> Candidate | None:
 
 @contextmanager
 def in_context(context: Any) -> Iterator[None]:
-    """Let a context (`Sites`) choose configs during the block, for this thread, which holds the `context_turn`.
+    """Let a context (`Sites`) choose the configs of this thread's launches during the block.
+
+    The caller holds `context_turn`.
 
     The context also applies to threads that Python did not start, such as those of torch's backward passes.
     """
@@ -135,7 +140,7 @@ def in_context(context: Any) -> Iterator[None]:
 
 
 def context_now() -> Any:
-    """Return the context that chooses configs in this thread; None if there is none."""
+    """Return the context (`Sites`) that chooses configs in this thread; None if no contextual tuning runs there."""
     found = _contexts.now
     if found is None:
         return None
@@ -144,9 +149,9 @@ def context_now() -> Any:
 
 
 def context_turn() -> AbstractContextManager[bool]:
-    """Return a context manager that waits until no other thread has a context.
+    """Return a context manager that waits until no other thread tunes a contextual function (has a context).
 
-    It yields whether this thread may have one (see `TuningLock.turn`). Threads that are timing a config wait too, which
+    It yields whether this thread may do so (see `TuningLock.turn`). Threads that are timing a config wait too, which
     cannot deadlock, because contexts do not take the locks of keys that are being tuned.
     """
     return _contexts.taken.turn(is_waiting=True)
@@ -194,7 +199,7 @@ class Ranks:
 
     @contextmanager
     def together(self, what: str, terms: Mapping[str, object]) -> Iterator[None]:
-        """Begin and end a tuning on all ranks.
+        """Make all ranks begin and end a tuning, the block, together.
 
         No rank enters the block before all have begun. If a rank raises inside it, the others, which are inside too,
         get an error instead of waiting for a rank that has left.
@@ -270,14 +275,14 @@ class Ranks:
 
 
 class _Steps:
-    """The exchanges between the ranks of one group, numbered in their order, which is the same on each rank."""
+    """The numbered exchanges (steps) between the ranks of one group; each rank counts them alike."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self.rendezvous, self.depth = rendezvous, 0
         self._number, self._lock = 0, threading.Lock()
 
     def begin(self) -> None:
-        """Skip finished or abandoned steps, so that ranks which timed out or left start again at a common step."""
+        """Advance to the first step that no rank has finished or abandoned, so that all ranks restart at it."""
         while self.rendezvous.is_over(f"step {self._number}"):
             self._number += 1
 

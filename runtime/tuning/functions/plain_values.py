@@ -1,4 +1,4 @@
-"""`plain`: JSON for any Python value, equal in every process, so that text identifies keys and configs in caches."""
+"""`plain`: convert any Python value to JSON, equal in every process, to identify keys and configs in caches."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def plain(value: Any, unknown: Callable[[Any], Any]) -> Any:
 
 
 class Reader:
-    """Reads values as `plain` does; collects in `vague` the values that their representation does not identify."""
+    """Converts values to JSON, for `plain`; collects in `vague` the values that their JSON does not identify."""
 
     def __init__(self, unknown: Callable[[Any], Any]) -> None:
         self._unknown = unknown
@@ -78,7 +78,7 @@ class Reader:
         self._open: set[int] = set()  # ids of functions that are being read: they may be recursive
 
     def read(self, value: Any) -> Any:
-        """Return a value as a JSON value: a str, number, bool, None, list or dict.
+        """Convert a value to JSON: a str, number, bool, None, list or dict.
 
         Values of unknown types are passed to `unknown`.
 
@@ -99,11 +99,14 @@ class Reader:
             self._depth -= 1
 
     def read_all(self, values: Iterable[Any]) -> list[Any]:
-        """Return several values as JSON."""
+        """Convert several values to JSON, and return them as a list."""
         return [self.read(value) for value in values]
 
     def object(self, value: Any) -> Any:
-        """Return the plain form of a value held by an object or function; the type's form if the type is unknown."""
+        """Convert a value that an object or function holds to JSON; a type without JSON is represented by its name.
+
+        Values that are represented only by their type's name are added to `vague`.
+        """
         before, self._unknown = self._unknown, self._held
         try:
             return self.read(value)
@@ -163,7 +166,7 @@ def text_of(value: Any) -> str:
 
 
 def type_name(value: Any) -> str:
-    """Return the qualified name of an object's type: its representation if nothing else is known.
+    """Return the qualified name of an object's type, which represents objects of which nothing else is known.
 
     >>> type_name(object())
     'builtins.object'
@@ -194,7 +197,7 @@ def _name_of(value: Any) -> str:
 
 
 def named_in_module(function: Any) -> Any:
-    """Return the object at a function's qualified name in its module; None if there is none."""
+    """Return the object that a function's module has under the function's qualified name; None if there is none."""
     found: Any = sys.modules.get(str(function.__module__))
     for name in str(function.__qualname__).split("."):
         found = getattr(found, name, None)

@@ -1,4 +1,4 @@
-"""`TuneResult`: the result of tuning one key, with every trial; and the errors for configs that fail."""
+"""`TuneResult`: the result of tuning one key, with the trial of each config; and errors for configs that fail."""
 
 from __future__ import annotations
 

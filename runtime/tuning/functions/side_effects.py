@@ -242,9 +242,9 @@ def _memory_of(tensor: Any) -> tuple[Any, ...] | None:
 
 
 def _once_each(tensor: Any, like: Any = None) -> Any:
-    """Return a view without the repeated elements of an expanded tensor, which `copy_` cannot write to.
+    """Return a view of an expanded tensor without its repeated elements, which `copy_` cannot write to.
 
-    Dimensions of stride 0 are narrowed to size 1. If `like` is given, its strides are used instead of the tensor's.
+    Dimensions of stride 0 are narrowed to size 1. If `like` is given, its strides decide instead of the tensor's.
     """
     for dim, (size, step) in enumerate(zip(tensor.shape, (tensor if like is None else like).stride(), strict=True)):
         if step == 0 and size > 1:
@@ -286,7 +286,10 @@ def _keep_array(path: str, value: Any) -> _Kept:
 
 
 def _keep_container(path: str, value: Any) -> _Kept:
-    """Return a function that restores a container's items and attributes, and its parts as (path, value)."""
+    """Copy the references to a container's items and attributes; return a function that restores them, and the parts.
+
+    The parts are the items and attribute values to keep in turn, as (path, value).
+    """
     is_mapping = isinstance(value, (dict, types.MappingProxyType))
     # Call methods of the base class: those of a subclass may refuse changes.
     base: Any = next((one for one in (OrderedDict, dict, list, deque, set) if isinstance(value, one)), None)

@@ -1,7 +1,7 @@
-"""`Sites`: the autotuned kernels and tuned functions that a contextual function calls, one site for each key.
+"""`Sites`: the autotuned kernels and tuned functions that a contextual function calls, one `Site` for each key of each.
 
-While a function is tuned, Triton's autotuners run the config that the context chooses (`forced`). Kernels are not
-modified permanently.
+While such a function is tuned, its `Sites` object (the context) chooses the config of each launch, for which `forced`
+replaces the `run` method of Triton's autotuners. Kernels are not modified permanently.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Run = Callable[..., Any]
 
 @dataclass
 class Site:
-    """A kernel or function and one key of it.
+    """One key of an autotuned kernel or tuned function that a contextual function calls.
 
     Attributes:
         name: The name of the kernel or function.
@@ -36,8 +36,8 @@ class Site:
         settle: Makes a config the permanent choice, also outside of contexts.
         now: The config that runs next.
         source: The source hash of a kernel: a changed source is tuned again. Ranks may have different ones.
-        broken: Exceptions of the configs that failed here, by text.
-        proven: Configs that worked here, by text.
+        broken: The exceptions of the configs that failed at this site, by the config's text.
+        proven: The configs that worked at this site, by their text.
         is_tuned: Whether the choice is final.
         is_reached: Whether the last run of the function reached this site.
     """
@@ -56,7 +56,7 @@ class Site:
 
     @property
     def done(self) -> str:
-        """A text that identifies the configs and the source for which a choice is valid."""
+        """A text that identifies the site's configs and source; a stored choice is valid only if this text is equal."""
         return f"{digest_of([self.name, *(one.text for one in self.candidates)])} {self.source}".rstrip()
 
     @property
@@ -65,7 +65,7 @@ class Site:
         return f"{self.name} with {listed([one.text for one in self.candidates])}"
 
     def check(self, candidate: Candidate) -> None:
-        """Raise the exception of a config that failed here."""
+        """Raise the exception of a config if it failed at this site."""
         if candidate.text in self.broken:
             raise self.broken[candidate.text]
 
@@ -126,7 +126,7 @@ class Sites:
         return site.run(lambda candidate: function.run(call, candidate))
 
     def run_kernel(self, kernel: Any, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a launch of a Triton autotuner with its site's current config; `run` is the autotuner's own method."""
+        """Launch a kernel with its site's current config; `run` is the `run` method of the kernel's autotuner."""
         real, context = kernel.cache, context_now()
 
         def launch(config_of: Callable[[Any], Any]) -> Any:
@@ -177,7 +177,7 @@ class Sites:
 
 
 class _KeyFoundError(Exception):
-    """Ends a launch once the autotuner has computed its key."""
+    """Raised to end a launch once the autotuner has computed its key, before the kernel runs."""
 
     def __init__(self, key: Any) -> None:
         self.key = key
@@ -189,7 +189,10 @@ def _stop(key: Any) -> Any:
 
 @contextmanager
 def forced() -> Iterator[None]:
-    """During the block, let the context of a thread, if there is one, choose the config of every autotuner's launch."""
+    """While the block runs, let a contextual function that is being tuned choose the configs of autotuners' launches.
+
+    Launches in threads without such a tuning are not affected.
+    """
     autotuner = sys.modules.get("triton.runtime.autotuner")
     if autotuner is None:  # no kernel was declared
         yield
@@ -206,9 +209,9 @@ def forced() -> Iterator[None]:
 
 
 def _intercepting_attached(run: Run) -> Run:
-    """Return a replacement of `Attachment.run`, with which the thread's context, if any, chooses the config.
+    """Return a replacement of `Attachment.run` that lets the thread's context (`Sites`), if any, choose the config.
 
-    It is as `_intercepting`, and bypasses the attachment's own tuning.
+    With a context, the attachment's own tuning is bypassed; without one, the given `run` is called.
     """
 
     def intercept(attachment: Attachment, /, *args: Any, **kwargs: Any) -> Any:
@@ -225,9 +228,9 @@ def _intercepting_attached(run: Run) -> Run:
 
 
 def _intercepting(run: Run) -> Run:
-    """Return a replacement of `Autotuner.run`, with which a running contextual tuning chooses the config.
+    """Return a replacement of `Autotuner.run` that lets the thread's context (`Sites`), if any, choose the config.
 
-    In a thread without one, it calls the given `run`.
+    Without a context, it calls the given `run`.
     """
 
     def intercept(kernel: Any, /, *args: Any, **kwargs: Any) -> Any:

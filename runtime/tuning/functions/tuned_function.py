@@ -1,4 +1,4 @@
-"""`TunedFunction`: any Python function, called with its fastest config."""
+"""`TunedFunction`: wraps a Python function, and calls it with its fastest config, which is tuned at the first call."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class TunedFunction(FunctionTuner[P, R]):
             return known
 
     def _candidate_of(self, call: FunctionCall, text: str | None) -> Candidate:
-        """Return the config with a text from a pin file; without a text, the one that runs without tuning.
+        """Return the config that a pin file identifies by `text`; if `text` is None, the one that runs without tuning.
 
         Raises:
             PinError: The call has no such config.

@@ -46,7 +46,7 @@ _MOST_FUNCTIONS = 200
 
 
 class CallWithOptions(Generic[P, R]):
-    """A callable that takes the parameters of a function, and the options of `CALL_OPTIONS`."""
+    """A callable that takes the parameters of a function, and options such as `autotune` (`CALL_OPTIONS`)."""
 
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
@@ -164,7 +164,7 @@ class BoundFunction(CallWithOptions[P, R]):
         return self.__func__._call((self.__self__, *args), kwargs, tunes, verbose, group)
 
     def tune(self, *args: Any, **kwargs: Any) -> Any:
-        """Tune for a call of this method; see `TunedFunction.tune`."""
+        """Tune the method for a call with these arguments, and return the measurements; see `TunedFunction.tune`."""
         return self.__func__.tune(self.__self__, *args, **kwargs)
 
     def __eq__(self, other: object) -> bool:
@@ -273,7 +273,7 @@ class _Identity:
         self._places: dict[int, int] = {}  # number of a function, by its id
 
     def add(self, function: Any) -> _Identity:
-        """Add what identifies a callable (its code, closure, arguments), and return self."""
+        """Add the texts that identify a callable (its code, closure, bound arguments), and return self."""
         if isinstance(function, functools.partial):
             self.add(function.func)
             self._hold("arguments", [function.args, function.keywords])
@@ -325,9 +325,9 @@ class _Identity:
 
 
 def _is_named(function: Any) -> bool:
-    """Return whether a function's module has it under its name, perhaps inside decorators.
+    """Return whether a function's module has the function, perhaps inside decorators, under its qualified name.
 
-    Then its name and source identify it, and what decorators hold is the same in every process.
+    If so, its name and source identify it, and the values that its decorators captured are the same in every process.
     """
     found = named_in_module(function)
     for _ in range(MOST_DECORATORS):
@@ -348,9 +348,9 @@ def _described(value: Any) -> tuple[str, list[str]]:
 
 
 def _first_described(holder: Any, name: str, value: Any) -> tuple[str, list[str]]:
-    """Return what `_described` returned when `holder`'s value of this name was first read.
+    """Return `_described` of a value that the function `holder` captured, as it was when it was first read.
 
-    Later contents do not count, because the function itself may append to a list that it captures.
+    Later contents do not count, because the function itself may append to a list that it captured.
     """
     first = _held.setdefault(holder, {})
     if name not in first:

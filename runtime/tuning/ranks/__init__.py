@@ -1,1 +1,1 @@
-"""Choose the same config on all ranks of a job."""
+"""Make all ranks of a job choose the same config."""

@@ -1,8 +1,8 @@
-"""Let the ranks of a job tune together and run the same config: `agree`.
+"""`agree`: let the ranks of a job tune together and run the same config.
 
 Without it, nothing is timed in a job of several ranks, because a rank that tunes keeps the others waiting in their next
-collective. They run the prediction instead, which is the same on every rank by construction. `rendezvous.py` has the
-protocol.
+collective. They run the predicted config instead, which is the same on every rank by construction. `rendezvous.py` has
+the protocol.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LONGEST_PATIENCE_S = 86_400.0
 class Agreement:
     """The result of `agree`: while it is in force, all ranks of a group tune together and run the same configs.
 
-    `agree` puts it in force. The end of a `with` block ends it; without `with` it stays in force.
+    `agree` puts it in force. It ends with the `with` block; without `with` it stays in force until the process ends.
     """
 
     def __init__(self, group: ProcessGroup | None, timeout_s: float) -> None:
@@ -51,10 +51,10 @@ class Agreement:
             begin_epoch()
 
     def times(self, kernel: str, question: str, times_us: Callable[[], Times]) -> list[float | None] | None:
-        """Return the longest times of all ranks, the same list on each rank; None, with a warning, if there is none.
+        """Exchange times; return each config's longest time on all ranks, the same list on each; None if that fails.
 
-        There is none if the ranks do not agree, and always once the store could not be reached. The prediction runs
-        then.
+        It fails, with a warning, if the ranks ask for different things or one does not come, and always after the store
+        could not be reached. Every rank then runs the predicted config.
 
         Args:
             kernel: The kernel's name, for warnings.
@@ -77,7 +77,7 @@ class Agreement:
         return None
 
     def _with(self, group: ProcessGroup) -> Rendezvous:
-        """Return the rendezvous of a group."""
+        """Return the `Rendezvous` of a group, through which its ranks exchange values; create it at the first call."""
         if group not in self._rendezvous:
             self._rendezvous[group] = rendezvous_of(group, "agree", self.timeout_s)
         return self._rendezvous[group]
@@ -93,11 +93,11 @@ _next_number = itertools.count(1)
 
 
 def agree(group: ProcessGroup | None = None, timeout_s: float = PATIENCE_S) -> Agreement:
-    """Let the ranks of a group tune, and have all of them run the config that is fastest on the slowest of them.
+    """Let the ranks of a group tune together, and all run the config that is fastest by the time of its slowest rank.
 
-    It is in force from the call on, or for a `with` block. Each rank times the shortlist of a problem that it meets for
-    the first time. Each config counts as slow as on its slowest rank, and the fastest one runs on every rank for the
-    rest of the process. If a rank does not take part, because it has other shapes or has died, the prediction runs on
+    It is in force from the call on, or for a `with` block. Each rank times the shortlist of a problem at its first
+    call. A config's time is that on its slowest rank, and the fastest config runs on every rank for the rest of the
+    process. If a rank does not take part, because it has other shapes or has died, the prediction runs on
     every rank, including those that come late, with a warning that names the ranks and the difference.
 
     Use it around a few steps in which all ranks of the group see the same shapes: warm-up steps, or a group of ranks
@@ -155,9 +155,9 @@ def agreed_choice(
 ) -> int:
     """Return the position of the config to run: the fastest, agreed on with the other ranks while `agree` is in force.
 
-    It is 0 if nothing may be timed, nothing is agreed on, or no config could be timed; so the first config must be the
-    best predicted one. A caller may remember the choice for this `scope()` only; in another scope it may differ from
-    that of the other ranks.
+    It is 0 if nothing may be timed, the ranks do not agree, or no config could be timed; so the first config must be
+    the one predicted to be best. A caller may remember the choice for this `scope()` only; in another scope it may
+    differ from that of the other ranks.
 
     Args:
         kernel: The kernel's name.
@@ -217,9 +217,9 @@ def agreed(
 
 
 def scope() -> int:
-    """Return a number for the ranks that choices are made with: 0 for a process alone, else one per group.
+    """Return a number that identifies the group of ranks that now choose configs together; 0 for a process alone.
 
-    Choices in memory are stored by it, so that a choice made alone does not run in a job of several ranks.
+    Choices in memory are stored by this number, so that a choice made alone does not run in a job of several ranks.
 
     >>> scope()
     0
@@ -267,7 +267,7 @@ def _question(kernel: str, problem: Problem | str, configs: Sequence[KernelConfi
 
 
 def _group(agreement: Agreement | None) -> ProcessGroup | None:
-    """Return the group of an agreement, all ranks by default; None for a process without other ranks."""
+    """Return the process group of an agreement (by default all ranks); None for a process without other ranks."""
     distributed = distributed_in_use()
     if distributed is None:
         return None

@@ -1,9 +1,10 @@
-"""Give all ranks that ask the same question the same answer, even if some are late or never come: `Rendezvous`.
+"""`Rendezvous`: exchange values between ranks so that all get the same result, even if some are late or never come.
 
-No collective takes part: a collective hangs if a rank does not come, and pairs with one of the caller's if the ranks
-are at different places. Everything goes through a key-value store that every rank reaches (that of
-`torch.distributed`). An answer is set by one compare-and-set in the store; the first rank to set it decides for all,
-including those that ask later. It is one of:
+A question is a text that identifies one exchange, and its answer is the result that all ranks get. No collective takes
+part: a collective hangs if a rank does not come, and pairs with one of the caller's if ranks are at different points of
+the program. Everything goes through a key-value store that every rank reaches (that of `torch.distributed`). An answer
+is set by one compare-and-set in the store; the first rank to set it decides for all, including those that come later.
+It is one of:
 
 - The combination of the values that every rank posted. The rank that posts last sets it.
 - The reason why there is no such answer, which names the ranks that differ. It is set by a rank whose patience ends, by
@@ -35,11 +36,11 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.25
 
 
 class RankMismatchError(ForetuneError):
-    """The ranks have no common answer; the message names the difference and is the same on each rank."""
+    """An exchange between ranks failed; the message names how they differ, and is the same on each rank."""
 
 
 class Rendezvous:
-    """One rank's end of an exchange of values between ranks, through a key-value store, that gives all one answer.
+    """Exchanges one rank's values with the other ranks' through a key-value store; all ranks get the same answers.
 
     Exceptions of the store are passed on.
 
@@ -47,9 +48,9 @@ class Rendezvous:
         store: The key-value store, each of whose methods is atomic.
         rank: This process's rank in the group.
         size: The number of ranks.
-        patience_s: How long to wait for other ranks, in seconds. Each wait in vain halves it, so that ranks that have
-            diverged lose at most twice this time in total.
-        is_patient: Whether waits in vain leave `patience_s` unchanged.
+        patience_s: How long to wait for other ranks, in seconds. Each wait that ends without them halves it, so that
+            ranks that have diverged lose at most twice this time in total.
+        is_patient: Leave `patience_s` unchanged after such waits.
         names: The ranks' numbers for messages, if those in the job differ from those in the group.
         now: Returns the time in seconds.
         sleep: Waits for some seconds.
@@ -92,18 +93,18 @@ class Rendezvous:
         about: str = "",
         aside: str = "",
     ) -> Any:
-        """Return what `combine` makes of the values of all ranks, in the order of ranks; the same on each rank.
+        """Exchange values with all ranks; return what `combine` makes of their list, by rank: the same on each rank.
 
         Args:
-            question: A text with everything that the answer depends on, the same on each rank.
+            question: A text that identifies this exchange, the same on each rank.
             mine: Returns this rank's value, which must be valid JSON. Called only if there is no answer yet, and before
                 waiting for the others.
             combine: Combines the values; one of the ranks calls it.
             about: The name of the question in errors, if not its text.
-            aside: A text to add to the error if this rank waits in vain.
+            aside: A text to add to the error if the other ranks do not come in time.
 
         Raises:
-            RankMismatchError: There is no such answer, on any rank.
+            RankMismatchError: The values of all ranks did not come together; every rank raises it.
         """
         if (answer := self._answer(question)) is None:
             try:
@@ -118,11 +119,17 @@ class Rendezvous:
         return value
 
     def leave(self, question: str, reason: str) -> None:
-        """Make all ranks that ask this question, now or later, raise this reason, unless it has an answer."""
+        """End an exchange (a question) with an error: all ranks that take part, now or later, raise this reason.
+
+        Does nothing if the exchange has an answer.
+        """
         self._settle(question, None, reason)
 
     def is_over(self, question: str) -> bool:
-        """Return whether a question has an answer, or a value that this rank posted before it was restarted."""
+        """Return whether the exchange `question` has a result, or this rank has posted its value.
+
+        It may have done so before it was restarted.
+        """
         return self.store.check([f"{question}/answer"]) or self.store.check([f"{question}/posts of {self.rank}"])
 
     def by_value(self, values: Sequence[object]) -> str:
@@ -141,18 +148,21 @@ class Rendezvous:
         return f"rank{'s' * (len(ranks) > 1)} {', '.join(str(self.names[rank]) for rank in ranks)}"
 
     def _answer(self, question: str) -> bytes | None:
-        """Return the answer to a question as it is stored; None if there is none yet."""
+        """Return the stored bytes of the result of the exchange `question`; None if there is none yet."""
         key = f"{question}/answer"
         return self.store.get(key) if self.store.check([key]) else None
 
     def _settle(self, question: str, value: Any, reason: str = "") -> bytes:
-        """Store the answer to a question, or the reason for none, unless one is stored; return what is stored."""
+        """Store the result of the exchange `question`, or the reason for an error, unless one is stored.
+
+        Returns the stored bytes.
+        """
         return self.store.compare_set(f"{question}/answer", "", json.dumps([value, reason]))
 
     def _post(self, question: str, mine: str, combine: Callable[[list[Any]], Any]) -> bytes | None:
-        """Post this rank's value (JSON) for a question; as the last rank, combine all values and return the answer.
+        """Post this rank's value (JSON) for the exchange `question`.
 
-        Otherwise return None.
+        The last rank to post combines all values, stores the result and returns it; other ranks get None.
         """
         if self.store.add(f"{question}/posts of {self.rank}", 1) > 1:
             return None  # another thread has posted, or this rank before it was restarted
@@ -163,14 +173,14 @@ class Rendezvous:
         return self._settle(question, combine(everyones))
 
     def _wait(self, question: str, about: str, aside: str) -> bytes:
-        """Wait until an answer is in the store, and return the stored bytes.
+        """Wait until the result of the exchange `question` is in the store, and return the stored bytes.
 
-        After `patience_s`, store an error for all ranks, unless another rank has stored an answer by then, and return
-        what is stored.
+        After `patience_s`, store an error for all ranks, unless another rank has stored a result by then, and return
+        the stored bytes.
 
         Args:
-            question: The key of the question.
-            about: A short description of the question, for the error.
+            question: The text that identifies the exchange.
+            about: A short description of the exchange, for the error.
             aside: The end of the error's text.
         """
         patience_s, pause_s = self.patience_s, FIRST_PAUSE_S
@@ -193,16 +203,16 @@ class Rendezvous:
             self.store.add("waiting", -1)
 
     def _missing(self, question: str) -> str:
-        """Return a text that names the ranks that have not posted a value for a question."""
+        """Return a text that names the ranks that have not posted a value for the exchange `question`."""
         missing = [rank for rank in range(self.size) if not self.store.check([f"{question}/value of {rank}"])]
         return f"{self.named(missing)} did not reach" if missing else "a rank ended before it had answered"
 
     def _release_all(self) -> None:
-        """If all ranks wait for different answers, store that as the error of each, which ends the waits.
+        """If all ranks wait for the results of different exchanges, end each wait with an error that says so.
 
-        All of them did wait at one moment: each had stored its question before this method looked for an answer to it,
-        in vain. (With several threads per rank, one may have waited while another could have gone on; then the ranks
-        are released too early.)
+        All of them did wait at one moment: each had stored the name of its exchange before this method looked for the
+        result, and there was none. (With several threads per rank, one may have waited while another could have gone
+        on; then the ranks are released too early.)
         """
         keys = [f"waits of {rank}" for rank in range(self.size)]
         if not self.store.check(keys):

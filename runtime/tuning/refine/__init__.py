@@ -1,1 +1,1 @@
-"""Refine choices with the calls of a running program; see `refinement.py`."""
+"""Mode `refine`: find the fastest config by timing the calls of a running program; see `refinement.py`."""

@@ -1,4 +1,4 @@
-"""Times of calls, the limit of the cost of exploring, and the reasons not to explore now."""
+"""Functions for mode `refine`: time calls (`CudaEvents`), limit the cost of exploring, and tell when to pause it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,9 @@ _MOST_GAP = 0.02
 
 
 def check_cost(max_cost: Any = None) -> dict[str, float]:
-    """Return the argument of `Race` for a share or seconds ("2s") that exploring may cost.
+    """Check how much exploring may cost, a share of the time or seconds ("2s"), and return it as `Race`'s argument.
 
-    None means FORETUNE_MAX_COST, or else 1 %.
-
-    Raises `ForetuneError` for anything else.
+    None means FORETUNE_MAX_COST, or else 1 %. Raises `ForetuneError` for anything else.
 
     >>> check_cost(0.02), check_cost("3s")
     ({'max_cost': 0.02}, {'max_s': 3.0})
@@ -49,8 +47,8 @@ def check_cost(max_cost: Any = None) -> dict[str, float]:
 class CudaEvents:
     """Times calls with CUDA events on the current stream, without waiting for them.
 
-    If the device reaches the first event before the kernel is launched, the time has the rest of the launch in it. That
-    is where the program, rather than the GPU, decides how long a step takes.
+    If the device reaches the first event before the kernel is launched, the time includes a wait for the host. `read`
+    marks such times, which occur if the host rather than the GPU limits the program's speed.
     """
 
     #: Pairs of events that can be used again, by device.
@@ -110,7 +108,7 @@ def is_deterministic() -> bool:
 
 
 def why_paused() -> str:
-    """Return why no config may be explored now, "" if it may."""
+    """Return the reason why no config may be explored now; "" if exploring is allowed."""
     if is_deterministic():
         return "torch.use_deterministic_algorithms is on"
     if is_pinned():

@@ -1,4 +1,4 @@
-"""`Race`: decide which configs the calls of an op run, and which one they run in the end."""
+"""`Race`: decide which config each call of an op tries, and from their times, which config is the best."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Race:
     """A race of configs over real calls, each of which times one config.
 
     One of each two calls runs the current choice, in an order that does not repeat (the Thue-Morse sequence), because
-    data may come in turns. The others run the remaining candidates in turn, the least often timed first, as in a race
-    with blocking (Maron and Moore 1994, "Hoeffding races"; Birattari et al. 2002, "F-Race"). A candidate is dropped
-    once it is significantly slower than the current choice (successive elimination; Even-Dar et al. 2006). The bounds
-    are Bayesian: the log time of a call is a level that all configs share and that drifts, plus the config's log
+    different data may alternate. The others run the remaining candidates in turn, the least often timed first, as in a
+    race with blocking (Maron and Moore 1994, "Hoeffding races"; Birattari et al. 2002, "F-Race"). A candidate is
+    dropped once it is significantly slower than the current choice (successive elimination; Even-Dar et al. 2006). The
+    bounds are Bayesian: the log time of a call is a level that all configs share and that drifts, plus the config's log
     slowdown, plus noise. A Kalman filter estimates all of them, with the predicted slowdowns as the prior. So the clock
     and other data move the level rather than a config's slowdown. Calls are planned and times are added many at a time,
     which costs the host little in each call.
@@ -98,12 +98,12 @@ class Race:
         return int(self.alive.sum()) == 1 or self._since_joined >= CALLS
 
     def join(self, config: int) -> None:
-        """Let a config take part, because its binary is ready."""
+        """Let a config take part in the race from now on; call this when its binary is ready."""
         self.ready[config], self._since_joined = True, 0
         self._choose()
 
     def recall(self, config: int, slowdown: float, deviation: float, calls: int) -> None:
-        """Add what an earlier process measured of a config.
+        """Add an earlier process's measurement of a config.
 
         Args:
             config: The config's position.
@@ -154,11 +154,11 @@ class Race:
         return planned
 
     def undo(self, planned: Sequence[int]) -> None:
-        """Take back calls that were planned and do not run."""
+        """Subtract planned calls that will not run from the counts of calls."""
         self.count(planned, -1)
 
     def count(self, configs: Sequence[int], sign: int = 1) -> None:
-        """Count calls that run these configs, or with -1 take them back."""
+        """Add a call of each of these configs to the counts of calls, or with `sign` -1 subtract it."""
         for config in configs:
             self.calls[config] += sign
         if not (self.alive & ~self.ready).any():
@@ -217,13 +217,13 @@ class Race:
         return float(self.calls @ excess) / max(int(self.calls.sum()), 1)
 
     def _deviations(self, other: int) -> NDArray[np.float64]:
-        """Return the standard deviation of the difference between each config's log slowdown and another one's."""
+        """Return the standard deviation of each config's log slowdown minus that of config `other`, (n_configs,)."""
         at, variances = other + 1, self._cov.diagonal()
         result: NDArray[np.float64] = np.sqrt(np.maximum(variances + variances[at] - 2 * self._cov[at], 0.0)[1:])
         return result
 
     def _choose(self) -> None:
-        """Update the current choice, and drop the configs that are slower."""
+        """Update the current choice from the estimates, and drop the configs that are significantly slower."""
         logs, deviations = self._mean[1:] - self._mean[1], self._deviations(0)
         faster = self.alive & self.ready & (self.seen > 0) & (logs + _CERTAIN * deviations < -MARGIN)
         self.best = 0

@@ -1,4 +1,4 @@
-"""Refine the choice of a config with an op's own calls: `Refinement`, and `foretune.refining`.
+"""`Refinement`: find an op's fastest config by timing its own calls (mode `refine`); `refining` shows the results.
 
 The first call of a problem runs the predicted config. Later calls run other configs of the shortlist in turn, as `Race`
 decides, and each is timed with two CUDA events that are read once they have completed. No call waits for a compilation,
@@ -57,7 +57,7 @@ class Refinement(Generic[C]):
         name: The kernel's name.
         problem: The problem, or a text for it.
         candidates: The shortlist; the predicted config first.
-        slowdowns: Their predicted slowdowns, (n_candidates,).
+        slowdowns: The candidates' predicted slowdowns, (n_candidates,).
         watch: Times the calls.
         store: Keeps the results; None for memory only.
         limit: As `check_cost` returns it.
@@ -105,16 +105,16 @@ class Refinement(Generic[C]):
         renew_in_children(self)
 
     def renew(self) -> None:
-        """Create the lock; see `renew_in_children`."""
+        """Create a new lock, at construction and in forked processes (see `renew_in_children`)."""
         self._lock = threading.Lock()
 
     def run(self, launch: Callable[[C], R], compile_one: Callable[[C], Sequence[Future[Any]]], scale: float = 1.0) -> R:
-        """Launch a call with the config that is due.
+        """Launch a call: with the final config if it is decided, else with the one that this call is to try.
 
         Args:
             launch: Launches a config.
             compile_one: Starts to compile a config for calls like this one, and returns the jobs.
-            scale: The time that is predicted for the call with the first config, in any unit that is always the same.
+            scale: The predicted time of the call with the first config, in any unit, the same for all calls.
         """
         if self.final is not None:
             return launch(self.final)
@@ -146,7 +146,7 @@ class Refinement(Generic[C]):
         return result
 
     def _chosen(self) -> int:
-        """Return the position of the config that is the choice now."""
+        """Return the position of the config that calls run now if they do not explore."""
         if self.final is not None:
             return self.candidates.index(self.final)
         return 0 if self._why_paused else self.race.best
@@ -172,9 +172,10 @@ class Refinement(Generic[C]):
         return at, self._unread < _MOST_UNREAD
 
     def _review(self, compile_one: Callable[[C], Sequence[Future[Any]]]) -> None:
-        """Read times, decide if that is possible, and plan the next calls, or some calls without exploring.
+        """Read the times of past calls, decide on a config if possible, else plan which configs the next calls run.
 
-        It takes longer than the rest of a call, so it is called once in many calls. `compile_one` is as for `run`.
+        If there is nothing to explore now, a number of calls without exploring is planned. This method is slow, so it
+        is called once in many calls. `compile_one` is as for `run`.
         """
         race = self.race
         if self._planned:
@@ -209,7 +210,7 @@ class Refinement(Generic[C]):
             self._planned = race.plan(most)[::-1]
 
     def _read(self) -> None:
-        """Read the times of calls that have completed, and add them to the race, or among ranks keep them for it."""
+        """Read the times of completed calls, and add them to the race; with several ranks, keep them until `_meet`."""
         configs, logs = self._held
         known, waited = len(configs), 0
         for (at, scale), time_us in self._watch.read():
@@ -233,7 +234,7 @@ class Refinement(Generic[C]):
             in_background(self._saving(None))
 
     def _compile(self, compile_one: Callable[[C], Sequence[Future[Any]]]) -> None:
-        """Let the configs join whose binaries are ready, and start to compile the next ones."""
+        """Add the configs whose binaries are ready to the race, and start to compile the next ones."""
         for at, jobs in list(self._compiling.items()):
             if all(job.done() for job in jobs):
                 del self._compiling[at]
@@ -252,15 +253,15 @@ class Refinement(Generic[C]):
                     self._left_out(at)
 
     def _left_out(self, at: int) -> None:
-        """Remove the config at a position, which cannot be compiled.
+        """Remove the config at a position, which cannot be compiled, from the race.
 
-        Where several ranks decide together it stays, without a time, so that all of them choose the same config.
+        If several ranks decide together it stays, without a time, so that all of them choose the same config.
         """
         if not self._ranks:
             self.race.drop(at)
 
     def _recall(self) -> None:
-        """Add the results that earlier processes stored, if they have been read from the disk."""
+        """Add the results of earlier processes to the race, once they have been read from the disk."""
         if self._loading is None or not self._loading.done():
             return
         loading, self._loading = self._loading, None
@@ -276,9 +277,9 @@ class Refinement(Generic[C]):
             self._left = [at for at in self._left if at == self._known]
 
     def _meet(self, calls: int) -> None:
-        """Exchange times with all ranks, after `calls` calls of each, and decide together.
+        """Exchange times with all ranks, after `calls` calls of each, and decide on the same config if possible.
 
-        A config counts as slow as on its slowest rank.
+        A config's time is that on its slowest rank.
         """
         own = copy.deepcopy(self.race)
         if self._held[0]:
@@ -316,7 +317,7 @@ class Refinement(Generic[C]):
             in_background(self._saving(self.final))
 
     def _saving(self, decided: C | None) -> Callable[[], None]:
-        """Return a job that stores the present results."""
+        """Return a function, to be run in a thread, that stores the present results; `decided` is the final config."""
         store, times = self._store, self.times()
         assert store is not None
 
@@ -327,7 +328,7 @@ class Refinement(Generic[C]):
         return save
 
     def times(self) -> dict[C, RefinedTime]:
-        """Return the results of the configs that have been timed."""
+        """Return the results of each config that has been timed."""
         race = self.race
         return {
             one: RefinedTime(int(race.seen[at]), race.time_us(at), *race.slowdown(at))
@@ -351,13 +352,13 @@ _all: dict[Hashable, Refinement[Any]] = {}
 
 
 def refinement_of(key: Hashable, make: Callable[[], Refinement[C]]) -> Refinement[C]:
-    """Return the refinement of a key; `make` creates it at the first call."""
+    """Return this process's `Refinement` for a key; `make` creates it at the first call."""
     found = _all.get(key)
     return found if found is not None else _all.setdefault(key, make())
 
 
 def refining() -> Refining:
-    """Return what the calls of this process have shown in mode `refine`, by kernel, problem and config.
+    """Return the results of this process's calls in mode `refine`: a row for each kernel, problem and config.
 
     Each row has the number of timed calls, the mean time of a call, the 95 % interval of its difference from the
     predicted config, and the microseconds that the config saves in each call. `foretune cache show --refining` shows
@@ -374,7 +375,7 @@ def refining() -> Refining:
 
 @dataclass
 class Store(Generic[C]):
-    """The results of one problem in the choice cache and in the log of FORETUNE_LOG.
+    """Stores the results of mode `refine` for one problem in the choice cache and in the log of FORETUNE_LOG.
 
     Attributes:
         problem: The problem that represents the calls.
@@ -391,7 +392,7 @@ class Store(Generic[C]):
     bundle: Callable[[], str]
 
     def load(self) -> Refined | None:
-        """Return what earlier processes stored."""
+        """Return the results that earlier processes stored; None if there are none."""
         return self._cache.refined(self.problem)
 
     def save(self, times: dict[C, RefinedTime], decided: C | None) -> None:
@@ -408,5 +409,8 @@ class Store(Generic[C]):
 
     @cached_property
     def _cache(self) -> ChoiceCache:
-        """The choice cache, found once: to hash a large source takes 50 ms of Python, and other threads wait for it."""
+        """The kernel's choice cache, opened at the first use only.
+
+        Opening it hashes the kernel's source, which can take 50 ms of Python, during which other threads wait.
+        """
         return self.open()
