@@ -66,7 +66,7 @@ class RmsNormRopeComparison:
         return {name: _backward_of(function, inputs) for name, function in ways.items()}
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath:
-        """Return the host times of the op and of a bare launch of its kernel."""
+        """Measure the host time of a call of the op and of a bare launch of its kernel."""
         from .op import rms_norm_rope
 
         family = RmsNormRopeForward()
@@ -80,7 +80,7 @@ class RmsNormRopeComparison:
         )
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
-        """Return the goals: to be faster than every contender."""
+        """Return the goals, judged by measured `rows`: to be faster than every contender."""
         return judge_predicted(rows, dict.fromkeys(("eager", "compile", "liger"), (1.0,)))
 
 

@@ -74,7 +74,7 @@ def quantize_rows_128(x: torch.Tensor, fp8: torch.dtype = FP8) -> Quantized:
 def quantize_blocks_128(w: torch.Tensor) -> Quantized:
     """Return w, (..., N, K), in fp8, and its scales, (..., blocks of N, blocks of K): one per 128x128.
 
-    DeepSeek's weights are quantized so. The quantized transpose is the transpose of both results, so dX of a layer uses
+    DeepSeek's weights have such scales. The quantized transpose is the transpose of both results, so dX of a layer uses
     the same rounded weights as the forward pass.
 
     >>> fp8, scales = quantize_blocks_128(torch.randn(4, 256, 200))
@@ -181,7 +181,7 @@ def dequantized_columns(
         row: The group's first row.
         size: The number of its rows.
         group: Its index.
-        blockwise: The kind of scales.
+        blockwise: Whether there is a scale per 128 rows; otherwise there is one per column of the group.
         dtype: The dtype of the result.
     """
     columns, first = len(xt), row // SCALED + group
