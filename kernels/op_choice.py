@@ -29,7 +29,7 @@ def how_chosen(mode: str | None, same_bits: bool | None, invariant: str | None) 
 
 
 class HowChosen(NamedTuple):
-    """The options that decide the configs of an op's calls: the mode, and what must keep the bits of results."""
+    """The options that decide the configs of an op's calls: the mode, and whether results must keep the same bits."""
 
     mode: Mode
     same_bits: bool | None = None
@@ -55,7 +55,7 @@ class HowChosen(NamedTuple):
     def is_free(self) -> bool:
         """True if a call may run a kernel that has no config, so that nothing is predicted, timed or pinned.
 
-        Not in mode "off", which runs the default config, nor where the bits must be those of a config.
+        False in mode "off", which runs the default config, and if results must have the bits of a certain config.
         """
         is_bound = self.invariant is not None or is_requested(self.same_bits)
         return self.mode is not Mode.OFF and not is_bound
