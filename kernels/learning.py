@@ -319,7 +319,7 @@ def datasets_merged(data: DataLike | Sequence[DataLike]) -> Dataset:
 def families_in(
     dataset: Dataset, only: FamilyLike | Sequence[FamilyLike] | None = None, bundle: Bundle | None = None
 ) -> dict[str, Family]:
-    """Return families by name: those in `only` if given, otherwise those in a dataset, and with a bundle also in it.
+    """Return families by name: those in `only` if given, otherwise those in the dataset (and the bundle, if given).
 
     Kernels that were only logged while they were tuned, and that no family declares, are left out with a warning if
     the dataset has other families.

@@ -13,9 +13,9 @@ _SEPARATOR = ";"
 
 
 def how_chosen(mode: str | None, same_bits: bool | None, invariant: str | None) -> str | None:
-    """Return an op's options `mode`, `same_bits` and `invariant` as the operator's option `mode`.
+    """Encode an op's options `mode`, `same_bits` and `invariant` as one text, the operator's option `mode`.
 
-    Plain Python that Dynamo can trace. Without the last two it is `mode` itself.
+    This is plain Python that Dynamo can trace. Without `same_bits` and `invariant` the result is `mode` itself.
 
     >>> how_chosen("predict", None, None), how_chosen(None, True, "m")
     ('predict', ';1;m')

@@ -377,5 +377,5 @@ def emit(result: Any, as_json: bool, caption: str = "", /, **places: Path) -> No
 
 
 def left_out_of(dataset: Dataset) -> dict[str, Any]:
-    """Return the rows of a dataset's files that cannot be read, for --json; a warning names them too."""
+    """Return a JSON field "left_out" that names the rows of a dataset's files that cannot be read."""
     return {"left_out": [one.to_json() for one in dataset.left_out]}

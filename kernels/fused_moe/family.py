@@ -271,8 +271,9 @@ class FusedMoeFamily(DeclaredFamily):
     def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
         """Return the numerics class: BLOCK_SIZE_K, and the instruction of a tile.
 
-        In fp8 also that of the transposed tile, because the engines swap the operands of small tiles on some devices,
-        and whether a tile has several scales of the weights, which are then multiplied in another order.
+        In fp8 the class also includes the instruction of the transposed tile, because the engines swap the operands of
+        small tiles on some devices, and whether a tile has several scales of the weights, which are then multiplied in
+        another order.
         """
         step, warps = config["BLOCK_SIZE_K"], config.num_warps
         found = step, instruction_of(config["BLOCK_SIZE_M"], warps)

@@ -242,8 +242,8 @@ def is_unaligned(problem: Problem) -> bool:
 def _held_rows(problem: Problem, knobs: Mapping[str, Column]) -> Column:
     """Return the number of operand elements that a program holds in registers before storing them to shared memory.
 
-    Each takes a register. These elements are in rows that do not start at multiples of 4 bytes, the minimum that
-    cp.async copies directly (PTX ISA).
+    These are the elements of operands whose rows do not start at multiples of 4 bytes, the minimum that cp.async copies
+    directly (PTX ISA). Each takes a register.
     """
     import numpy as np
 

@@ -5,8 +5,8 @@ same as their `grouped_mm`, with the gathering of tokens, the bias, the routing 
 the products; the input is not copied to (tokens * topk, hidden).
 
 In models that transformers quantizes to fp8 in blocks of 128x128, it computes the same as their `grouped_mm` of fp8
-experts, with `foretune.scaled_grouped_gemm`, which quantizes the input per 1x128 block. The experts are frozen; the
-gradient of the input is the op's.
+experts, with `foretune.scaled_grouped_gemm`, which quantizes the input per 1x128 block. The experts get no gradient;
+the input gets that of this op.
 
 `foretune.use("torchtitan")` replaces `GroupedExperts._grouped_mm`, through which torchtitan's experts multiply. Like
 the `torch._grouped_mm` that it replaces, it does not write rows after the last offset, which belong to no expert.

@@ -46,7 +46,7 @@ _KNOWN = {"warmup", "rep", "is_vetted_benchmarking", "device_type"}
 def install(k: Length = DEFAULT_K, bundle: Bundle | Path | str | None = None) -> Callable[[], None]:
     """Limit Inductor's choices, and return a function that removes the limits.
 
-    If this torch has no such hooks, nothing is limited, with one warning; nor with FORETUNE_MODE=off.
+    Nothing is limited with FORETUNE_MODE=off, or, with one warning, if this torch lacks the hooks.
 
     Args:
         k: How many choices of each op are kept; see `foretune.use`.
@@ -117,7 +117,7 @@ class Limits:
     def of_callers(self, choices: Sequence[Any]) -> list[Any]:
         """Return those of one op's choices that are kept; the code of all of them is already generated.
 
-        With k=1 there is one, because Inductor neither times a list of one nor, if it is ATen's, compiles it.
+        With k=1 there is one choice, because Inductor neither times a list of one nor, if it is ATen's, compiles it.
         """
         from ..inductor.choices import caller_config, caller_problem, one_choice
 
@@ -151,8 +151,8 @@ class Limits:
     def of_reduction(self, source: str, touched_bytes: Callable[[], int]) -> str:
         """Return a generated kernel's source, with predicted configs if it is a reduction that the bundle has learned.
 
-        These are at most `MOST_TIMED` configs predicted fastest, and the one of Inductor's list that is. With k=1 there
-        is one config (see `chosen`), or on an arch that the bundle does not know, Inductor's own list.
+        These are at most `MOST_TIMED` configs predicted fastest, and the one of Inductor's list predicted fastest. With
+        k=1 there is one config (see `chosen`), or on an arch that the bundle does not know, Inductor's own list.
 
         Args:
             source: The kernel's source.

@@ -135,7 +135,7 @@ def _plain(q: torch.Tensor, k: torch.Tensor, rotation: Rotation) -> tuple[torch.
 
 
 def _compiled() -> Implementation:
-    """Return the layer compiled by `torch.compile`, which compiles it again for each problem.
+    """Return `_plain` under `torch.compile`, which compiles it again for each problem.
 
     After many shapes, Dynamo would otherwise use one dynamic compilation for all of them.
     """

@@ -344,7 +344,7 @@ class RmsNormRopeBackward(RmsNormRope):
         """Return the config that `same_bits` keeps, which is among the best on the shipped data.
 
         Each config is a class of its own: a tile's tokens and heads, and its number, decide the order of the sum of the
-        weights' gradients, and stages how threads share a head (tests/kernels/test_numerics_compiled.py).
+        weights' gradients, and num_stages how threads share a head (tests/kernels/test_numerics_compiled.py).
         """
         block = block_constants(problem["head_dim"])["BLOCK"]
         heads, warps = (16, 4) if block <= 64 else (2, 1) if block <= 128 else (1, 1)

@@ -149,7 +149,7 @@ def scaled_grouped_gemm(
 def _how_chosen(
     mode: str | None, same_bits: bool | None, invariant: str | None, x_scale: Any, granularity: str
 ) -> str | None:
-    """Return `mode`, `same_bits` and `invariant` as one option, as `how_chosen` does.
+    """Check `invariant`, and encode `mode`, `same_bits` and `invariant` as one text (see `how_chosen`).
 
     Raises:
         ForetuneError: `invariant` is given, but quantizing x makes each row of the result depend on all rows.

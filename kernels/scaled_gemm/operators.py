@@ -139,7 +139,7 @@ def _run(
     """Return y = x @ w.T with the scales applied, (rows, N) in bf16.
 
     x (rows, K) and w are fp8. w is (N, K), or (groups, N, K) with group sizes. The shapes of the scales are those of
-    `scales.scale_shapes`. Rows that belong to no group are zero if `zeroes` or under FORETUNE_CHECK, otherwise they are
+    `space.scale_shapes`. Rows that belong to no group are zero if `zeroes` or under FORETUNE_CHECK, otherwise they are
     uninitialized.
     """
     check_aligned(x, w)

@@ -173,7 +173,7 @@ def dequantized_columns(
     blockwise: bool,
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
-    """Return the columns of one group, (columns, size), from a transposed copy of `both_ways.quantize_both_ways`.
+    """Dequantize one group's part, (columns, size), of a transposed copy by `both_ways.quantize_both_ways`.
 
     Args:
         xt: The copy in fp8.
@@ -181,7 +181,7 @@ def dequantized_columns(
         row: The group's first row.
         size: The number of its rows.
         group: Its index.
-        blockwise: Whether there is a scale per 128 rows; otherwise there is one per column of the group.
+        blockwise: Whether each column has a scale per 128 rows of the group; otherwise it has a single one.
         dtype: The dtype of the result.
     """
     columns, first = len(xt), row // SCALED + group
