@@ -84,8 +84,8 @@ def prune(
         bundle: The bundle that predicts, or its folder; the shipped one if None.
         expected_calls: Instead of `k`: keep as many configs as pay for themselves over this many calls.
         call_us: How long one call takes, in microseconds, for `expected_calls`; the family's estimate if None.
-        same_bits: Keep only configs whose results have the same bits as those of the family's default config, so that
-            pruning and tuning change no result. None: as FORETUNE_SAME_BITS says.
+        same_bits: Keep only configs whose results have the same bits as those of the family's `same_bits_config`, the
+            default config in most families, so that tuning changes no result. None: as FORETUNE_SAME_BITS says.
         invariant: The same, with one class of bits for all sizes of this dimension, so that the result of a row does
             not depend on the other rows: "m", or the family's own name of its rows.
 
@@ -193,7 +193,7 @@ def cover(
     same_bits: bool | None = None,
     invariant: str | None = None,
 ) -> Cover:
-    """Choose a few configs that together lose least over a range of sizes known only at run time, and their dispatch.
+    """Choose a few configs that together lose least over a range of run-time sizes, and which one runs at each size.
 
     `Cover.config_for(size)` is a few comparisons of Python integers, so nothing waits for the device. A function under
     `torch.compile` stays dynamic and is compiled once for each range of sizes that it meets.
@@ -435,9 +435,9 @@ def tune(
 
 
 def _with_family(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return a function's arguments with `family` replaced by the family that it names; None stays None.
+    """Return the arguments of a function above with `family` replaced by the object that it names; None stays None.
 
-    `same_bits` and `invariant` become a restriction of the family.
+    `same_bits` and `invariant` are removed: the family then supports only the configs that they allow.
     """
     kept = {name: arguments.pop(name) for name in ("same_bits", "invariant") if name in arguments}
     family = arguments["family"]

@@ -127,7 +127,7 @@ def with_ranges(own: R, given: Mapping[str, Sequence[int]], valid: Mapping[str, 
 
 
 def accumulator_registers(block_m: Any, block_n: Any, num_warps: Any) -> Any:
-    """Return the float32 accumulators of one thread for a block_m x block_n tile; for numbers or arrays."""
+    """Return the number of float32 accumulators per thread for a block_m x block_n tile; takes numbers or arrays."""
     return block_m * block_n / (32 * num_warps)
 
 
@@ -153,7 +153,7 @@ def programs_that_fit(
 
 
 def exchange_bytes(block_m: int, block_n: int, num_warps: int, arch: str) -> int:
-    """Return the shared memory in bytes that converts a program's output tile to the layout in which it is stored.
+    """Return the bytes of shared memory that a program needs to convert its output tile to the layout of its stores.
 
     The tile is block_m x block_n, with 16 bits per element. The conversion handles as many rows at a time as one
     instruction of each warp covers, in both layouts.
@@ -230,7 +230,7 @@ def no_consumers(knobs: Knobs, device: DeviceSpec) -> str | None:
 
 
 def wrong_tile_of_all_warps(knobs: Knobs) -> str | None:
-    """Return why a tile is not valid for kernels without CONSUMERS, or None.
+    """Return why a tile is not valid for kernels whose warps all load and multiply (no CONSUMERS), or None.
 
     >>> wrong_tile_of_all_warps({"BLOCK_M": 128, "BLOCK_N": 160})
     'BLOCK_N cannot be 160 with CONSUMERS = 0: a power of two between 16 and 256'

@@ -198,7 +198,7 @@ class TiledWork:
     def columns(
         self, dims: Sequence[Any], blocks: Sequence[Floats], m_tiles: Floats, n_tiles: Floats, **times_us: Floats
     ) -> dict[str, Floats]:
-        """Return features by name: those of the tiles, and the logarithm of each time.
+        """Return features by name: numbers and padding of tiles, steps and rounds, and the logarithm of each time.
 
         `dims` are M, N and K, and `blocks` are BLOCK_M, BLOCK_N and BLOCK_K.
         """

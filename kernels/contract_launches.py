@@ -82,7 +82,10 @@ def _wide(family: TritonFamily, shape: dict[str, int]) -> list[dict[str, int]]:
 def _supported(
     family: TritonFamily, shape: Mapping[str, int], sizes: Mapping[str, Sequence[int]], device: DeviceSpec
 ) -> Problem:
-    """Return the problem of a shape, with as few sizes as possible rounded so that a config runs it."""
+    """Return the problem of a shape, after replacing as few sizes as possible so that some config supports it.
+
+    A size is replaced by one of the last two of its dimension in `sizes`: a multiple of 16, or the largest tile.
+    """
     options = [(shape[dim], sizes[dim][-1], sizes[dim][-2]) for dim in family.dims]
     for chosen in sorted(product(range(3), repeat=len(options)), key=sum):
         dims = {dim: some[place] for dim, some, place in zip(family.dims, options, chosen, strict=True)}
@@ -95,9 +98,9 @@ def _supported(
 def covering_launches(
     family: Measurable, problems: Sequence[Problem], device: DeviceSpec, most: int
 ) -> list[tuple[KernelConfig, Problem]]:
-    """Return few pairs of a config and a problem that it supports, which together cover what the pairs of all cover.
+    """Return a few pairs of a config and a problem that it supports, enough to cover what all such pairs cover.
 
-    That is: each value of each knob, each shape, dtype and flag, each tile with a smaller and with a larger size that
+    They cover each value of each knob, each shape, dtype and flag, each tile with a smaller and with a larger size that
     it does not divide, and one launch where no tile divides its size. The same arguments give the same pairs.
 
     Args:

@@ -49,7 +49,7 @@ BANDS_AND_PROGRAMS = {"GROUP_M": (1, 1), "PROGRAMS_PER_SM": (1, 1)}
 class GroupedFeatures(Family):
     """Base class of families whose features are computed in groups of columns.
 
-    A group has the columns that depend on the same things, such as only the config, so that they are computed once.
+    The columns of a group depend on the same inputs, such as the config alone, and are computed once for equal inputs.
     """
 
     def call_features(self, problem: Problem, device: DeviceSpec, configs: Configs) -> Groups:
@@ -241,7 +241,7 @@ class SteppedFamily(GemmFamily):
         return None
 
     def supports_by(self, problem: Problem) -> Hashable:
-        """Return the properties of a problem on which `supports` depends; equal ones give equal answers."""
+        """Return the properties of a problem on which `supports` depends; with equal ones it returns the same."""
         n, k, step = problem["n"], problem["k"], self.width_step
         return problem.dtype, problem.flags, min(n, k, groups_of(problem)) < 1, n % step, k % step
 
@@ -256,7 +256,7 @@ class RangedFamily(SteppedFamily):
 
     @abstractmethod
     def ranged_space(self, **ranges: Sequence[int]) -> tuple[KernelConfig, ...]:
-        """Return every config worth measuring, for all devices, with values that replace those of ranges."""
+        """Return every config worth measuring, for all devices; `ranges` replace the default values of knobs."""
 
     def full_space(self) -> tuple[KernelConfig, ...]:
         """Return every config worth measuring, for all devices."""

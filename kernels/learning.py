@@ -56,9 +56,9 @@ def collect_dataset(
         family: The families, which must be `Measurable`.
         out: The dataset's folder.
         cases: The problems to measure; if None, those of `known`, or those that each family draws.
-        plan: Which configs of each problem are measured: "exhaustive" all; "thin" a `share`, of which an estimate ranks
-            most and chance draws the others; "adaptive" the same, ranked by a model that learns during the run;
-            "missing" those that `known` does not have.
+        plan: Which configs of each problem are measured: "exhaustive" all; "thin" a `share`, in part those that a
+            bundle or an estimate ranks first and in part random ones; "adaptive" the same, ranked by a model that
+            learns during the run; "missing" those that `known` does not have.
         known: The dataset that `plan="missing"` adds to.
         share: The part of each problem's configs that "adaptive" or "thin" tries, such as 0.03.
         budget_s: Seconds after which it stops.
@@ -181,7 +181,7 @@ def adapt(
 
 
 def ranker_for(names: Collection[str], winners: Sequence[str]) -> Callable[[], LightGBMRanker]:
-    """Return what makes the rankers to train: plain ones, or ones that also learn the winners of serving engines.
+    """Return a function that makes an untrained ranker: a plain one, or one that also learns serving engines' winners.
 
     Args:
         names: The families to train.
@@ -294,7 +294,7 @@ def report(
 def evaluation_of(
     dataset: Dataset, family: Family, bundle: Bundle | None, rivals: Rivals, split: str, jobs: int
 ) -> Evaluation:
-    """Evaluate a bundle, or without one rankers by cross-validation, on one family's measurements, next to `rivals`.
+    """Evaluate a bundle, or cross-validated rankers if None, and the baselines `rivals` on a family's measurements.
 
     `split` and `jobs` are as for `evaluate`.
     """
@@ -306,7 +306,7 @@ def evaluation_of(
 
 
 def datasets_merged(data: DataLike | Sequence[DataLike]) -> Dataset:
-    """Return one dataset, or several merged."""
+    """Return the given dataset, or several merged into one."""
     from ..datasets.merge import merge_datasets
 
     loaded = [dataset_of(one) for one in _several(data)]
@@ -319,7 +319,7 @@ def datasets_merged(data: DataLike | Sequence[DataLike]) -> Dataset:
 def families_in(
     dataset: Dataset, only: FamilyLike | Sequence[FamilyLike] | None = None, bundle: Bundle | None = None
 ) -> dict[str, Family]:
-    """Return families by name: those in `only` if given, otherwise those in a dataset, and with a bundle also in it.
+    """Return families by name: those in `only` if given, otherwise those in the dataset (and the bundle, if given).
 
     Kernels that were only logged while they were tuned, and that no family declares, are left out with a warning if
     the dataset has other families.

@@ -1,4 +1,4 @@
-"""Read the sizes of models from a table (CSV), or from a Hugging Face config.json, whatever it calls them."""
+"""Read the sizes of models from a table (CSV), or from a Hugging Face config.json, whose field names vary."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ _MOST_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class MoeConfig:
-    """The sizes of a model's experts, as text by the columns of a table of models, and a line with what was read."""
+    """The sizes of a model's experts, as text by column of a table of models, and a line that tells what was read."""
 
     file: Path
     fields: Mapping[str, str]

@@ -34,7 +34,7 @@ def instruction_of(rows: int, num_warps: int) -> str:
 
 
 def padded(length: int, step: int) -> int:
-    """Return the length of a contraction that is rounded up to whole steps.
+    """Return the length of a contraction, rounded up to a multiple of `step`.
 
     >>> padded(2880, 64), padded(2880, 128)
     (2880, 2944)

@@ -161,12 +161,12 @@ class ConfiguredLaunch:
         self._launch: Launch | None = None
 
     def __call__(self, tensors: Sequence[torch.Tensor | None]) -> None:
-        """Launch on the device of the first tensor."""
+        """Launch the kernel on these tensors, on the device of the first one."""
         with on_device_of(tensors[0]):
             (self._launch or self._first)(tensors)
 
     def here(self, tensors: Sequence[torch.Tensor | None]) -> None:
-        """Launch on the current device, which must be that of the tensors."""
+        """Launch the kernel on these tensors, which must be on the current device."""
         (self._launch or self._first)(tensors)
 
     def _first(self, tensors: Sequence[torch.Tensor | None]) -> None:
@@ -192,7 +192,7 @@ class ConfiguredLaunch:
         return prepared(choose(self._family, self._problem, self._device, self._mode, launch))
 
     def _refining(self, chooses: Refinement[KernelConfig], prepared: Callable[[KernelConfig], Launch]) -> Launch:
-        """Return a launch of the config that `chooses` selects at each call, as `prepared` makes it for that config."""
+        """Return a function that launches `prepared` of the config that `chooses` selects, anew at each call."""
         scale = predicted_us(self._family, self._problem, self._device, chooses.candidates[0])
 
         def launch(tensors: Sequence[torch.Tensor | None]) -> None:
@@ -299,7 +299,7 @@ def check_tensor(name: str, tensor: Any) -> None:
 
 
 class Operand(NamedTuple):
-    """Requirements for one tensor of a call."""
+    """Requirements for one tensor of a call: its number of dimensions, its dtype, and whether it is contiguous."""
 
     name: str
     dims: int | None = None  # any number if None

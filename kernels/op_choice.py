@@ -13,9 +13,9 @@ _SEPARATOR = ";"
 
 
 def how_chosen(mode: str | None, same_bits: bool | None, invariant: str | None) -> str | None:
-    """Return an op's options `mode`, `same_bits` and `invariant` as the operator's option `mode`.
+    """Encode an op's options `mode`, `same_bits` and `invariant` as one text, the operator's option `mode`.
 
-    Plain Python that Dynamo can trace. Without the last two it is `mode` itself.
+    This is plain Python that Dynamo can trace. Without `same_bits` and `invariant` the result is `mode` itself.
 
     >>> how_chosen("predict", None, None), how_chosen(None, True, "m")
     ('predict', ';1;m')
@@ -29,7 +29,7 @@ def how_chosen(mode: str | None, same_bits: bool | None, invariant: str | None) 
 
 
 class HowChosen(NamedTuple):
-    """The options that decide the configs of an op's calls: the mode, and what must keep the bits of results."""
+    """The options that decide the configs of an op's calls: the mode, and whether results must keep the same bits."""
 
     mode: Mode
     same_bits: bool | None = None
@@ -55,7 +55,7 @@ class HowChosen(NamedTuple):
     def is_free(self) -> bool:
         """True if a call may run a kernel that has no config, so that nothing is predicted, timed or pinned.
 
-        Not in mode "off", which runs the default config, nor where the bits must be those of a config.
+        False in mode "off", which runs the default config, and if results must have the bits of a certain config.
         """
         is_bound = self.invariant is not None or is_requested(self.same_bits)
         return self.mode is not Mode.OFF and not is_bound

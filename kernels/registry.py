@@ -102,15 +102,16 @@ def families() -> dict[str, Family]:
 
 
 def find_family(family: str | Family | type[Family]) -> Family:
-    """Return the family that is given by its name, its place, its class or itself; the same object each time.
+    """Return the family given by its name, import path, class or the object itself; the same object each time.
 
     Args:
-        family: A name; "package.module:attribute" of an installed module or of one in the working directory; a class,
-            which is instantiated once without arguments; or a family, which is returned unchanged.
+        family: A name; "package.module:attribute" of an installed module or of one in the working directory;
+            "path/to/file.py:attribute"; a class, which is instantiated once without arguments; or a family, which is
+            returned unchanged.
 
     Raises:
         ForetuneError: The name is unknown (the message lists the known ones and how to add one), nothing can be
-            imported from the place, or the value is not a `Family`.
+            imported from the path, or the value is not a `Family`.
 
     >>> find_family("grouped_gemm_dw").knobs[:3]
     ('BLOCK_M', 'BLOCK_N', 'BLOCK_K')
@@ -204,7 +205,7 @@ def _is_family_in(module: Any, value: Any) -> bool:
 
 
 def _module_in(path: Path, attribute: str) -> ModuleType:
-    """Import and return a Python file from its folder; `attribute` is what is looked up in it, for the error."""
+    """Import a Python file and return its module; an error names `attribute`, which the caller will look up in it."""
     path = path.resolve()
     if path.suffix != ".py" or not path.is_file():
         raise ForetuneError(f"there is no Python file {path}")
@@ -241,7 +242,7 @@ def _family_of(value: Any) -> Family:
 
 @cache
 def _made(family: type[Family]) -> Family:
-    """Return the one instance of a family's class; caches about a family are keyed by the object's identity."""
+    """Return the only instance of a family's class, made at the first call: caches are keyed by object identity."""
     try:
         return family()
     except (Exception, SystemExit) as error:
@@ -286,7 +287,7 @@ def judge_predicted(
 
     Args:
         rows: The rows of a comparison. A row without a contender's time does not count for that contender.
-        over: The minimum speedups over each contender, in the order of `judge_least`'s parameters.
+        over: By contender, the minimum speedup of each row and, optionally, of the geometric mean.
         what: The text of a goal, with `{}` for the contender's name.
     """
     from ..runtime.timing.compare import judge_least

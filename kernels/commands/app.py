@@ -110,14 +110,14 @@ class _Helpful:
         super().format_help_text(ctx, formatter)  # type: ignore[misc]
 
     def write_dimensions(self, ctx: Any, formatter: Any) -> None:
-        """Write the options of a family; only `DimensionsCommand` has such."""
+        """Write the options for a family's dimensions; here none, because only `DimensionsCommand` has such options."""
 
     def example(self, ctx: Any) -> str | None:
         """Return the example to show, or None."""
         return self.epilog
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write nothing: the example stands at the top."""
+        """Write nothing, because `format_help_text` has written the example (the epilog) above the help text."""
 
 
 class Command(_Helpful, TyperCommand):
@@ -144,7 +144,7 @@ class Commands(Group):
         return sorted(super().list_commands(ctx), key=ORDER.index)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Keep the words of the command line in `ctx.meta`, without those of another program, and parse them."""
+        """Parse the command line, and store it in `ctx.meta` without the program that `foretune run` starts."""
         ctx.meta[GIVEN] = _own_words(args)
         return super().parse_args(ctx, args)
 
@@ -177,7 +177,7 @@ class Commands(Group):
 
 
 def _own_words(args: Sequence[str]) -> tuple[str, ...]:
-    """Return a command line without the program that `foretune run` starts, and without the words after it."""
+    """Return the words of a command line up to, but not including, the program that `foretune run` starts."""
     end = 1 if args[:1] == ["run"] else len(args)
     while end < len(args) and args[end].startswith("-"):
         has_value = args[end].startswith("--") and "=" not in args[end]
@@ -217,7 +217,7 @@ def command_line(
 def command(
     name: str, example: str, into: typer.Typer = app, **settings: Any
 ) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Register a command.
+    """Return a decorator that registers a function as a command.
 
     Args:
         name: The command's name in its group.
@@ -260,9 +260,9 @@ def _result_alone() -> Iterator[None]:
 
 
 def _are_descriptors() -> bool:
-    """Return whether stdout and stderr are the descriptors 1 and 2.
+    """Return whether Python's stdout and stderr write to the file descriptors 1 and 2.
 
-    They are not in a test, or if one of them is closed.
+    They do not if a test captures them, or if one of them is closed.
     """
     try:
         return (sys.stdout.fileno(), sys.stderr.fileno()) == (1, 2)
@@ -271,7 +271,7 @@ def _are_descriptors() -> bool:
 
 
 def _refuse_empty(given: Sequence[str]) -> None:
-    """Refuse empty words: an unset shell variable leaves one, and no command has a use for it."""
+    """Raise `typer.BadParameter` if a word or an option's value is empty, as an unset shell variable leaves it."""
     for before, word in zip(("", *given), given, strict=False):
         option, equals, value = word.partition("=") if word.startswith("--") else (before, "=", word)
         if equals and not value.strip():
@@ -314,7 +314,7 @@ class Printed:
 class ByFamily:
     """A result that consists of the results of several families, by name, and further fields of the JSON value.
 
-    Each result has a method `table`; the rows and columns are defined below the last table only.
+    Each result has a method `table`. The caption that explains rows and columns is printed below the last table only.
     """
 
     families: Mapping[str, Any]
@@ -333,7 +333,7 @@ class ByFamily:
 
 @dataclass(frozen=True)
 class ByProduct:
-    """The results of the products of one layer, and their problems, by name."""
+    """A result that consists of the results of a layer's products and their problems, both by the product's name."""
 
     products: Mapping[str, Any]
     problems: Mapping[str, Problem]
@@ -377,5 +377,5 @@ def emit(result: Any, as_json: bool, caption: str = "", /, **places: Path) -> No
 
 
 def left_out_of(dataset: Dataset) -> dict[str, Any]:
-    """Return the rows of a dataset's files that cannot be read, for --json; a warning names them too."""
+    """Return a JSON field "left_out" that names the rows of a dataset's files that cannot be read."""
     return {"left_out": [one.to_json() for one in dataset.left_out]}

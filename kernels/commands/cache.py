@@ -319,7 +319,7 @@ def pin(
 
 
 def _pruned_kernel(name: str) -> Any:
-    """Return the autotuner of a kernel with `foretune.prune`."""
+    """Return the autotuner of the kernel package.module.kernel, which must use `foretune.prune`."""
     from ...runtime import Pruner
     from ...runtime.tuning.launches import LaunchFamily, autotuners_named
 

@@ -143,7 +143,10 @@ def device_or_this_gpu(device: str | None) -> DeviceSpec:
 
 
 def bundle_at(path: Path | None) -> Bundle | None:
-    """Return the bundle that --bundle names, or None without --bundle; "shipped" is the shipped one, or that folder."""
+    """Return the bundle that --bundle names, or None without --bundle.
+
+    "shipped" names the shipped bundle, unless there is a folder of this name.
+    """
     from ...model import load_bundle
 
     if path is None:

@@ -139,7 +139,7 @@ def bench_predictions(
 ) -> None:
     """Time predictions on this machine's CPU.
 
-    Each prediction ranks a family's whole config space, for new problems and for a problem whose answer is cached.
+    Each prediction ranks a family's whole config space, for new problems and for a problem whose ranking is cached.
     """
     from ...model import load_bundle
     from ...runtime.bench import time_predictions

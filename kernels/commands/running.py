@@ -24,13 +24,13 @@ chosen: Program | None = None
 
 
 def _project(text: str) -> str:
-    """Return the text if it names a project; raise `ForetuneError` otherwise."""
+    """Return the value of --use if it is "inductor" or "inductor:K"; raise `ForetuneError` otherwise."""
     length_of(text)
     return text
 
 
 def _file(text: str) -> str:
-    """Return the absolute path of a file; raise `ForetuneError` if there is none."""
+    """Return the absolute path of a file; raise `ForetuneError` if there is no such file."""
     if not os.path.isfile(text):
         raise ForetuneError(f"there is no file {shown(text)}")
     return os.path.abspath(text)

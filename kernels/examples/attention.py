@@ -114,7 +114,7 @@ class CausalAttention(TritonFamily):
         return (-(-problem["length"] // config["BLOCK_M"]), problem["heads"])
 
     def eager(self, arguments: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return what the kernel should write."""
+        """Compute with PyTorch what the kernel should write."""
         q, k, v = (arguments[name].float() for name in ("q_ptr", "k_ptr", "v_ptr"))
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 

@@ -1,7 +1,7 @@
 """A kernel that works in place: x = gelu(x + bias).
 
-`output` is then also an input. `in_place` names it, so that Foretune restores it before each launch, outside of the
-timed interval, instead of filling it with NaN.
+The parameter that the family's `output` names is then also an input. `in_place` lists it, so that Foretune restores it
+before each launch, outside of the timed interval, instead of filling it with NaN.
 """
 
 from collections.abc import Mapping
@@ -62,7 +62,7 @@ class BiasGelu(TritonFamily):
         return (-(-problem["rows"] * problem["columns"] // config["BLOCK"]),)
 
     def eager(self, arguments: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return what the kernel should leave in x."""
+        """Compute with PyTorch what the kernel should leave in x."""
         return torch.nn.functional.gelu(arguments["x_ptr"].float() + arguments["bias_ptr"].float())
 
 

@@ -1,7 +1,7 @@
 """A kernel of your own as a family: the softmax of each row of a matrix.
 
-The class says what the kernel cannot say of itself. Everything else (compiling, launching, features, the command line)
-follows from the kernel. `softmax_on_cpu.py` trains and predicts with it.
+The class declares only what cannot be derived from the kernel. Everything else (compiling, launching, features, the
+command line) is derived. `softmax_on_cpu.py` trains and predicts with it.
 """
 
 from collections.abc import Mapping
@@ -80,5 +80,5 @@ class RowSoftmax(TritonFamily):
         return (-(-problem["rows"] // config["ROWS"]),)
 
     def eager(self, arguments: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return what the kernel should write."""
+        """Compute with PyTorch what the kernel should write."""
         return torch.softmax(arguments["x_ptr"].float(), dim=1)

@@ -44,7 +44,7 @@ class FusedMoeComparison:
     def contenders(
         self, family: Measurable, problem: Problem, inputs: Inputs, device: DeviceSpec, best: BestConfigs
     ) -> dict[str, Callable[[], Any]]:
-        """Return functions by name that each launch the kernel once with another config.
+        """Return functions by name that launch the kernel once, each with a different config.
 
         "default" runs the config that the engine uses without a file. "shipped" runs the config of the file that the
         engine reads; it is missing if there is no such file for the layer and device.

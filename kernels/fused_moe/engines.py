@@ -64,7 +64,7 @@ class Layer:
 
 
 def check_engine(engine: str) -> str:
-    """Return `engine` if it is one of `ENGINES`.
+    """Return `engine` unchanged after checking that it is one of `ENGINES`.
 
     Raises:
         ForetuneError: It is not; the message lists them.

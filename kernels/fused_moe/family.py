@@ -109,7 +109,7 @@ FEATURE_NAMES = _PROBLEM_FEATURES + CONFIG_FEATURES + _MIXED_FEATURES
 
 @remembered(maxsize=64)
 def _space(configs: tuple[KernelConfig, ...], dtype: str, device: DeviceSpec) -> ConfigTable:
-    """Return the columns of CONFIG_FEATURES, which depend only on the configs, the dtype and the device."""
+    """Return a table of the feature columns (CONFIG_FEATURES) that depend only on configs, dtype and device."""
     rows = []
     for config in configs:
         m, n, k = (config[f"BLOCK_SIZE_{axis}"] for axis in "MNK")
@@ -133,11 +133,11 @@ def _weights(product: Product) -> tuple[NDArray[np.int64], int]:
 
 
 def _work(product: Product, device: DeviceSpec, space: ConfigTable) -> Mapping[str, NDArray[np.float64]]:
-    """Return the features of a product and the configs in `space` together, and "estimate_us", by name, (n_kinds,).
+    """Return the features that depend on both a product and a config, and "estimate_us", by name, (n_kinds,).
 
-    They are of the tiles that have rows, and of the time of each bottleneck: the products of the busiest SM, weights
-    from memory, and tiles from the L2 cache. The bytes in flight limit the memory bandwidth (Little's law). There is
-    one kind for each distinct combination of the config columns in `_DECIDING`.
+    A kind is a distinct combination of the columns `_DECIDING` of the configs in `space`. The features describe the
+    tiles that have rows, and the time of each bottleneck: the products of the busiest SM, weights from memory, and
+    tiles from the L2 cache. The bytes in flight limit the memory bandwidth (Little's law).
     """
     block_m, block_n, block_k, stages, held, accumulated, asynchronous, in_flight = space.combinations
     itemsize, n, k = product.problem.itemsize, product.n, product.k
@@ -271,8 +271,9 @@ class FusedMoeFamily(DeclaredFamily):
     def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
         """Return the numerics class: BLOCK_SIZE_K, and the instruction of a tile.
 
-        In fp8 also that of the transposed tile, because the engines swap the operands of small tiles on some devices,
-        and whether a tile has several scales of the weights, which are then multiplied in another order.
+        In fp8 the class also includes the instruction of the transposed tile, because the engines swap the operands of
+        small tiles on some devices, and whether a tile has several scales of the weights, which are then multiplied in
+        another order.
         """
         step, warps = config["BLOCK_SIZE_K"], config.num_warps
         found = step, instruction_of(config["BLOCK_SIZE_M"], warps)

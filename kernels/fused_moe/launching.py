@@ -55,7 +55,7 @@ def with_tma(config: KernelConfig, tma: int) -> KernelConfig:
 
 @cache
 def values_of(family: str, knobs: tuple[str, ...]) -> KnobValues:
-    """Return the valid values of a family's knobs: `KNOBS`, for the second product with `TMA`."""
+    """Return the valid values of each of these knobs; error messages name the family."""
     return KnobValues.in_words(family, {knob: _VALID[knob] for knob in knobs})
 
 

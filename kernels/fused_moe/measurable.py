@@ -40,7 +40,7 @@ _OPTIONS = ("num_warps", "num_stages", "num_ctas")
 
 @dataclass(frozen=True)
 class Blocks:
-    """Routed rows for one BLOCK_SIZE_M in the layout that the kernel expects.
+    """The routed rows in the layout that the kernel expects if its tiles have one particular BLOCK_SIZE_M.
 
     Rows are sorted by expert, and each expert's rows are padded to a multiple of BLOCK_SIZE_M.
     """
@@ -52,7 +52,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The tensors of one product, on the device."""
+    """The tensors of one launch of an MoE product, on the device."""
 
     product: Product
     device: DeviceSpec
@@ -106,7 +106,7 @@ class FusedMoe(FusedMoeFamily, MeasuredFamily):
         return with_tma(config, 0) if self.down else config
 
     def same_bits_config(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
-        """Return a config of the numerics class that loses least over the problems of the shipped data.
+        """Return the config whose numerics class `same_bits` keeps: of all classes, it loses least on the shipped data.
 
         It is not the default config, because defaults have values of BLOCK_SIZE_K that the space does not have.
         """

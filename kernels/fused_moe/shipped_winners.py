@@ -1,4 +1,4 @@
-"""Winners from the tuned files that the installed engines ship: of its tuner's space, a config won on a card.
+"""Read winners from the tuned files that installed engines ship: the configs that an engine's tuner found fastest.
 
 The files are read at training time, and Foretune holds no copy of them. They cover cards that Foretune was not measured
 on. What is not read: rows for AMD and Intel cards, whose kernels have other knobs; dtypes that the families lack (int8,
@@ -37,7 +37,7 @@ _COPY_SHARE, _MATRIX_SHARE = 0.9, 0.73
 
 
 class _Sheet(NamedTuple):
-    """A card's data sheet."""
+    """Figures of a GPU's data sheet, used to make its `DeviceSpec`."""
 
     arch: str
     sm_count: int
@@ -72,7 +72,7 @@ _LARGE_SMEM_KIB = (227, 228)
 
 
 class _Row(NamedTuple):
-    """One row of a tuned file."""
+    """One row of a tuned file: the config that an engine runs for a layer and a number of tokens on a device."""
 
     engine: str
     device: DeviceSpec
@@ -123,7 +123,7 @@ def winners_of(engines: Sequence[str]) -> dict[str, tuple[Winner, ...]]:
 
 
 def _rows(engine: str, file: Path) -> Iterator[_Row]:
-    """Yield the rows of a file; none if its card or dtype is not read."""
+    """Yield the rows of a tuned file; none if Foretune does not know its card or dtype."""
     named = _NAME.fullmatch(file.name)
     if named is None or (device := _device(named["card"])) is None:
         return
@@ -139,7 +139,7 @@ def _rows(engine: str, file: Path) -> Iterator[_Row]:
 
 @cache
 def _device(card: str) -> DeviceSpec | None:
-    """Return the spec of a card by its name in file names: measured, or from its data sheet; None if it is not read."""
+    """Return the spec of a card by its name in file names: shipped, or from its data sheet; None for other cards."""
     for known in map(DeviceSpec.named, DeviceSpec.names()):
         if known.card_word == card:
             return known
@@ -165,7 +165,7 @@ def _device(card: str) -> DeviceSpec | None:
 
 @cache
 def _assumed_layer(experts: int, inter: int, dtype: str) -> Layer:
-    """Return the layer of the model that has these sizes on one of its ranks, or else of the one with the nearest."""
+    """Return a layer of these sizes, with the hidden size and top-k of the model whose ranks have the nearest sizes."""
 
     def octaves(size: int, other: float) -> float:
         return abs(log2(size / other))

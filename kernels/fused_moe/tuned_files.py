@@ -204,7 +204,7 @@ _MOST_TOKENS = 16384
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the new files, and the times of both products together with it and with the alternatives.
+    """One row of the new files, and the time of both products together with each of the configs that were compared.
 
     A row is pinned if it repeats what the engine runs now, because the best pair of configs found is not enough faster.
     `times_us` has "ours" (the best pair found, also if the row is pinned), "default", and "shipped" if the engine reads

@@ -44,7 +44,7 @@ _ROUNDS, _SAMPLES = 4, 5
 
 @dataclass(frozen=True)
 class _Predicted:
-    """One product's configs and their predicted times in microseconds, (n_configs,)."""
+    """One product's configs, their predicted times in microseconds, (n_configs,), and how these were predicted."""
 
     configs: tuple[KernelConfig, ...]
     times_us: np.ndarray[Any, np.dtype[np.float64]]
@@ -83,7 +83,7 @@ def predicted(
     """Predict the times of configs for a problem.
 
     A time is the slowdown that the bundle's ranker predicts, times the analytic estimate of the fastest config. If the
-    bundle has no ranker for the family, it is the analytic estimate alone, and the reason says so.
+    bundle has no ranker for the family, it is the analytic estimate alone; the result's `reason` then tells that.
 
     Args:
         family: The family of the product.

@@ -17,7 +17,7 @@ from .tuning import triton_version, tune_layer
 def warm_up_vllm(layer: Layer, device: DeviceSpec, *, workers: int | None = None) -> WarmedUp:
     """Compile what vLLM launches for a layer and batches of up to 4,096 tokens, into Triton's cache.
 
-    The configs are those of the tuned file that vLLM reads, or else those that Foretune's plugin answers with. A binary
+    The configs are those of the tuned file that vLLM reads, or else those that Foretune's plugin predicts. A binary
     also depends on whether sizes are multiples of 16, so that a config has several.
 
     Args:

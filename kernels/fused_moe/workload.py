@@ -32,7 +32,7 @@ _TRIES = 1000
 def draw(
     family: str, down: bool, engines: Sequence[str], draws: Draws, *, models: Path | str | None = None
 ) -> tuple[Case, ...]:
-    """Draw problems of one product. Engines alternate.
+    """Draw problems of one product, for the kernel of each engine in turn.
 
     Args:
         family: The name of the product's family.

@@ -26,7 +26,10 @@ PHASES = {"decode": 16, "mid": 512, "training": 8192}
 
 
 class GatedMlpComparison:
-    """The comparison of the family `gated_mlp`; implements `runtime.timing.compare.Comparison`."""
+    """The comparison of the gated MLP with other implementations: problems, contenders and goals.
+
+    It implements `runtime.timing.compare.Comparison`; `compare_kernels` times the contenders.
+    """
 
     others = ("cublas", "eager", "liger", "compile")
 
@@ -67,7 +70,7 @@ class GatedMlpComparison:
         return functions
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath:
-        """Return the host times of a call of `foretune.gated_mlp` and of a bare launch of its kernel."""
+        """Measure the host time of a call of `foretune.gated_mlp` and of a bare launch of its kernel."""
         from .op import gated_mlp
 
         family = GatedMlp()
@@ -80,7 +83,7 @@ class GatedMlpComparison:
         )
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
-        """Return the goals: faster than each other implementation, and 0.9 of the speed of cuBLAS's product alone."""
+        """Return the goals, judged by `rows`: to beat the other implementations, and reach 0.9 of cuBLAS's speed."""
         return judge_predicted(rows, {"eager": (1.0,), "compile": (1.0,), "liger": (1.0,), "cublas": (0.9,)})
 
 

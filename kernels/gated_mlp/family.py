@@ -53,7 +53,7 @@ MOST_TFLOP = 2.5
 
 @dataclass(frozen=True)
 class Inputs:
-    """The tensors of one call, on the device.
+    """The tensors of one launch of the gated MLP's forward kernel, on the device.
 
     `out` is one flat buffer, filled with NaN so that a check finds elements that the kernel did not write. It holds h,
     m n elements. With the flag "saves", the rows of gate and up follow, 2 m n elements.
@@ -239,7 +239,7 @@ def wrong_widths(n: int, k: int) -> str | None:
 
 
 def activated(gate: torch.Tensor, activation: str) -> torch.Tensor:
-    """Return the activation named "silu", "gelu" or "gelu_tanh" of a tensor, computed with plain PyTorch."""
+    """Apply the activation "silu", "gelu" or "gelu_tanh" to a tensor with plain PyTorch, and return the result."""
     from torch.nn import functional
 
     if activation == "silu":

@@ -116,11 +116,11 @@ class GroupedGemmComparison:
         return launches
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath:
-        """Return the host times of the op and of a bare launch of its kernel."""
+        """Measure the host time of a call of the op and of a bare launch of its kernel."""
         return time_launch_path(GroupedGemmForward(), device)
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
-        """Return those of the project's goals for these kernels that the rows can decide."""
+        """Return the performance goals for these kernels, judged by the measured `rows`; omit goals without rows."""
         plain = [row for row in rows if "separate" not in row.others_us]
         judged: list[Goal] = []
         for label, families, aim in (("fwd and dX", (FORWARD, DX), 1.25), ("dW", (DW,), 1.1)):
@@ -209,7 +209,7 @@ def _permutation(family: str, inputs: Any) -> Callable[[], Any]:
 
 
 def time_launch_path(family: GroupedGemm, device: DeviceSpec) -> LaunchPath:
-    """Return the host times of the op and of a bare launch of its main kernel, on a small problem of `family`."""
+    """Measure the host times of the op and of a bare launch of its main kernel, on a small problem of `family`."""
     from .op import grouped_gemm
     from .triton_kernels.gemm import grouped_gemm_kernel
 

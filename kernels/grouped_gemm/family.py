@@ -50,7 +50,7 @@ class OverGroups(Family):
     routings: Mapping[str, float] = _ROUTING_SHARES
 
     def plausible(self, problem: Problem) -> Sequence[tuple[float, Problem]]:
-        """Return (weight, problem) pairs over plausible group sizes if they are unknown, else the problem itself."""
+        """Return (weight, problem) pairs over plausible group sizes; (1, problem) alone if the sizes are known."""
         return plausible_problems(problem, self.routings)
 
 
@@ -120,7 +120,7 @@ class GroupedGemmFamily(OverGroups, RangedFamily):
             self.independent = ()  # type: ignore[misc] # it sums over the rows
 
     def ranged_space(self, **ranges: Sequence[int]) -> tuple[KernelConfig, ...]:
-        """Return every config worth measuring, for all devices, with values that replace those of ranges."""
+        """Return every config worth measuring, for all devices; `ranges` replace the default values of knobs."""
         return full_space(self.variant.first_of_kernel, Ranges.of(self.variant, **ranges))
 
     def smem_bytes(self, config: Knobs, elements: Any, device: DeviceSpec) -> int:

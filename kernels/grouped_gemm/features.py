@@ -179,7 +179,7 @@ def feature_groups(
 
 
 class _Space(ConfigTable):
-    """The figures that depend only on the configs, the dtype and the device.
+    """The feature columns, and the indices into them, that depend only on the configs, the dtype and the device.
 
     Most features depend only on (block_m, block_n, block_k, group_m, programs). Each distinct combination of these is
     called a distinct tile. The last feature depends only on (BLOCK_K, num_stages); each distinct pair is a depth.
@@ -305,7 +305,7 @@ def _work_of_dw(
 
 
 def _call(variant: Variant, problem: Problem, itemsize: int) -> tuple[float, ...]:
-    """Return ten figures of a call: eight whose logarithms are features, the skew of its groups, and the bytes moved.
+    """Return ten numbers of a call: eight whose logarithms are features, the skew of its groups, and the bytes moved.
 
     The skew is the largest group's size divided by the mean size.
     """
@@ -323,7 +323,7 @@ def _call(variant: Variant, problem: Problem, itemsize: int) -> tuple[float, ...
 def call_columns(
     problems: Sequence[Problem], device: DeviceSpec, figures: Floats, skew: Floats, own: Sequence[float]
 ) -> list[list[float]]:
-    """Return the features of calls: OVER_GROUPS, a family's `own`, two of the device, and the alignment of N and K.
+    """Return the features of calls: of sizes and groups, a family's `own`, of the device, and alignments of N and K.
 
     Args:
         problems: The problems, all with the same dtype and flags.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The tensors of one call, on the device."""
+    """The tensors of one launch of a grouped GEMM (forward, dX or dW), on the device."""
 
     left: torch.Tensor  # x or dy; a gathered x is (tokens, K), with topk rows per token
     right: torch.Tensor  # w, or x for dW
@@ -60,7 +60,7 @@ class GroupedGemm(GroupedGemmFamily, MeasuredOverGroups):
         return float(problem.itemsize) * (groups * n * k + problem["rows"] * (n + k))
 
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
-        """Return the config to run when nothing was measured."""
+        """Return the config to run when nothing was measured or predicted."""
         tma = dict.fromkeys(self.variant.tma, int(device.arch in TMA_ARCHS))
         tma |= {knob: 0 for flag, knob in self.variant.permuted_by if flag in problem.flags}
         if problem.dtype == "fp32":

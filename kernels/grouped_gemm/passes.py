@@ -62,7 +62,7 @@ class Needs(NamedTuple):
 
 
 class Grads(NamedTuple):
-    """The gradients; None for those that were not needed."""
+    """The gradients of the op's tensor arguments; None for those that were not needed."""
 
     x: torch.Tensor | None = None
     w: torch.Tensor | None = None
@@ -103,13 +103,13 @@ class Step(Call[Shape]):
         return self.gpu is not None and self.gpu != torch.cuda.current_device()
 
     def problem(self, family: str) -> Problem:
-        """Return the problem that one of the kernels solves, as far as the host knows it."""
+        """Return the problem of one product (forward, dX or dW), by its family's name, as far as the host knows it."""
         permuted = {"permute_x": self.options.permute_x, "permute_y": self.options.permute_y}
         flags = tuple(name for name, is_set in permuted.items() if is_set)
         return Problem.of(family, dtype=DTYPES[self.dtype], flags=flags, **self.seen._asdict())
 
     def launch_of(self, family: str) -> ConfiguredLaunch:
-        """Return the launcher of one of the kernels, made on first use."""
+        """Return the launcher of one product (forward, dX or dW) by its family's name; it is made on first use."""
         launch = self._launches.get(family)
         if launch is None:
             prepare = {

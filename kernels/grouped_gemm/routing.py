@@ -45,7 +45,7 @@ def route(chosen: torch.Tensor, groups: int) -> tuple[torch.Tensor, torch.Tensor
 
     Returns:
         The order, (rows,) int32, for `gather_indices` of `grouped_gemm`, and the routing, for its `group_sizes`, whose
-        last row has the group sizes. The calls of a layer, and their gradients, share what the routing knows of tiles.
+        last row has the group sizes. Its other rows are the tile map, which all calls and gradients of a layer share.
 
     Raises:
         ForetuneError: An argument is invalid; the message names it.
@@ -98,7 +98,7 @@ def few_rows_gemm(
 
 
 class _Launch(Call[tuple[int, int]]):
-    """A launch that all similar calls share, and the shape of its result."""
+    """The data that similar calls of `route` or `few_rows_gemm` share: a launching function and a result's shape."""
 
     def __init__(self, shape: tuple[int, int], launch: Callable[..., None]) -> None:
         super().__init__(shape)

@@ -46,7 +46,7 @@ class Variant:
 
     @property
     def permuted_by(self) -> tuple[tuple[str, str], ...]:
-        """Pairs of a permutation and the TMA knob that must then be 0: of the gathered or scattered rows."""
+        """(Permutation flag, TMA knob) pairs: the flag gathers or scatters a tensor, so its knob must be 0."""
         left, _, out = self.tma
         return tuple((flag, left if turned_on == "GATHER" else out) for flag, turned_on in self.permuting)
 

@@ -56,13 +56,13 @@ class InductorFlexAttention(InductorFlexAttentionFamily, FlexCall):
         return self._default(problem, device, BLOCK_M=block_m, BLOCK_N=block_n, num_warps=warps, num_stages=3)
 
     def usual(self, problem: Problem, device: DeviceSpec) -> Sequence[KernelConfig]:
-        """Return the list of Inductor's max-autotune, its default first."""
+        """Return the configs that Inductor's max-autotune tries, its default config first."""
         listed = (128, 64, 4, 3), (128, 128, 4, 3), (128, 128, 8, 2), (128, 128, 8, 1), (64, 128, 4, 3), (64, 64, 4, 3)
         knobs = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
         return distinct(self.default(problem, device), [dict(zip(knobs, values, strict=True)) for values in listed])
 
     def more_operands(self, problem: Problem, dtype: torch.dtype) -> dict[str, Operand]:
-        """Return the tensors that only this pass has, and its output "y"."""
+        """Return, as (shape, strides, dtype) by name, the tensors that only this pass has; "y" is its main output."""
         import torch
 
         heads, _, queries = self.heads(problem)
@@ -70,7 +70,7 @@ class InductorFlexAttention(InductorFlexAttentionFamily, FlexCall):
         return {"LSE": lines, "MAX": lines, "y": contiguous(dtype, 1, heads, queries, problem["head_v"])}
 
     def reference(self, inputs: Inputs) -> torch.Tensor:
-        """Return the attention in float32."""
+        """Return the attention output in float32, computed by PyTorch."""
         import torch
 
         return torch.cat([y for _, y, _ in _chunks(inputs, self)], dim=1)
@@ -93,7 +93,7 @@ class InductorFlexDecoding(InductorFlexDecodingFamily, FlexCall):
     def problem(
         self, rng: np.random.Generator, heads: int, kv_heads: int, dim: int, length: int, flags: tuple[str, ...]
     ) -> Problem:
-        """Return the problem of a random number of sequences of this length."""
+        """Draw a problem: a random number of sequences with about `length` cached keys, in a random dtype."""
         count = int(rng.choice(BATCHES))
         splits = max(132 // (count * kv_heads) * 2, 1)  # as Inductor, on the 132 SMs of an H100 or H200
         return Problem.of(
@@ -115,23 +115,23 @@ class InductorFlexDecoding(InductorFlexDecodingFamily, FlexCall):
         return self._default(problem, device, BLOCK_M=rows, BLOCK_N=64, num_warps=2, num_stages=1)
 
     def usual(self, problem: Problem, device: DeviceSpec) -> Sequence[KernelConfig]:
-        """Return the list of Inductor's max-autotune, its default first."""
+        """Return the configs that Inductor's max-autotune tries, its default config first."""
         default = self.default(problem, device)
         known = {"BLOCK_M": default["BLOCK_M"], "num_warps": 2, "num_stages": 3}
         return distinct(default, [{**known, "BLOCK_N": block_n} for block_n in (64, 32, 128)])
 
     def heads(self, problem: Problem) -> tuple[int, int, int]:
-        """Return (query heads, heads of keys and values, queries) of one sequence that is the same work."""
+        """Return (query heads, heads of keys and values, queries) of an equivalent call with a single sequence."""
         rows = problem["queries"]
         shared = rows if rows & (rows - 1) == 0 else 1  # Inductor only takes powers of two
         return problem["batch"] * shared, problem["batch"], rows // shared
 
     def options(self, problem: Problem) -> dict[str, Any]:
-        """Return the kernel options of the op."""
+        """Return the `kernel_options` argument of the op, which here also sets the number of splits."""
         return {**OPTIONS, "SPLIT_KV": problem["splits"]}
 
     def more_operands(self, problem: Problem, dtype: torch.dtype) -> dict[str, Operand]:
-        """Return the tensors that only this pass has, and its output "y"."""
+        """Return, as (shape, strides, dtype) by name, the tensors that only this pass has; "y" is its main output."""
         import torch
 
         heads, _, queries = self.heads(problem)
@@ -143,7 +143,7 @@ class InductorFlexDecoding(InductorFlexDecodingFamily, FlexCall):
         }
 
     def reference(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
-        """Return the weighted sums, maxima and weights of each part of the keys in float32, the last part first."""
+        """Return, by part of the keys from the last: (weighted sums of values, largest scores, sums of weights)."""
         import torch
 
         problem, (heads, kv_heads, queries) = inputs.problem, self.heads(inputs.problem)
@@ -189,7 +189,7 @@ class InductorFlexBackward(InductorFlexBackwardFamily, FlexCall):
         return self._default(problem, device, **blocks, num_warps=warps, num_stages=stages)
 
     def usual(self, problem: Problem, device: DeviceSpec) -> Sequence[KernelConfig]:
-        """Return the list of Inductor's max-autotune, its default first."""
+        """Return the configs that Inductor's max-autotune tries, its default config first."""
         listed = [
             {"BLOCK_M1": m, "BLOCK_N1": n, "BLOCK_M2": n, "BLOCK_N2": m, "num_warps": 4, "num_stages": stages}
             for m, n in ((32, 32), (32, 64), (64, 64))
@@ -198,7 +198,7 @@ class InductorFlexBackward(InductorFlexBackwardFamily, FlexCall):
         return distinct(self.default(problem, device), listed)
 
     def more_operands(self, problem: Problem, dtype: torch.dtype) -> dict[str, Operand]:
-        """Return the tensors that only this pass has, and its output "y"."""
+        """Return, as (shape, strides, dtype) by name, the tensors that only this pass has; "y" is its main output."""
         import torch
 
         (heads, kv_heads, queries), keys = self.heads(problem), problem["keys"]
@@ -214,7 +214,7 @@ class InductorFlexBackward(InductorFlexBackwardFamily, FlexCall):
         }
 
     def fill(self, tensors: Mapping[str, torch.Tensor], problem: Problem, generator: torch.Generator) -> None:
-        """Set the block mask, and what the forward pass leaves for this one."""
+        """Fill the block mask, and the results of the forward pass that this pass reads: OUT, LSE and DELTA."""
         super().fill(tensors, problem, generator)
         for heads, y, lse in _chunks(Inputs(tensors, problem), self):
             tensors["OUT"][:, heads] = y.to(tensors["OUT"].dtype)
@@ -223,7 +223,7 @@ class InductorFlexBackward(InductorFlexBackwardFamily, FlexCall):
         tensors["DELTA"].copy_(out.sum(-1))
 
     def lower(self, problem: Problem, nodes: Mapping[str, Any]) -> Any:
-        """Run the op's lowering on the nodes of a graph."""
+        """Run the op's Inductor lowering on the operands' graph nodes, given by name."""
         import torch
         from torch._inductor.lowering import lowerings
 
@@ -271,7 +271,7 @@ def _scores(q: torch.Tensor, k: torch.Tensor, start: int, problem: Problem) -> t
 
 
 def _chunks(inputs: Inputs, family: FlexCall) -> Iterable[tuple[slice, torch.Tensor, torch.Tensor]]:
-    """Yield for each query head: (its position, the attention in float32, the log of the sum of exponentials)."""
+    """Yield for each query head (a slice that selects it, its attention output, log-sum-exp of its scores)."""
     import torch
 
     problem, tensors = inputs.problem, inputs.tensors

@@ -238,11 +238,12 @@ WORTH, MOST = 0.002, 8
 
 
 def one_choice(choices: Sequence[Any]) -> list[Any]:
-    """Return the one choice of an op with k=1, out of generated ones.
+    """Return a list of the one choice of an op that is kept if k is 1, from choices whose code is generated.
 
-    A product's template is only among them if it is to run. Convolution and grouped_mm are left to ATen if it is among
-    the choices, because their templates were not compared with it. All choices are returned on a CPU, of other ops, and
-    if there are several templates: those for several hints of a size, or those to try on an unknown arch.
+    It is the template of a product, which is only generated if it is expected to be faster than ATen. Convolution and
+    grouped_mm are left to ATen if it is among the choices, because their templates were not compared with it. All
+    choices are returned on a CPU, for other ops, and if there are several templates: those for several hints of a size,
+    or those to try on an unknown arch.
     """
     from torch._inductor.select_algorithm import ExternKernelCaller, TritonTemplateCaller
 
@@ -262,9 +263,8 @@ def best_first(
     """Return the positions of the configs to try, fastest first.
 
     There are `k` of them if the bundle has learned the op (more on an arch that it does not know: see
-    `make_shortlist`), or as many as are expected to pay, at most `MOST`, if `k` is "auto". There are `GROWTH * k`, but
-    one if `k` is 1, of products with unaligned rows, and if the family's analytic estimate ranks. The result is
-    deterministic.
+    `make_shortlist`). For products with unaligned rows, and for ops that only the family's analytic estimate can rank,
+    there are `GROWTH * k` of them, but still one if `k` is 1. The result is deterministic.
 
     Args:
         problem: The problem.

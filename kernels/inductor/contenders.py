@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class InductorsOrder(EstimateRanker):
-    """Rank Inductor's default config first, then max-autotune's list if `usual` has it, then others by the estimate."""
+    """Ranks Inductor's default config first, then the family's `usual` configs, then the others by the estimate.
+
+    The `usual` configs of a family, if it has any, are those that Inductor's max-autotune tries.
+    """
 
     def predict(
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]

@@ -115,7 +115,7 @@ class InductorConvolution(InductorConvolutionFamily, GeneratedFamily):
         }
 
     def generate(self, problem: Problem, config: KernelConfig) -> GeneratedKernel:
-        """Generate the kernel of a config."""
+        """Generate Inductor's kernel for a problem and a config."""
         from unittest.mock import patch
 
         import torch

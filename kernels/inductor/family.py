@@ -167,7 +167,7 @@ class InductorTemplate(Family):
 
     @abstractmethod
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
-        """Return the tiles and inner-loop steps of each config; `knobs` has the values of each knob, (n_configs,)."""
+        """Return the work (tiles, steps, bytes) of each config; `knobs` has the values of each knob, (n_configs,)."""
 
     @abstractmethod
     def flops(self, problem: Problem) -> float:
@@ -234,7 +234,7 @@ class InductorTemplate(Family):
 
     @property
     def feature_names(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The generic features of any kernel, and the analytic model's estimates."""
+        """The names of the features: the generic ones of any kernel, and the analytic model's estimates."""
         return (*self._generic.names, *OF_MODEL)
 
     def features(

@@ -59,9 +59,9 @@ OPTIONS = {
 
 
 class FlexCall(GeneratedFamily):
-    """Base class of the three families.
+    """Base class of the three measurable families of flex attention: forward, backward and decode.
 
-    Defaults and lists of Inductor are those of template_heuristics/triton.py in torch 2.11.
+    Inductor's default configs and max-autotune lists are those of template_heuristics/triton.py in torch 2.11.
     """
 
     tolerances: ClassVar[Mapping[str, float]] = {"bf16": 1e-2, "fp16": 2e-3, "fp32": 1e-4}
@@ -101,7 +101,7 @@ class FlexCall(GeneratedFamily):
     def problem(
         self, rng: np.random.Generator, heads: int, kv_heads: int, dim: int, length: int, flags: tuple[str, ...]
     ) -> Problem:
-        """Return the problem of a random number of sequences of this length."""
+        """Draw a problem: a random number of sequences of this length, in a random dtype."""
         count = int(rng.choice(BATCHES))
         return Problem.of(
             self.name,
@@ -116,7 +116,7 @@ class FlexCall(GeneratedFamily):
         )
 
     def heads(self, problem: Problem) -> tuple[int, int, int]:
-        """Return (query heads, heads of keys and values, queries) of one sequence that is the same work."""
+        """Return (query heads, heads of keys and values, queries) of an equivalent call with a single sequence."""
         return problem["batch"], problem["batch"] // max(problem["groups"], 1), problem["queries"]
 
     def operands(self, problem: Problem) -> dict[str, Operand]:
@@ -140,11 +140,11 @@ class FlexCall(GeneratedFamily):
         return {**operands, **self.more_operands(problem, dtype)}
 
     def more_operands(self, problem: Problem, dtype: torch.dtype) -> dict[str, Operand]:
-        """Return the tensors that only this pass has, and its output "y"."""
+        """Return, as (shape, strides, dtype) by name, the tensors that only this pass has; "y" is its main output."""
         raise NotImplementedError
 
     def fill(self, tensors: Mapping[str, torch.Tensor], problem: Problem, generator: torch.Generator) -> None:
-        """Set the block mask: a causal one, or for decoding one without masked blocks, or none."""
+        """Fill the block mask's tensors: causal; without masked blocks for decoding; a single block if unmasked."""
         import torch
 
         blocks = {name: tensor for name, tensor in tensors.items() if name.endswith(("_BLKS", "_IDX"))}
@@ -166,7 +166,7 @@ class FlexCall(GeneratedFamily):
                 blocks[f"{kind}{side}_IDX"][0, 0] = torch.argsort(-of_side, dim=1, stable=True).int()
 
     def generate(self, problem: Problem, config: KernelConfig) -> GeneratedKernel:
-        """Generate the kernel of a config."""
+        """Generate Inductor's kernel for a problem and a config."""
         from .generated import lowered_kernel
 
         operands = self.operands(problem)
@@ -175,7 +175,7 @@ class FlexCall(GeneratedFamily):
         return lowered_kernel(operands, partial(self.lower, problem), config)
 
     def lower(self, problem: Problem, nodes: Mapping[str, Any]) -> Any:
-        """Run the op's lowering on the nodes of a graph."""
+        """Run the op's Inductor lowering on the operands' graph nodes, given by name."""
         import torch
         from torch._inductor.lowering import lowerings
 
@@ -183,7 +183,7 @@ class FlexCall(GeneratedFamily):
         return lower(*(nodes[name] for name in "QKV"), unchanged_scores(), *self.shared(problem, nodes))
 
     def shared(self, problem: Problem, nodes: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return the arguments that the lowerings of both passes end with."""
+        """Return the last arguments of the op's lowering: block mask, scale and options, as for every pass."""
         import inspect
 
         from torch.nn.attention.flex_attention import BlockMask
@@ -201,7 +201,7 @@ class FlexCall(GeneratedFamily):
         return block_mask, problem["head_qk"] ** -0.5, self.options(problem), (), ()
 
     def options(self, problem: Problem) -> dict[str, Any]:
-        """Return the kernel options of the op."""
+        """Return the `kernel_options` argument of the op."""
         return dict(OPTIONS)
 
     def templates(self) -> Iterable[Any]:
@@ -211,13 +211,13 @@ class FlexCall(GeneratedFamily):
         return (flex_attention.flex_attention_template,)
 
     def _default(self, problem: Problem, device: DeviceSpec, **knobs: int) -> KernelConfig:
-        """Return the config with these knobs if the problem can run it, else the family's first one."""
+        """Return the config with these knobs if it can run the problem, else the first config of the space that can."""
         config = KernelConfig.of(**knobs)
         return config if self.supports(config, problem, device) is None else super().default(problem, device)
 
 
 def distinct(default: KernelConfig, listed: Sequence[Mapping[str, int]]) -> Sequence[KernelConfig]:
-    """Return the default config and those with these knobs, each once."""
+    """Return the default config, then the configs with the knob values in `listed`, without repeats."""
     return tuple(dict.fromkeys([default, *(KernelConfig.of(**knobs) for knobs in listed)]))
 
 
@@ -229,7 +229,7 @@ def contiguous(dtype: torch.dtype, *shape: int) -> Operand:
 
 
 def _subgraph(inputs: Sequence[str], output: Any) -> Any:
-    """Return a graph with these inputs, whose output is `output` of its `torch.fx.Graph` and nodes, for a lowering."""
+    """Return a graph for a lowering, with these inputs; `output(graph, *input nodes)` returns its output node."""
     import torch
     from torch._inductor import ir
 
@@ -247,7 +247,7 @@ def unchanged_scores() -> Any:
 
 
 def unchanged_gradients() -> Any:
-    """Return the graph of its gradient."""
+    """Return the graph of the gradient of a score_mod that changes nothing."""
     return _subgraph(("score", *_INDICES, "grad"), lambda graph, *nodes: [nodes[-1], None, None, None, None])
 
 

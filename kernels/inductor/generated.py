@@ -73,7 +73,7 @@ _importing = threading.Lock()
 
 
 def import_lowerings() -> None:
-    """Import Inductor's ops. Their modules import each other in circles, so two threads must not begin apart."""
+    """Import Inductor's ops, under a lock: their modules import each other in circles, which fails in two threads."""
     with _importing:
         import torch._inductor.lowering  # noqa: F401
 
@@ -84,12 +84,12 @@ _kernels: OrderedDict[Problem, dict[KernelConfig, GeneratedKernel]] = OrderedDic
 def cached_kernel(
     problem: Problem, config: KernelConfig, generate: Callable[[Problem, KernelConfig], GeneratedKernel]
 ) -> GeneratedKernel:
-    """Return the kernel of a config; `generate` is called at its first use, and the last few problems' are kept.
+    """Return the kernel of a problem and config, which `generate` makes unless it is cached from an earlier call.
 
-    It is generated for the current device, or the one of an active stub driver.
+    It is generated for the current device, or that of an active stub driver. The cache holds the last few problems.
 
     Raises:
-        ForetuneError: Inductor generates none.
+        ForetuneError: Inductor generates no kernel for them.
     """
     import_lowerings()
     while problem not in _kernels and len(_kernels) >= _KEPT:
@@ -158,7 +158,7 @@ def graph_of(operands: Mapping[str, Operand]) -> Iterator[dict[str, Any]]:
 
 
 def product_kernel(problem: Problem, config: KernelConfig) -> GeneratedKernel:
-    """Generate a config's kernel of a product.
+    """Generate Inductor's kernel for a product and a config.
 
     Raises:
         ForetuneError: Inductor generates no kernel for this config.
@@ -196,7 +196,7 @@ def product_kernel(problem: Problem, config: KernelConfig) -> GeneratedKernel:
 def lowered_kernel(
     operands: Mapping[str, Operand], lower: Callable[[Mapping[str, Any]], Any], config: KernelConfig
 ) -> GeneratedKernel:
-    """Generate a config's kernel of an op whose lowering generates the choices itself.
+    """Generate Inductor's kernel for a config and an op whose lowering generates the code of its choices itself.
 
     Args:
         operands: The kernel's tensors, by the name that the template has for them, and its output "y". Those that the
@@ -237,7 +237,7 @@ def lowered_kernel(
 
 
 class _Generated(Exception):  # noqa: N818 - not an error: it ends a lowering
-    """Carries the first choice that a lowering generates."""
+    """Raised to end a lowering after the first choice that it generates, which is `caller`."""
 
     def __init__(self, caller: Any) -> None:
         super().__init__()

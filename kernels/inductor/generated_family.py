@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The tensors of one call, on the device."""
+    """The tensors of one launch of a generated kernel, on the device, and its problem."""
 
     tensors: Mapping[str, torch.Tensor]  # outputs are poisoned with NaN
     problem: Problem
@@ -43,7 +43,7 @@ class GeneratedFamily(MeasuredFamily):
 
     @abstractmethod
     def generate(self, problem: Problem, config: KernelConfig) -> GeneratedKernel:
-        """Generate the kernel of a config.
+        """Generate Inductor's kernel for a problem and a config.
 
         Raises:
             ForetuneError: Inductor generates none.

@@ -85,7 +85,7 @@ class InductorGroupedMM(InductorGroupedMMFamily, GeneratedFamily):
         return {**operands, "y": matrices(m, n, a_is_split != b_is_split, False, out)}
 
     def generate(self, problem: Problem, config: KernelConfig) -> GeneratedKernel:
-        """Generate the kernel of a config."""
+        """Generate Inductor's kernel for a problem and a config."""
         import torch
         from torch._inductor.lowering import lowerings
 
@@ -95,7 +95,7 @@ class InductorGroupedMM(InductorGroupedMMFamily, GeneratedFamily):
         return lowered_kernel(self.operands(problem), lambda nodes: lower(*nodes.values()), config)
 
     def fill(self, tensors: Mapping[str, torch.Tensor], problem: Problem, generator: torch.Generator) -> None:
-        """Split the rows among the groups at random, each row for itself."""
+        """Set the groups' end offsets: the split dimension is divided at random, as if each row chose its group."""
         import numpy as np
         import torch
 

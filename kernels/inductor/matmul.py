@@ -116,7 +116,7 @@ class InductorMMFamily(GroupedFeatures, InductorTemplate):
         return _no_tma(problem) if config["PERSISTENT_TMA"] else None
 
     def supports_by(self, problem: Problem) -> Hashable:
-        """Return the properties of a problem on which `supports` depends; equal ones give equal answers."""
+        """Return the properties of a problem on which `supports` depends; with equal ones it returns the same."""
         sizes = [problem[dim] for dim in self.dims]
         blocks = [min(_largest_block(problem[dim]), 256) for dim in self.tiles.values()]
         below = min(sizes) < 1, problem["k"] < _LEAST_DEPTH_FP8
@@ -124,11 +124,11 @@ class InductorMMFamily(GroupedFeatures, InductorTemplate):
 
     @property
     def feature_names(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The features of Foretune's own GEMM, and the analytic model's estimates."""
+        """The names of the features: those of the family `matmul`, and the analytic model's estimates."""
         return (*FEATURE_NAMES, *OF_MODEL)
 
     def call_features(self, problem: Problem, device: DeviceSpec, configs: Configs) -> Groups:
-        """Return the features of Foretune's own GEMM for the same work, and the analytic model's."""
+        """Return the features that the family `matmul` has for the same work, and those of the analytic model."""
         import numpy as np
 
         of_call, *others = feature_groups(_as_ours(problem), device, _by_our_knobs(tuple(configs)))
@@ -143,7 +143,7 @@ class InductorMMFamily(GroupedFeatures, InductorTemplate):
         return int(_smem_bytes(problem, config.to_json()))
 
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
-        """Return the tiles and inner-loop steps of each config; `knobs` has the values of each knob, (n_configs,)."""
+        """Return the work (tiles, steps, bytes) of each config; `knobs` has the values of each knob, (n_configs,)."""
         import numpy as np
 
         from .family import TiledLoop
@@ -205,7 +205,7 @@ def _row_lengths(problem: Problem) -> tuple[str, str]:
 
 
 def _as_ours(problem: Problem) -> Problem:
-    """Return the same work as a problem of Foretune's own GEMM, whose only 8-bit dtype is int8."""
+    """Convert the problem to one of the family `matmul` with the same work; fp8 becomes int8, its only 8-bit dtype."""
     turned = {A_KM: "a_transposed" in problem.flags, B_KN: "b_transposed" not in problem.flags}
     flags = tuple(flag for flag, is_set in {**turned, BIAS: BIAS in problem.flags}.items() if is_set)
     dtype = "int8" if problem.dtype == "fp8e4m3" else problem.dtype
@@ -214,7 +214,7 @@ def _as_ours(problem: Problem) -> Problem:
 
 @remembered(maxsize=64)
 def _by_our_knobs(configs: tuple[KernelConfig, ...]) -> tuple[KernelConfig, ...]:
-    """Return configs of Foretune's own GEMM with the same tiles."""
+    """Convert the configs to configs of the family `matmul` with the same tiles."""
     kept = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M")
     return tuple(
         KernelConfig.of(
@@ -242,8 +242,8 @@ def is_unaligned(problem: Problem) -> bool:
 def _held_rows(problem: Problem, knobs: Mapping[str, Column]) -> Column:
     """Return the number of operand elements that a program holds in registers before storing them to shared memory.
 
-    Each takes a register. These elements are in rows that do not start at multiples of 4 bytes, the minimum that
-    cp.async copies directly (PTX ISA).
+    These are the elements of operands whose rows do not start at multiples of 4 bytes, the minimum that cp.async copies
+    directly (PTX ISA). Each takes a register.
     """
     import numpy as np
 

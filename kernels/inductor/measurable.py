@@ -191,7 +191,7 @@ class InductorMM(InductorMMFamily, GeneratedFamily):
         return operands_of(problem)
 
     def generate(self, problem: Problem, config: KernelConfig) -> GeneratedKernel:
-        """Generate the kernel of a config."""
+        """Generate Inductor's kernel for a problem and a config."""
         from .generated import product_kernel
 
         return product_kernel(problem, config)

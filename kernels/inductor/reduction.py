@@ -110,7 +110,7 @@ class ReductionSource:
 
     @classmethod
     def read(cls, text: str, touched_bytes: Callable[[], int]) -> ReductionSource | None:
-        """Return what a source says; None for other kernels, and for those whose config is not free.
+        """Parse the source of a kernel; return None if it is no such reduction, or if its config must not be changed.
 
         Args:
             text: The Python source, as Inductor compiles it.
@@ -154,7 +154,7 @@ class ReductionSource:
         )
 
     def candidates(self) -> tuple[KernelConfig, ...]:
-        """Return the configs to choose from."""
+        """Return the configs that compete for this kernel: those that its family lists for its problem."""
         return _FAMILIES[self.kind]().listed(self.problem)
 
     def listed(self) -> list[KernelConfig]:
@@ -182,10 +182,10 @@ class ReductionSource:
 def chosen(
     kernel: ReductionSource, fastest: Sequence[KernelConfig], device: DeviceSpec, bundle: Bundle | None = None
 ) -> list[KernelConfig]:
-    """Return the configs that a kernel gets: the fastest, and of Inductor's the one that is predicted to be fastest.
+    """Return the configs to give to a kernel: `fastest`, and the one of Inductor's list that is predicted fastest.
 
-    If `fastest` is one config, nothing is timed: it is the only one, or Inductor's if that is predicted to be slower by
-    less than `DOUBT`.
+    If `fastest` is one config, only one is returned, so that nothing is timed: Inductor's if it is predicted to be
+    slower by less than a factor of `DOUBT`, else `fastest`.
 
     Args:
         kernel: The kernel.
@@ -254,7 +254,7 @@ class InductorReduction(Family):
     feature_names = tuple(_FEATURES)
 
     def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:
-        """Return all configs."""
+        """Return all configs; `listed` selects those to choose from for one problem."""
         return _space(self.is_persistent)
 
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
@@ -276,7 +276,7 @@ class InductorReduction(Family):
         return None
 
     def listed(self, problem: Problem) -> tuple[KernelConfig, ...]:
-        """Return the configs to choose from: those like the measured ones."""
+        """Return the configs to choose from for a problem: tiles that fit into it, of the sizes that were measured."""
         return _listed(_padded(problem["x"]), _padded(problem["r"]), self.is_persistent)
 
     def features(

@@ -88,7 +88,7 @@ class InductorGroupedMMFamily(_Product):
         return None
 
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
-        """Return the tiles and inner-loop steps of each config; `knobs` has the values of each knob, (n_configs,)."""
+        """Return the work (tiles, steps, bytes) of each config; `knobs` has the values of each knob, (n_configs,)."""
         import numpy as np
 
         groups, split = max(problem["groups"], 1), split_dim(problem)
@@ -160,7 +160,7 @@ class InductorConvolutionFamily(_Product):
     }
 
     def is_listed(self, config: KernelConfig) -> bool:
-        """Return whether Inductor lists the config for a problem of some size."""
+        """Return whether there is a problem size for which Inductor lists the config."""
         blocks = [config[knob] for knob in self.tiles]
         return any(
             config.num_stages == stages
@@ -186,7 +186,7 @@ class InductorConvolutionFamily(_Product):
         return _listed_convolutions(*_largest_blocks(problem).values())
 
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
-        """Return the tiles and inner-loop steps of each config; `knobs` has the values of each knob, (n_configs,)."""
+        """Return the work (tiles, steps, bytes) of each config; `knobs` has the values of each knob, (n_configs,)."""
         import numpy as np
 
         tiles = problem["groups"] * np.ceil(problem["m"] / knobs["BLOCK_M"]) * np.ceil(problem["n"] / knobs["BLOCK_N"])
@@ -206,7 +206,7 @@ class InductorConvolutionFamily(_Product):
 
 @lru_cache(maxsize=256)  # `supports` asks for each config
 def _listed_convolutions(*most: int) -> tuple[KernelConfig, ...]:
-    """Return the configs that Inductor lists where the blocks are at most so large, in its order."""
+    """Return the configs that Inductor lists if (BLOCK_M, BLOCK_N, BLOCK_K) are limited to `most`, in its order."""
     listed = []
     for *sizes, stages, warps in _CONVOLUTIONS:
         block_m, block_n, block_k = map(min, sizes, most)
@@ -216,7 +216,7 @@ def _listed_convolutions(*most: int) -> tuple[KernelConfig, ...]:
 
 
 def _warps(most: int, block_m: int, block_n: int) -> int:
-    """Return the warps of a config that is listed with at most so many."""
+    """Return the number of warps for a tile: `most`, or fewer so that each warp has at least `_LEAST_TILE` elements."""
     return min(most, max(block_m * block_n // _LEAST_TILE, 1))
 
 
@@ -288,7 +288,7 @@ class InductorFlexAttentionFamily(_Flex):
         return int(problem.itemsize * (config["BLOCK_M"] * head_qk + config.num_stages * per_step))
 
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
-        """Return the tiles and inner-loop steps of each config; `knobs` has the values of each knob, (n_configs,)."""
+        """Return the work (tiles, steps, bytes) of each config; `knobs` has the values of each knob, (n_configs,)."""
         import numpy as np
 
         block_m, block_n, itemsize = knobs["BLOCK_M"], knobs["BLOCK_N"], problem.itemsize
@@ -334,7 +334,7 @@ class InductorFlexDecodingFamily(InductorFlexAttentionFamily):
         return None
 
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
-        """Return the tiles and inner-loop steps of each config; `knobs` has the values of each knob, (n_configs,)."""
+        """Return the work (tiles, steps, bytes) of each config; `knobs` has the values of each knob, (n_configs,)."""
         import numpy as np
 
         block_m, block_n, itemsize = knobs["BLOCK_M"], knobs["BLOCK_N"], problem.itemsize
@@ -398,10 +398,7 @@ class InductorFlexBackwardFamily(_Flex):
         return 3.5 * super().flops(problem)  # seven products instead of two, because both parts recompute one
 
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
-        """Return the numbers of tiles and of inner-loop steps of a tile for each config.
-
-        `knobs` has the values of each knob, (n_configs,).
-        """
+        """Return the work (tiles, steps, bytes) of each config; `knobs` has the values of each knob, (n_configs,)."""
         import numpy as np
 
         m1, n1, m2, n2 = (knobs[knob] for knob in self.tiles)
@@ -415,7 +412,7 @@ class InductorFlexBackwardFamily(_Flex):
         key_share = of_keys * key_steps / (of_keys * key_steps + of_queries * query_steps)
 
         def mean(of_a_key_program: Column, of_a_query_program: Column) -> Column:
-            """Return the mean over all steps of both kinds of programs."""
+            """Return a quantity's mean over all steps, given its value in both kinds of programs."""
             both: Column = key_share * of_a_key_program + (1 - key_share) * of_a_query_program
             return both
 

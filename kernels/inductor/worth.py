@@ -30,9 +30,9 @@ _LEAST_US = 3.0
 
 
 def is_slow_as_exact(problem: Problem) -> bool:
-    """Return whether no template is as fast as ATen because the product is in exact float32.
+    """Return whether a product is in exact float32 and has too many rows for a template to be as fast as ATen.
 
-    Batches are not: templates took 0.8 to 1.05 of ATen's time in the attention of BERT and ViT.
+    False for batched products: their templates took 0.8 to 1.05 of ATen's time in the attention of BERT and ViT.
 
     >>> sizes = {"batch": 1, "n": 4096, "k": 4096, "dtype": "fp32"}
     >>> [is_slow_as_exact(Problem.of("inductor_mm", m=m, **sizes)) for m in (8, 512)]
@@ -54,8 +54,8 @@ def is_first_choice_faster(problem: Problem) -> bool:
 def is_worth_timing(problem: Problem, device: DeviceSpec) -> bool:
     """Return whether the fastest of a few templates may be faster than ATen's kernel.
 
-    Batches, other dtypes than bf16 and fp16, and other archs were not compared with ATen, so all but the shortest are
-    timed.
+    Batched products, dtypes other than bf16 and fp16, and other archs were not compared with ATen. For these the result
+    is True unless the product takes very little time.
 
     >>> h200, sizes = DeviceSpec.named("h200"), {"batch": 1, "n": 4096, "k": 4096}
     >>> [is_worth_timing(Problem.of("inductor_mm", m=m, **sizes), h200) for m in (8, 128, 512)]

@@ -1,4 +1,4 @@
-"""`foretune.use`: put Foretune into projects that train and compile models. FORETUNE_USE names one from outside.
+"""`foretune.use`: make projects that train or compile models use Foretune; so does the variable FORETUNE_USE.
 
 The module for a project is imported by the call that needs it, and only then imports the project. Its install function
 returns a function that removes Foretune again, or raises `ForetuneError` with the project's required version.

@@ -4,8 +4,9 @@ Both engines call their plugins (entry points in pyproject.toml) in each of thei
 The engines' modules are changed once the engine has imported them; nothing is imported here.
 
 An engine looks for a tuned file with `get_moe_configs`, which is not told the layer's hidden size and experts per
-token. If there is no file, it calls `get_default_config`, which is. So this function answers with the row that
-`foretune export` would write for the layer, and `get_moe_configs` only answers for the second product (SGLang).
+token. If there is no file, it calls `get_default_config`, which is. So the latter is replaced by a function that
+returns the row that `foretune export` would write for the layer, and `get_moe_configs` by one that does so for SGLang's
+second product.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def plug_into_sglang() -> None:
 
 @cache  # engines may call their plugins several times
 def _plug_into(engine: str) -> None:
-    """Answer an engine's lookups of configs, and attach its autotuned kernels. An error becomes one warning."""
+    """Make an engine look up predicted configs, and attach its autotuned kernels. An error becomes one warning."""
     try:
         when_imported(_MODULES[engine], partial(_answer, engine))
         attach_more_packages(_AUTOTUNED[engine])
@@ -112,7 +113,7 @@ def _answer(engine: str, module: Any) -> None:
 
 
 def _is_free(engine: str, module: Any) -> bool:
-    """Return whether Foretune may choose an engine's configs: it is on, and results may depend on the choice."""
+    """Return whether Foretune may choose an engine's configs: its mode is not "off", and results need not keep bits."""
     try:
         if resolve_mode() is Mode.OFF or is_requested():
             return False

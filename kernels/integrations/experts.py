@@ -5,8 +5,8 @@ same as their `grouped_mm`, with the gathering of tokens, the bias, the routing 
 the products; the input is not copied to (tokens * topk, hidden).
 
 In models that transformers quantizes to fp8 in blocks of 128x128, it computes the same as their `grouped_mm` of fp8
-experts, with `foretune.scaled_grouped_gemm`, which quantizes the input per 1x128 block. The experts are frozen; the
-gradient of the input is the op's.
+experts, with `foretune.scaled_grouped_gemm`, which quantizes the input per 1x128 block. The experts get no gradient;
+the input gets that of this op.
 
 `foretune.use("torchtitan")` replaces `GroupedExperts._grouped_mm`, through which torchtitan's experts multiply. Like
 the `torch._grouped_mm` that it replaces, it does not write rows after the last offset, which belong to no expert.
@@ -129,7 +129,7 @@ def fp8_experts_forward(
     elsewhere = (chosen[order] >= w_up.shape[0])[:, None] if getattr(experts, "_is_expert_parallel", True) else None
 
     def masked(rows: torch.Tensor) -> torch.Tensor:
-        """Return rows with those of other ranks zero; they are last, outside all groups, and undefined in the op."""
+        """Return rows, with zeros for those of other ranks' experts, which the op leaves uninitialized."""
         return rows if elsewhere is None else rows.masked_fill(elsewhere, 0)
 
     x = masked(hidden_states.to(torch.bfloat16)[order // topk])
@@ -143,7 +143,7 @@ def fp8_experts_forward(
 
 
 def _are_few(rows: int, w_up: torch.Tensor, w_down: torch.Tensor, others: Sequence[torch.Tensor | None]) -> bool:
-    """Return whether to multiply each row by itself, without sorting: a few rows, and no gradient."""
+    """Return whether to run `few_rows_gemm`, which does not sort rows: there are few, and no gradient is needed."""
     n = max(w_up.shape[1], w_down.shape[1])
     if not is_few(rows, w_up.shape[0], n) or needs_gradient((w_up, w_down, *others)) or is_transformed():
         return False
@@ -151,7 +151,7 @@ def _are_few(rows: int, w_up: torch.Tensor, w_down: torch.Tensor, others: Sequen
 
 
 def _is_free() -> bool:
-    """Return whether the environment allows kernels that have no config."""
+    """Return whether FORETUNE_MODE and FORETUNE_SAME_BITS allow running kernels that have no config."""
     return HowChosen.of(None).is_free
 
 

@@ -46,7 +46,7 @@ _KNOWN = {"warmup", "rep", "is_vetted_benchmarking", "device_type"}
 def install(k: Length = DEFAULT_K, bundle: Bundle | Path | str | None = None) -> Callable[[], None]:
     """Limit Inductor's choices, and return a function that removes the limits.
 
-    If this torch has no such hooks, nothing is limited, with one warning; nor with FORETUNE_MODE=off.
+    Nothing is limited with FORETUNE_MODE=off, or, with one warning, if this torch lacks the hooks.
 
     Args:
         k: How many choices of each op are kept; see `foretune.use`.
@@ -115,9 +115,9 @@ class Limits:
         return self._limited(choices, configs, hints, partial(mm_problem, inputs, op, tf32))
 
     def of_callers(self, choices: Sequence[Any]) -> list[Any]:
-        """Return the choices of one op that are kept, whose code is already generated.
+        """Return those of one op's choices that are kept; the code of all of them is already generated.
 
-        With k=1 there is one, because Inductor neither times a list of one nor, if it is ATen's, compiles it.
+        With k=1 there is one choice, because Inductor neither times a list of one nor, if it is ATen's, compiles it.
         """
         from ..inductor.choices import caller_config, caller_problem, one_choice
 
@@ -149,10 +149,10 @@ class Limits:
         return self.k == "auto" and not is_worth_timing(problem, self.device or device_here())
 
     def of_reduction(self, source: str, touched_bytes: Callable[[], int]) -> str:
-        """Return the source of a generated kernel; that of a reduction which the bundle has learned with fewer configs.
+        """Return a generated kernel's source, with predicted configs if it is a reduction that the bundle has learned.
 
-        At most `MOST_TIMED` of the fastest are timed, and the one of Inductor's that is predicted to be its fastest.
-        With k=1 there is one config; see `chosen`. On an arch that the bundle does not know, it is left to Inductor.
+        These are at most `MOST_TIMED` configs predicted fastest, and the one of Inductor's list predicted fastest. With
+        k=1 there is one config (see `chosen`), or on an arch that the bundle does not know, Inductor's own list.
 
         Args:
             source: The kernel's source.
@@ -190,7 +190,7 @@ class Limits:
     def _fastest(
         self, problem: Problem, configs: tuple[KernelConfig, ...], most: Length | None = None
     ) -> tuple[int, ...]:
-        """Return the positions of the configs to keep, as `best_first` does, and remember them: layers repeat."""
+        """Return the positions of the configs to keep, from `best_first`; they are cached, because layers repeat."""
         from ..inductor.choices import best_first
 
         device = self.device or device_here()
@@ -255,15 +255,15 @@ class _Seams:
 
     @property
     def is_on(self) -> bool:
-        """Whether the keys of Inductor's caches include these limits.
+        """Whether Inductor's config has the handler that `install` sets, so that cache keys include `Limits.uuid`.
 
-        torch 2.13 has a config per thread, and threads that compile later copy it.
+        It is looked up each time, because torch 2.13 has a config per thread, which threads that start later copy.
         """
         handler = self.config.inductor_choices_class
         return getattr(handler, "func", None) is choices_with_uuid and handler.args[0] == self.limits.uuid
 
     def _limited_templates(self) -> Callable[..., list[Any]]:
-        """Return Inductor's `_finalize_template_configs` with limits."""
+        """Return a replacement of Inductor's `_finalize_template_configs` that keeps only the limited choices."""
 
         @wraps(self.finalize)
         def finalize(*given: Any, **named: Any) -> list[Any]:
@@ -276,7 +276,7 @@ class _Seams:
         return finalize
 
     def _with_configs(self) -> Callable[..., None]:
-        """Return Inductor's `_emit_kernel_to_wrapper` with the configs of reductions."""
+        """Return a replacement of Inductor's `_emit_kernel_to_wrapper` that gives reductions predicted configs."""
 
         @wraps(self.emit)
         def emit(scheduling: Any, wrapper: Any, kernel: Any, source: str, *more: Any, **named: Any) -> None:
@@ -290,7 +290,7 @@ class _Seams:
     def _drop_templates(
         self, handler: Any, template_choices: dict[str, Any], kernel_inputs: Any, op_name: str
     ) -> list[Any]:
-        """Leave only ATen's among the generators of a lowering's choices if it is expected to be faster; return []."""
+        """Remove all but ATen's generators from `template_choices` if ATen is expected to be faster; return []."""
         is_product = isinstance(kernel_inputs, self.mm_inputs) and kernel_inputs.device_type == "cuda"
         if is_product and self.limits.is_left_to_aten(kernel_inputs, op_name):
             left = {uid: choices for uid, choices in template_choices.items() if uid.startswith("aten::")}
@@ -332,10 +332,10 @@ def _context_of(
 
 
 def _default_addmm(handler: Any, kernel_inputs: Any) -> dict[str, Any]:
-    """Return the generator of the choice that Inductor's default mode has for an addmm; {} if the bias is no row.
+    """Return, by its uid, a generator of the ATen choice that Inductor's default mode has for an addmm.
 
-    Under max-autotune the bias is an expanded row (torch 2.11). ATen's addmm of that is slow, and `bias_addmm` takes
-    the row from it in Python in each call: a DiT with it took 7 % longer without CUDA graphs.
+    Return {} if the bias is not an expanded row. Under max-autotune it is one (torch 2.11). ATen's addmm of such a bias
+    is slow, and `bias_addmm` extracts the row in Python in each call: a DiT took 7 % longer, without CUDA graphs.
     """
     from torch._inductor import ir
     from torch._inductor.kernel.mm import aten_addmm

@@ -42,7 +42,7 @@ SQUARES = (1024, 4096, 8192)
 
 
 def suite_cases(models: Sequence[DenseModel]) -> dict[str, Case]:
-    """Return the suite by name, "MODEL/LAYER pass tokens"; the same in every process.
+    """Return the problems to compare on, by a name "MODEL/LAYER pass tokens"; the same in every process.
 
     Raises:
         ForetuneError: A model of the suite is not among `models`.
@@ -116,11 +116,11 @@ class MatmulComparison:
         }
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath:
-        """Return the host times of the op and of a bare launch of its kernel."""
+        """Measure the host time of a call of the op and of a bare launch of its kernel."""
         return time_launch_path(device)
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
-        """Return the goals for the predicted config over both contenders, if the rows can decide them."""
+        """Return the goals for the predicted config's speed over each contender, judged by the measured `rows`."""
         what = "dense GEMM, predicted config, over"
         return [
             *judge_predicted(rows, {"cublas": (0.85, 0.95)}, f"{what} cuBLAS"),
@@ -201,7 +201,7 @@ def max_autotuned(product: Callable[..., torch.Tensor]) -> Callable[..., torch.T
 
 
 def time_launch_path(device: DeviceSpec) -> LaunchPath:
-    """Return the host times of the op and of a bare launch of its kernel, timed in turns.
+    """Measure the host times of the op and of a bare launch of its kernel, in turns.
 
     The problem is so small that the GPU finishes each launch before the host makes the next.
     """

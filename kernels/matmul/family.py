@@ -55,7 +55,7 @@ _KERNELS = ("epilogue", "gemm", "specialized", "split_k", "tile_order")
 
 @dataclass(frozen=True)
 class Inputs:
-    """The tensors of one call, on the device, stored as the problem's flags say."""
+    """The tensors of one launch of a dense product, on the device, in the layouts that the problem's flags name."""
 
     a: torch.Tensor  # (batch, M, K) or (batch, K, M)
     b: torch.Tensor  # (batch, N, K) or (batch, K, N)
@@ -167,7 +167,7 @@ class Matmul(GemmFamily, MeasuredFamily):
         return *found, parts, padded(-(-padded(k, step) // parts), step)  # the length of a part: `split_range`
 
     def supports_by(self, problem: Problem) -> Hashable:
-        """Return the properties of a problem on which `supports` depends; equal ones give equal answers."""
+        """Return the properties of a problem on which `supports` depends; with equal ones it returns the same."""
         batch, m, n = problem["batch"], problem["m"], problem["n"]
         # Whether too many tiles are possible: the smallest are 16 x 16, times 64 parts of K.
         if self.refused(problem) or batch * (m // 16 + 1) * (n // 16 + 1) > MOST_TILES // 64:
@@ -175,7 +175,7 @@ class Matmul(GemmFamily, MeasuredFamily):
         return problem.dtype, problem.flags, is_aligned(problem), min(MOST_PARTIALS // (batch * m * n), 64)
 
     def at_call_time(self, problem: Problem) -> Problem:
-        """Return what is known of the problem at call time, with the dimension that varies between calls rounded."""
+        """Return the problem for which a call's config is predicted; the size that varies between calls is rounded."""
         return problem.without_sizes().rounded(*call_dims(problem))
 
     def call_features(self, problem: Problem, device: DeviceSpec, configs: Configs) -> Groups:
@@ -203,7 +203,7 @@ class Matmul(GemmFamily, MeasuredFamily):
         return float(batch) * (problem.itemsize * (m + n) * k + out_itemsize * m * n)
 
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
-        """Return the config to run when nothing was measured."""
+        """Return the config to run when nothing was measured or predicted."""
         m = problem["m"]
         block_m, block_n, block_k = (16, 64, 128) if m <= 16 else (64, 64, 64) if m <= 64 else (128, 128, 64)
         tma = int(device.arch in TMA_ARCHS and is_aligned(problem))

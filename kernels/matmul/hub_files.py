@@ -3,8 +3,8 @@
 The format is that of the example `gemm-triton-autotune` (huggingface/kernels#754): one file per shape of the weights
 and card, `configs/N=..,K=..,device_name=...json` in the kernel's package. It maps numbers of rows to configs, and the
 kernel reads the row whose number is nearest in log space. The kernel has the knobs of Triton's tutorial: BLOCK_SIZE_M,
-_N and _K, GROUP_SIZE_M, warps and stages. So it is ranked as this family's kernel without TMA, persistence, split K or
-jobs of warps, which needs as much shared memory.
+_N and _K, GROUP_SIZE_M, warps and stages. So its configs are ranked as configs of the family `matmul` without TMA,
+persistence, split K or warp specialization, which need as much shared memory.
 """
 
 from __future__ import annotations

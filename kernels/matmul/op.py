@@ -92,7 +92,7 @@ def matmul(
 
 
 class Operands(NamedTuple):
-    """The problem of a call, and how its tensors are stored, as their strides say."""
+    """The problem of a call, the result's shape and dtype, and how the operands are stored, read from their strides."""
 
     problem: Problem
     out_shape: tuple[int, ...]  # of the result that the caller gets
@@ -147,7 +147,7 @@ class Operands(NamedTuple):
 
 
 class _FixedLaunch(ConfiguredLaunch):
-    """Launches a kernel that has no config to choose."""
+    """A launch of a kernel that has no configs, so that none is predicted, timed or pinned."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
@@ -198,7 +198,7 @@ def _find(
     config: KernelConfig | None,
     mode: str | None,
 ) -> Call[Operands]:
-    """Check the arguments of a call, and return it with a launch; without one if there is nothing to compute.
+    """Check the arguments of a call and return its `Call`, with a launch unless there is nothing to compute.
 
     `place` is the index of the GPU.
     """
@@ -258,7 +258,7 @@ def _run(
 
 
 def _activated(y: torch.Tensor, activation: str) -> torch.Tensor:
-    """Return the activation of this name of y, computed with PyTorch."""
+    """Apply the activation of this name to y with PyTorch, and return the result."""
     _check_activation(activation)
     y = getattr(functional, activation)(y)
     return y

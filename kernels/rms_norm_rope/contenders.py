@@ -66,7 +66,7 @@ class RmsNormRopeComparison:
         return {name: _backward_of(function, inputs) for name, function in ways.items()}
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath:
-        """Return the host times of the op and of a bare launch of its kernel."""
+        """Measure the host time of a call of the op and of a bare launch of its kernel."""
         from .op import rms_norm_rope
 
         family = RmsNormRopeForward()
@@ -80,7 +80,7 @@ class RmsNormRopeComparison:
         )
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
-        """Return the goals: to be faster than every contender."""
+        """Return the goals, judged by measured `rows`: to be faster than every contender."""
         return judge_predicted(rows, dict.fromkeys(("eager", "compile", "liger"), (1.0,)))
 
 
@@ -135,7 +135,7 @@ def _plain(q: torch.Tensor, k: torch.Tensor, rotation: Rotation) -> tuple[torch.
 
 
 def _compiled() -> Implementation:
-    """Return the layer compiled by `torch.compile`, which compiles it again for each problem.
+    """Return `_plain` under `torch.compile`, which compiles it again for each problem.
 
     After many shapes, Dynamo would otherwise use one dynamic compilation for all of them.
     """

@@ -55,7 +55,7 @@ EPS = 1e-6
 
 @dataclass(frozen=True)
 class Inputs:
-    """The tensors of one call, on the device.
+    """The tensors of one forward or backward launch, on the device.
 
     A launch writes only to `out`, which is filled with NaN and holds the outputs one after another: q's, k's, and in
     the backward pass the gradients of both weights.
@@ -162,7 +162,7 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
         return (*generic, FeatureGroup(tuple(range(first, len(self.feature_names))), of_tiles[None], each))
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
-        """Return the microseconds to move the problem's bytes, more for padded heads and an unfilled last wave."""
+        """Return estimated times in microseconds: to move the bytes, more for padded heads and a partial last wave."""
         if not len(configs):
             return np.empty(0)
         programs = np.maximum(self._programs(problem, configs), 1.0)
@@ -278,13 +278,13 @@ class RmsNormRopeForward(RmsNormRope):
     moved = 2
 
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
-        """Return the config to run when nothing was measured."""
+        """Return the config to run when nothing was measured or predicted."""
         # Eight heads of 128 elements give 8 elements per thread; larger heads need fewer per tile.
         heads = max(8 * 128 // (2 * block_constants(problem["head_dim"])["BLOCK"]), 1)
         return KernelConfig.of(ROWS=1, HEADS=min(heads, 32), num_warps=4, num_stages=3)
 
     def same_bits_config(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
-        """Return the config of one token per tile that is best over the shipped data.
+        """Return the config that `same_bits` keeps: the best on the shipped data of those with one token per tile.
 
         Each config is a class of its own: on an H200, configs that share a head among threads in the same way gave
         other bits. With one token per tile, all tokens are computed by the same instructions.
@@ -336,15 +336,15 @@ class RmsNormRopeBackward(RmsNormRope):
     moved = 3
 
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
-        """Return the config to run when nothing was measured."""
+        """Return the config to run when nothing was measured or predicted."""
         heads = max(4 * 128 // (2 * block_constants(problem["head_dim"])["BLOCK"]), 1)
         return KernelConfig.of(ROWS=1, HEADS=min(heads, 16), STEPS=4, num_warps=4, num_stages=1)
 
     def same_bits_config(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
-        """Return a config that is among the best over the shipped data.
+        """Return the config that `same_bits` keeps, which is among the best on the shipped data.
 
         Each config is a class of its own: a tile's tokens and heads, and its number, decide the order of the sum of the
-        weights' gradients, and stages how threads share a head (tests/kernels/test_numerics_compiled.py).
+        weights' gradients, and num_stages how threads share a head (tests/kernels/test_numerics_compiled.py).
         """
         block = block_constants(problem["head_dim"])["BLOCK"]
         heads, warps = (16, 4) if block <= 64 else (2, 1) if block <= 128 else (1, 1)

@@ -77,8 +77,8 @@ def rms_norm_rope(
             is predicted to be fastest; "shortlist" times the 8 most promising configs on the first call with about this
             many tokens and keeps the fastest; "refine" runs the predicted config at first and then others in turn,
             until the calls themselves show which is the fastest; "off" runs the family's default config.
-        same_bits: Run only configs whose results have the same bits as those of the family's default config, so that no
-            tuning changes a result. If None, FORETUNE_SAME_BITS=1 requests it. A given config is not restricted.
+        same_bits: Run only the config that the family keeps for this problem (`same_bits_config`), so that no tuning
+            changes a result. If None, FORETUNE_SAME_BITS=1 requests it. A given config is not restricted.
         invariant: "tokens" (or "m"): the same, with one class of bits for all numbers of tokens, so that the result of
             a token does not depend on the other tokens of the call.
 

@@ -71,7 +71,7 @@ class ScaledGemmComparison:
         return None
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
-        """Return those of the goals for these kernels that the rows can decide."""
+        """Return the performance goals for these kernels, judged by the measured `rows`; omit goals without rows."""
         judged: list[Goal] = []
         for family in dict.fromkeys(row.family for row in rows):
             for granularity in GRANULARITIES:
@@ -95,7 +95,7 @@ def _layers(family: str) -> Iterator[tuple[str, Case]]:
 
 
 def _experts(family: str) -> Iterator[tuple[str, Case]]:
-    """Yield (name, case) of the grouped family's suite."""
+    """Yield (name, case) of the grouped family's suite: layers of experts, phases and granularities of the scales."""
     for layer, (groups, n, k) in _EXPERTS.items():
         for phase, (rows, routing) in _PHASES.items():
             sizes = drawn_sizes(routing, rows, groups, np.random.default_rng(zlib.crc32(f"{layer} {phase}".encode())))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DWInputs:
-    """The tensors of one call, on the device."""
+    """The tensors of one launch of dW (the gradient of w) in fp8, on the device."""
 
     dy: torch.Tensor  # (N, 128 * blocks) fp8, transposed; see `both_ways`
     x: torch.Tensor  # (K, 128 * blocks) fp8
@@ -103,7 +103,7 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, FP8Family):
         return None
 
     def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
-        """Return the numerics class: the instruction. The steps, whose sums are added in float32, are always 128."""
+        """Return the numerics class: the instruction alone, because every config sums steps of 128 in float32."""
         return instruction_of(config["BLOCK_M"], config.num_warps)
 
     def grouped_features(
@@ -128,7 +128,7 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, FP8Family):
         return float(2 * groups * n * k + (rows + scales) * (n + k))
 
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
-        """Return the config to run when nothing was measured."""
+        """Return the config to run when nothing was measured or predicted."""
         if device.arch == "sm_90" and device.backend != "cpu" and why_no_gluon() is None:
             # Wide tiles load less, but blockwise scales leave no registers for them.
             wide = BLOCKWISE not in problem.flags and problem["n"] >= 512

@@ -58,7 +58,7 @@ FP8_ARCHS = ("sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
 
 @dataclass(frozen=True)
 class Inputs:
-    """The tensors of one call, on the device."""
+    """The tensors of one launch of a scaled GEMM, dense or grouped, on the device."""
 
     x: torch.Tensor  # (rows, K) fp8
     w: torch.Tensor  # (N, K) fp8, or (groups, N, K)
@@ -119,7 +119,7 @@ class ScaledGemmFamily(FP8Family, RangedFamily, MeasuredFamily):
     )
 
     def ranged_space(self, **ranges: Sequence[int]) -> tuple[KernelConfig, ...]:
-        """Return every config worth measuring, for all devices, with values that replace those of ranges."""
+        """Return every config worth measuring, for all devices; `ranges` replace the default values of knobs."""
         return full_space(Ranges.of(**ranges), "groups" in self.dims)
 
     def elements_of(self, problem: Problem) -> str:
@@ -179,7 +179,7 @@ class ScaledGemmFamily(FP8Family, RangedFamily, MeasuredFamily):
         return float(groups * n * k + rows * (k + 2 * n) + scale_bytes(granularity_of(problem), rows, n, k, groups))
 
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
-        """Return the config to run when nothing was measured."""
+        """Return the config to run when nothing was measured or predicted."""
         tma = int(device.arch in TMA_ARCHS)
         rows = problem[self.rows] / max(groups_of(problem), 1)
         block_m = 16 if rows <= 16 else 64 if rows <= 64 else 128
@@ -310,8 +310,8 @@ class ScaledGroupedGemmForward(MeasuredOverGroups, ScaledGemmFamily):
     """The family of grouped fp8 products: y[rows of e] = x[rows of e] @ w[e].T in e4m3, times the scales, in bf16.
 
     x (rows, K) is sorted by group, and w is (groups, N, K). dX is the same kernel on w's transpose: blocks of 128x128
-    and their scales, and one scale per tensor, transpose unchanged. dW has no fp8 kernel: it sums over rows, each of
-    which has its own scales.
+    and their scales, and one scale per tensor, transpose unchanged. dW sums over rows and so needs other scales:
+    `ScaledGroupedGemmDW` is its family.
 
     >>> from foretune.datasets import DeviceSpec
     >>> family, h200 = ScaledGroupedGemmForward(), DeviceSpec.named("h200")

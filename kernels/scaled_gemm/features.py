@@ -217,9 +217,9 @@ def dw_feature_groups(
 
 
 def _over_groups(problem: Problem, device: DeviceSpec) -> tuple[float, ...]:
-    """Return five figures of a call's groups.
+    """Return five numbers that describe a call's groups.
 
-    They are the number of groups with rows, the rows of the largest group, the chunks of all groups, the steps of all
+    These are the number of groups with rows, the rows of the largest group, the chunks of all groups, the steps of all
     chunks, and the steps of the longest one; each at least 1 except for the rows.
     """
     sizes = group_sizes_of(problem)
@@ -237,7 +237,7 @@ def _over_groups(problem: Problem, device: DeviceSpec) -> tuple[float, ...]:
 
 @remembered(maxsize=64)
 def _dw_space(configs: tuple[KernelConfig, ...], blockwise: bool, device: DeviceSpec) -> ConfigTable:
-    """Return the table of the columns that depend only on the configs, the kind of scales and the device."""
+    """Return the table of the columns that depend only on the configs, the granularity of the scales and the device."""
     smem = [dw_smem_bytes(config, blockwise) for config in configs]
     columns = config_columns(configs, smem, device, itemsize=1, sums=2)
     return ConfigTable(len(_DW_PROBLEM_FEATURES), DW_CONFIG_FEATURES, columns, _DW_DECIDING)

@@ -149,7 +149,7 @@ def scaled_grouped_gemm(
 def _how_chosen(
     mode: str | None, same_bits: bool | None, invariant: str | None, x_scale: Any, granularity: str
 ) -> str | None:
-    """Return `mode`, `same_bits` and `invariant` as one option, as `how_chosen` does.
+    """Check `invariant`, and encode `mode`, `same_bits` and `invariant` as one text (see `how_chosen`).
 
     Raises:
         ForetuneError: `invariant` is given, but quantizing x makes each row of the result depend on all rows.
@@ -275,7 +275,7 @@ class _ScaledGemm(torch.autograd.Function):
 def _quantized_both_ways(
     x: torch.Tensor, group_sizes: torch.Tensor, granularity: str, fp8: str, with_rows: bool
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor, torch.Tensor]:
-    """Return x, bf16, in fp8 with scales of this granularity, None without `with_rows`, and transposed for dW."""
+    """Return (x in fp8, scales, transposed x in fp8 for dW, scales); the first two are None without `with_rows`."""
     both = with_rows and granularity != TENSORWISE
     x8, scale, xt8, xt_scale = BOTH_WAYS.call(x, group_sizes, fp8, granularity == BLOCKWISE, both)
     if with_rows and not both:
@@ -286,7 +286,7 @@ def _quantized_both_ways(
 def _quantized(
     name: str, operand: torch.Tensor, scale: torch.Tensor | None, granularity: str, dims: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the operand, with `dims` dimensions, in fp8 with its scales; bf16 is quantized at this granularity."""
+    """Return an fp8 operand and its scales; check that a bf16 one has `dims` dimensions, and quantize it."""
     check_tensor(name, operand)
     if operand.dtype == FP8:
         if operand.requires_grad:

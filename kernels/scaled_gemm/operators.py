@@ -99,7 +99,7 @@ def check_dims(name: str, operand: torch.Tensor, dims: int) -> None:
 
 
 def _find(place: int, *arguments: Any) -> Call[Shape]:
-    """Check the arguments of a call, and return it with a launch; without one if there is nothing to compute.
+    """Check the arguments of a call and return its `Call`, with a launch unless there is nothing to compute.
 
     `place` is the index of the GPU.
     """
@@ -139,7 +139,7 @@ def _run(
     """Return y = x @ w.T with the scales applied, (rows, N) in bf16.
 
     x (rows, K) and w are fp8. w is (N, K), or (groups, N, K) with group sizes. The shapes of the scales are those of
-    `scales.scale_shapes`. Rows that belong to no group are zero if `zeroes` or under FORETUNE_CHECK, otherwise they are
+    `space.scale_shapes`. Rows that belong to no group are zero if `zeroes` or under FORETUNE_CHECK, otherwise they are
     uninitialized.
     """
     check_aligned(x, w)
@@ -189,7 +189,7 @@ PRODUCT = Op(
 
 
 def _find_quantize(place: int, x: torch.Tensor, group_sizes: torch.Tensor, *_: Any) -> Call[None]:
-    """Return a call after checking it; `place` is the index of the GPU."""
+    """Check the arguments of `_quantize` and return an empty `Call`; `place` is the index of the GPU."""
     check_dims("x", x, 2)
     require(x.shape[1] % STEP == 0, f"x must have a multiple of {STEP} columns but has {x.shape[1]}")
     GROUP_SIZES.check(group_sizes, x, "x")
@@ -223,7 +223,7 @@ def _fake_quantize(x: torch.Tensor, group_sizes: torch.Tensor, fp8: str, blockwi
 
 
 def _find_weights(place: int, w: torch.Tensor, _: bool) -> Call[None]:
-    """Return a call after checking it; `place` is the index of the GPU."""
+    """Check the arguments of `_quantize_weights` and return an empty `Call`; `place` is the index of the GPU."""
     check_dims("w", w, 3)
     n, k = w.shape[1:]
     require(n % STEP == 0 and k % STEP == 0, f"N and K of w must be multiples of {STEP} but are {n} and {k}")
@@ -273,7 +273,7 @@ def _find_dw(
     config: KernelConfig | None,
     mode: str | None,
 ) -> Call[_DWShape]:
-    """Return a call with its launch; without one if there are no groups. `place` is the index of the GPU."""
+    """Return the `Call` of dW, with a launch unless there are no rows or groups; `place` is the index of the GPU."""
     groups, n, k, gradient = len(group_sizes), len(dy), len(x), dy.dtype
     most = chunk_rows(rows, n, k, device_at(place).sm_count)
     shape = _DWShape(rows, groups, most, n, k)

@@ -74,7 +74,7 @@ def quantize_rows_128(x: torch.Tensor, fp8: torch.dtype = FP8) -> Quantized:
 def quantize_blocks_128(w: torch.Tensor) -> Quantized:
     """Return w, (..., N, K), in fp8, and its scales, (..., blocks of N, blocks of K): one per 128x128.
 
-    DeepSeek's weights are quantized so. The quantized transpose is the transpose of both results, so dX of a layer uses
+    DeepSeek's weights have such scales. The quantized transpose is the transpose of both results, so dX of a layer uses
     the same rounded weights as the forward pass.
 
     >>> fp8, scales = quantize_blocks_128(torch.randn(4, 256, 200))
@@ -173,7 +173,7 @@ def dequantized_columns(
     blockwise: bool,
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
-    """Return the columns of one group, (columns, size), from a transposed copy of `both_ways.quantize_both_ways`.
+    """Dequantize one group's part, (columns, size), of a transposed copy by `both_ways.quantize_both_ways`.
 
     Args:
         xt: The copy in fp8.
@@ -181,7 +181,7 @@ def dequantized_columns(
         row: The group's first row.
         size: The number of its rows.
         group: Its index.
-        blockwise: The kind of scales.
+        blockwise: Whether each column has a scale per 128 rows of the group; otherwise it has a single one.
         dtype: The dtype of the result.
     """
     columns, first = len(xt), row // SCALED + group

@@ -45,7 +45,7 @@ def grouped_gemm_dw_kernel(
     CONSUMERS: tl.constexpr,  # 0
     PINGPONG: tl.constexpr,  # 0
 ):
-    """Compute tiles p, p + programs, ... of all chunks in program p, accumulating in float32.
+    """Compute the tiles of dW with numbers p, p + programs, ... of all chunks of rows in program p, in float32.
 
     There is a single loop over the steps of all of a program's tiles, instead of one loop per tile: the first loads of
     the next tile are then in flight while the last products of this one run, and many groups have only a few steps.

@@ -120,7 +120,7 @@ _launch = Launcher(few_rows_kernel)
 
 
 class Blocks(NamedTuple):
-    """The block of one program, and its warps."""
+    """The block of one program, `n` columns in steps of `k` along K, and the program's number of warps."""
 
     n: int
     k: int
@@ -141,7 +141,7 @@ def prepare_few_rows(
     divisor: int = 1,
     sums: bool = False,
 ) -> Callable[[Sequence[torch.Tensor | None]], None]:
-    """Return a function that launches the kernel on any tensors of these sizes.
+    """Return a function that launches `few_rows_kernel` on any tensors of these sizes.
 
     Its argument is (x, w, y, groups of the rows or their sizes, indices, scale, bias).
 
@@ -151,7 +151,7 @@ def prepare_few_rows(
         n: The number of columns of y.
         k: The number of columns of x.
         x_rows: The number of rows of x.
-        blocks: The block of one program.
+        blocks: The block of one program; that of `chosen_blocks` if None.
         sizes_at: Where the sizes begin in the fourth tensor; None if it has the group of each row.
         gathers: Sorted row i is row indices[i] // divisor of x.
         scatters: Sorted row i is stored as row indices[i] of y.
@@ -176,9 +176,9 @@ def prepare_few_rows(
 
 
 def chosen_blocks(terms: int) -> Blocks:
-    """Return the block of one program, where each column is the sum of `terms` rows; 0 without a sum.
+    """Return the default block of a program that adds up `terms` rows; `terms` is 0 if it computes a single row.
 
-    For up to 32 rows of Qwen3-30B-A3B and 4 of Mixtral-8x7B within 2 % of the best that was tried, with a sum within 4
-    % (H100; tests/kernels/decode_on_gpu.py).
+    On an H100 it was within 2 % of the best block tried (4 % with sums), for up to 32 rows of Qwen3-30B-A3B and 4 of
+    Mixtral-8x7B (tests/kernels/decode_on_gpu.py).
     """
     return Blocks(1, max(1024 // terms, 32), 1) if terms else Blocks(4, 1024, 4)

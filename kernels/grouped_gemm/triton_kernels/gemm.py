@@ -49,7 +49,7 @@ def grouped_gemm_kernel(
     CONSUMERS: tl.constexpr,  # 0
     PINGPONG: tl.constexpr,  # 0
 ):
-    """Compute tiles p, p + programs, ... of the map in program p (persistent), accumulating in float32."""
+    """Compute tiles of y: numbers p, p + programs, ... of the tile map in program p; accumulate in float32."""
     tl.static_assert(not (TMA_X and GATHER), "TMA cannot gather rows")
     tl.static_assert(not (TMA_Y and SCATTER), "TMA cannot scatter rows")
     N = N8 * 8

@@ -100,7 +100,7 @@ def prepare_dw(rows: int, groups: int, chunk_rows: int, n: int, k: int, config: 
 
 
 def grid_of(m_tiles: int, n: int, config: KernelConfig, sm_count: int) -> int:
-    """Return the number of programs, see `programs_of`, for `m_tiles` tiles along M, and `n` columns."""
+    """Return the number of programs (see `programs_of`) for an output of `m_tiles` tiles along M and `n` columns."""
     return programs_of(m_tiles * -(-n // config["BLOCK_N"]), config, sm_count)  # triton.cdiv takes 1.5 us
 
 
@@ -122,7 +122,7 @@ def partial_sums(dw: torch.Tensor, tile_map: TileMap) -> torch.Tensor:
 
 
 def add_partials(partial: torch.Tensor, dw: torch.Tensor, tile_map: TileMap) -> None:
-    """Launch the sum of the partial sums of split groups into `dw`, if any group can be split."""
+    """Launch the kernel that adds up the partial sums of split groups into `dw`, if any group can be split."""
     _, n, k = dw.shape
     if tile_map.most_splits:
         summing()(

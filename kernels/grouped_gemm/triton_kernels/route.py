@@ -50,7 +50,7 @@ def route_kernel(
 
 @triton.jit
 def load_choice(choice_ptr, row, rows, groups):
-    """Load the groups of rows: `groups` where no such group exists, and more past the last row."""
+    """Load the group of each row: `groups` if the chosen group does not exist, `groups` + 1 past the last row."""
     choice = tl.load(choice_ptr + row, row < rows, other=0)
     choice = tl.where((choice >= 0) & (choice < groups), choice, groups).to(tl.int32)
     return tl.where(row < rows, choice, groups + 1)
@@ -60,7 +60,7 @@ _launch = Launcher(route_kernel)
 
 
 def prepare_route(rows: int, groups: int) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]:
-    """Return a function that launches the kernel, and the one that builds the tile map.
+    """Return a function that launches `route_kernel` and then the kernel that builds the tile map.
 
     Its arguments are (choice (rows,), order (rows,), a routing, see `routing_shape`).
     """

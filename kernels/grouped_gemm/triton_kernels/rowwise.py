@@ -122,7 +122,7 @@ def bias_partials_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
-    """Add up the rows of one M tile, so that the work of a program is bounded, however long the group is."""
+    """Add up the rows of dy in one M tile, so that a program's work is bounded, however long the group is."""
     N = N8 * 8
     column_blocks = tl.cdiv(N, BLOCK_COLUMNS)
     tile = tl.program_id(0) // column_blocks
@@ -155,7 +155,7 @@ def bias_grads_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
-    """Add up the partial sums of the M tiles of one group, in order."""
+    """Add up the partial sums of the M tiles of one group, in order: the gradient of its bias."""
     N = N8 * 8
     column_blocks = tl.cdiv(N, BLOCK_COLUMNS)
     group = tl.program_id(0) // column_blocks

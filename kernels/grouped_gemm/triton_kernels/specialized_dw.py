@@ -53,7 +53,7 @@ def specialized_dw_kernel(
     PINGPONG: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Compute tiles p, p + programs, ... of all chunks in program p.
+    """Compute the tiles of dW with numbers p, p + programs, ... of all chunks of rows in program p.
 
     A stage is full when its operands have arrived, and empty again when every group that needs it has multiplied it.
     """

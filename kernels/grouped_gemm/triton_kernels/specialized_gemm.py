@@ -51,7 +51,7 @@ def specialized_gemm_kernel(
     PINGPONG: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Compute tiles p, p + programs, ... of the map in program p.
+    """Compute tiles of y: those with numbers p, p + programs, ... of the tile map in program p.
 
     A stage is full when its operands have arrived, and empty again when every group that needs it has multiplied it.
     """

@@ -252,7 +252,7 @@ def routing_shape(rows: int, groups: int) -> tuple[int, int]:
 
 
 def sizes_of(group_sizes: torch.Tensor) -> torch.Tensor:
-    """Return the group sizes (groups,) of a routing; group sizes themselves unchanged."""
+    """Return the group sizes (groups,) that a routing contains, or the argument itself if it is group sizes."""
     return group_sizes if group_sizes.dim() == 1 else group_sizes[-1]
 
 
@@ -269,7 +269,7 @@ class TileMap(NamedTuple):
 
     @classmethod
     def build(cls, group_sizes: torch.Tensor, rows: int, chunk_rows: int | None = None) -> TileMap:
-        """Launch the kernel that builds the map, without waiting for it.
+        """Return the tile map of group sizes: launch the kernel that builds it, without waiting for it.
 
         Args:
             group_sizes: (groups,) int32; or int64, which one more small kernel converts; or a routing

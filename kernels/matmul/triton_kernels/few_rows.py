@@ -37,7 +37,7 @@ def few_rows_matmul_kernel(
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,  # 1, or the steps whose loads are in flight, through shared memory
 ):
-    """Compute BLOCK_N columns of y. All sizes and distances but M and N are multiples of 16 bytes."""
+    """Compute BLOCK_N columns of y. K and the row strides lda and ldb are multiples of 16 bytes."""
     UNIT: tl.constexpr = 128 // a_ptr.dtype.element_ty.primitive_bitwidth
     K = K // UNIT * UNIT
     lda = lda // UNIT * UNIT
@@ -74,7 +74,7 @@ _launch = Launcher(few_rows_matmul_kernel)
 
 
 class Blocks(NamedTuple):
-    """The block of one program, and its warps."""
+    """The block of one program, `n` columns in steps of `k` along K, and the program's warps and pipeline stages."""
 
     n: int
     k: int
@@ -94,7 +94,7 @@ def prepare_few_rows(problem: Problem, lda: int, ldb: int, blocks: Blocks | None
         problem: The problem.
         lda: The distance of the rows of a, (m, k).
         ldb: The distance of the rows of b, stored as (n, k).
-        blocks: The block of one program.
+        blocks: The block of one program; the default for this number of rows if None.
     """
     m, n, k = (problem[dim] for dim in "mnk")
     block_n, block_k, warps, stages = blocks or _BLOCKS[m]

@@ -50,7 +50,7 @@ def matmul_kernel(
     CONSUMERS: tl.constexpr,  # 0
     PINGPONG: tl.constexpr,  # 0
 ):
-    """Compute one tile, or if PERSISTENT tiles p, p + programs, ... in program p."""
+    """Compute one tile of y per program, or, if PERSISTENT, tiles p, p + programs, ... of y in program p."""
     tl.static_assert(ALIGNED or TMA == 0, "TMA wants rows that begin at multiples of 16 bytes")
     if PDL:
         let_next_begin()

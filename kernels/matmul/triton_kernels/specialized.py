@@ -63,7 +63,7 @@ def specialized_matmul_kernel(
     PINGPONG: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Compute tiles p, p + programs, ... in program p (persistent).
+    """Compute the tiles p, p + programs, ... of y in program p (persistent).
 
     A stage is full when its operands have arrived, and empty again when every group that needs it has multiplied it.
     """

@@ -33,5 +33,5 @@ def block_of(row, group):
 
 @triton.jit
 def padded_columns(N):
-    """Return the length of one row of the columns' scales."""
+    """Return N rounded up to a multiple of PADDED: the length of a row of column scales, one per column."""
     return tl.cdiv(N, PADDED) * PADDED

@@ -32,8 +32,8 @@ _OPTIONS: dict[str, Any] = {
 def quantized(x, scale, fp8: tl.constexpr):
     """Return float32 values divided by their scale, in fp8; `scale` can be broadcast to x.
 
-    It multiplies by the reciprocal, which may round to a neighbor of the quotient: divisions would take longer than
-    memory does.
+    It multiplies by the reciprocal, which may round to a neighbor of the quotient, because divisions would take longer
+    than the memory accesses.
     """
     return (x * (1.0 / scale)).to(fp8)
 
@@ -112,7 +112,7 @@ def largest_kernel(
     N16,  # N // 16
     LARGEST: tl.constexpr,
 ):
-    """Compute the row scales of tile number program_id(0) of 128 rows, and its part of the columns' magnitudes."""
+    """Compute the row scales of tile program_id(0), of 128 rows, and update the largest magnitude of each column."""
     tile = tl.program_id(0)
     if tile < load_tile_count(map_ptr, SCALED):
         N = N16 * 16

@@ -44,7 +44,7 @@ def scaled_dw_kernel(
     IN_FLIGHT: tl.constexpr,  # 1
     STAGES: tl.constexpr,  # num_stages
 ):
-    """Compute tiles p, p + programs, ... of all chunks in program p.
+    """Compute the tiles of dW with numbers p, p + programs, ... of all chunks of rows in program p.
 
     Each step's product is added in float32, as in `scaled_gemm_kernel`.
     """

@@ -48,7 +48,7 @@ def scaled_gemm_kernel(
     PDL: tl.constexpr,  # programmatic dependent launch: the kernel that adds up the parts waits for this one
     STAGES: tl.constexpr,  # num_stages
 ):
-    """Compute tiles p, p + programs, ... in program p (persistent).
+    """Compute the tiles p, p + programs, ... of y in program p (persistent).
 
     Each step's product is added in float32: Hopper's tensor cores keep about 14 bits of a sum of fp8 products, so they
     never sum more than BLOCK_K <= 128 of them. SWAP_AB computes the transposed tile: 64 or more rows of w fill an

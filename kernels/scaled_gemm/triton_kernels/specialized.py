@@ -53,7 +53,7 @@ def specialized_scaled_gemm_kernel(
     SPLIT: gl.constexpr,  # False
     STAGES: gl.constexpr,
 ):
-    """Compute tiles p, p + programs, ... in program p (persistent).
+    """Compute the tiles p, p + programs, ... of y in program p (persistent).
 
     A stage is full when its operands and scales have arrived, and empty again when every group has multiplied it.
     """

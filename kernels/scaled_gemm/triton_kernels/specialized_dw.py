@@ -48,7 +48,7 @@ def specialized_scaled_dw_kernel(
     IN_FLIGHT: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Compute tiles p, p + programs, ... of all chunks in program p.
+    """Compute the tiles of dW with numbers p, p + programs, ... of all chunks of rows in program p.
 
     A stage is full when its operands and scales have arrived, and empty again when both groups have multiplied it.
     """
@@ -215,9 +215,9 @@ def _added(
     STAGES: gl.constexpr,
     PART: gl.constexpr,
 ):
-    """Return the sum of `acc` and one part's product of a step, multiplied by blockwise scales.
+    """Return `acc` plus `part`, one part's product of a step, which is first multiplied by blockwise scales if any.
 
-    After its last part, a group has read the stage.
+    After its last part, a group signals that the stage is empty.
     """
     _, _, _, dy_scales, x_scales, _, empty = shared
     stage = step % STAGES
