@@ -11,7 +11,7 @@ CONFIGS = [triton.Config({"BLOCK": size, "FAR": 0}, num_warps=warps) for size in
 FAULTY = triton.Config({"BLOCK": 256, "FAR": 1 << 37}, num_warps=2)
 
 
-@foretune.autotune([FAULTY, *CONFIGS], ["n"], bucket=["n"], isolate=True)
+@foretune.autotune([FAULTY, *CONFIGS], ["n"], k=1 + len(CONFIGS), bucket=["n"], isolate=True)  # k: all are timed
 @triton.jit
 def scale_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr, FAR: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

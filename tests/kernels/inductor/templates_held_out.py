@@ -11,6 +11,7 @@ import argparse
 
 import numpy as np
 from foretune.datasets import load
+from foretune.datasets.merge import merge_datasets
 from foretune.kernels import find_family
 from foretune.kernels.inductor.contenders import BASELINES
 from foretune.model import cross_validate, geomean
@@ -35,10 +36,10 @@ def listed_regret(grid, family, cases):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", default="h100_inductor_templates")
+    parser.add_argument("--data", nargs="+", default=["h100_inductor_templates"], help="one or more datasets")
     parser.add_argument("--family", action="append")
     options = parser.parse_args()
-    dataset = load(options.data)
+    dataset = merge_datasets([load(name) for name in options.data], name="templates")
     rivals = choose_rivals(["estimate", "inductor", "static", "nearest"], own=BASELINES)
     print(f"{'best of the first':58}" + "".join(f"{k:>7}" for k in KS))
     for name in options.family or dataset.families:
