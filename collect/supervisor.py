@@ -199,7 +199,7 @@ class Supervisor:
             self._owner.retired(self, work)
 
     def _last_trial(self, exitcode: int | None, seconds: float) -> Trial:
-        """Return the failed trial of the task at which the process ended, after `seconds`, with the reason."""
+        """Return a failed trial, with the reason, for the task that ran when the process ended after `seconds`."""
         if self._overdue:
             return Trial(Status.TIMEOUT, error=f"stopped after {seconds:.0f} s without a result")
         if self._lost is not None:

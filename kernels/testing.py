@@ -118,7 +118,7 @@ class FamilyContract:
         assert there.space() == self.family.space(), "a pickled family must have the same space"
 
     def test_the_space_has_its_knobs_and_no_repeats(self) -> None:
-        """Configs are distinct, have exactly the declared knobs, and survive `triton.Config`."""
+        """Configs are distinct, have exactly the declared knobs, and convert to `triton.Config` and back unchanged."""
         family, space = self.family, self.family.space()
         assert space, "space() must have at least one config"
         assert len(set(space)) == len(space), "space() must have no config twice"

@@ -375,7 +375,7 @@ class TunedFiles:
         return default_pair(self.engine, self.layer, tokens).entries
 
     def _changes(self) -> Iterator[int]:
-        """Yield the numbers of tokens after which the engine's choice without these files may change."""
+        """Yield the numbers of tokens after which the engine's default config, used without a file, may change."""
         if self.now.rows:
             batches = sorted(self.now.rows)
             for low, high in pairwise(batches):

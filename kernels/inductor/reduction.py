@@ -158,7 +158,7 @@ class ReductionSource:
         return _FAMILIES[self.kind]().listed(self.problem)
 
     def listed(self) -> list[KernelConfig]:
-        """Return the configs that Inductor lists: its decorator is called without the kernel."""
+        """Return the configs that Inductor would tune over, found by calling its heuristics' decorator."""
         from torch._inductor.runtime import hints, triton_heuristics
 
         found = _DECORATOR.search(self.text)

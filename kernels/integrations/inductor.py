@@ -115,7 +115,7 @@ class Limits:
         return self._limited(choices, configs, hints, partial(mm_problem, inputs, op, tf32))
 
     def of_callers(self, choices: Sequence[Any]) -> list[Any]:
-        """Return those of one op's choices that are kept; the code of all of them is already generated.
+        """Return which of an op's choices, whose code is generated, Inductor may time: those predicted fastest, and ATen's.
 
         With k=1 there is one choice, because Inductor neither times a list of one nor, if it is ATen's, compiles it.
         """
@@ -305,7 +305,7 @@ class _Seams:
         return self.limits.of_templates(listed, kernel_inputs, op_name) if is_product else listed
 
     def limited_callers(self, choices: list[Any]) -> list[Any]:
-        """Return those of Inductor's generated choices that are kept; all of them while `use` is not active."""
+        """Return which of an op's generated choices Inductor may time: those predicted fastest; all while `use` is off."""
         return _or_all(choices, lambda: self.limits.of_callers(choices)) if self.is_on else choices
 
 

@@ -171,7 +171,7 @@ def _cut_short(
 
 
 def _log_losses(times_us: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return each config's mean log loss, (n_configs,), from microseconds, (n_problems, n_configs).
+    """Return the log of each config's slowdown over the best one, averaged over problems, (n_configs,).
 
     It is inf for a config without a time on one of the problems.
     """

@@ -95,7 +95,7 @@ class Shortlister(ABC):
         """
 
     def at_once(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
-        """Return `positions` for a caller that times them once, and cannot ask for more configs afterwards."""
+        """Return the positions of the configs to time, for a caller that cannot ask for more configs after these."""
         return self.positions(problem, configs)
 
     def slowdowns(self, problem: Problem, configs: tuple[triton.Config, ...], count: int) -> tuple[float, ...]:

@@ -303,7 +303,7 @@ class TileMap(NamedTuple):
 
     @property
     def most_splits(self) -> int:
-        """The maximum number of groups that can be split: each of them has more than `chunk_rows` rows."""
+        """An upper bound for the number of groups that are split, which are those of more than `chunk_rows` rows."""
         return self.rows // self.chunk_rows if self.rows > self.chunk_rows else 0
 
     @property

@@ -125,8 +125,8 @@ class ChoiceCache:
     def record(self, problem: Problem, config: KernelConfig, time_us: float | None) -> None:
         """Store a config's time.
 
-        The first `_AT_ONCE` times of a problem are on disk when this returns. Later ones are written an eighth at a
-        time, because the file is written as a whole; the last ones with the choice or when the process ends.
+        The first `_AT_ONCE` times of a problem are on disk when this returns. Later ones are written whenever there are
+        an eighth more, because the whole file is rewritten; the last ones with the choice or when the process ends.
 
         Args:
             problem: The problem.

@@ -90,7 +90,7 @@ def _choice(known: KnownProblem, config: KernelConfig) -> PinnedChoice:
 
 
 def _pins_of_function(known: KnownFunction) -> Iterator[PinnedFunction]:
-    """Yield the choices of a tuned function in the cache, for each device by its newest source and software."""
+    """Yield a tuned function's cached choices: on each device, only those made with the newest source and software."""
     newest: dict[str, PinnedFunction] = {}
     for (name, source, device, key), label, record in known.records():
         if record.chosen is None:
