@@ -115,9 +115,9 @@ class Limits:
         return self._limited(choices, configs, hints, partial(mm_problem, inputs, op, tf32))
 
     def of_callers(self, choices: Sequence[Any]) -> list[Any]:
-        """Return which of an op's choices, whose code is generated, Inductor may time: those predicted fastest, and ATen's.
+        """Return the choices of an op that Inductor may time: those predicted fastest, and ATen's.
 
-        With k=1 there is one choice, because Inductor neither times a list of one nor, if it is ATen's, compiles it.
+        The code of all is generated already. With k=1 there is one choice, because Inductor neither times a list of one nor, if it is ATen's, compiles it.
         """
         from ..inductor.choices import caller_config, caller_problem, one_choice
 
@@ -305,7 +305,7 @@ class _Seams:
         return self.limits.of_templates(listed, kernel_inputs, op_name) if is_product else listed
 
     def limited_callers(self, choices: list[Any]) -> list[Any]:
-        """Return which of an op's generated choices Inductor may time: those predicted fastest; all while `use` is off."""
+        """Return the generated choices of an op that Inductor may time; all of them while `use` is not active."""
         return _or_all(choices, lambda: self.limits.of_callers(choices)) if self.is_on else choices
 
 
