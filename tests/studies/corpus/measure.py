@@ -7,7 +7,7 @@ a GPU. A worker that dies or hangs is started again and goes on behind the confi
 corpus.jsonl.gz, rewritten every half minute (one line per kernel and sizes, never a kernel's source), and log.txt.
 Foretune and the packages must be on the path.
 
-With `--wide N`, lists have up to N configs: at most 12 of the authors' and others around them (`wider`). Each call is
+With `--wide N`, lists have up to N configs: at most 8 of the authors' and others around them (`wider`). Each call is
 then made with three batch sizes, because these share binaries.
 
 `--part 1/4` takes a fourth of the units, for processes that share no folder. Processes with a common `--shared` folder

@@ -29,7 +29,7 @@ WARPS, STAGES = (1, 2, 4, 8), (1, 2, 3, 4)
 #: Knobs whose values are extended by powers of two.
 TILE = re.compile(r"B[A-Z]|(\w+_)?(BLOCK|TILE)(_\w+)?")
 #: How many of the authors' configs are in a wide list.
-OWN = 12
+OWN = 8
 #: Seconds after which no more configs of a key are compiled, and how many are compiled before looking.
 COMPILE_S, CHUNK = 30.0, 12
 #: Seconds after which a unit goes on with further sizes of the kernels that it has measured, if lists are wide.
