@@ -144,20 +144,14 @@ def _configs(knobs: Sequence[Mapping[str, Any]]) -> tuple[KernelConfig, ...]:
 
 
 def corpus(path: Path, problems: list[str], wide: bool = False) -> Iterator[Key]:
-    """The searches of studies/corpus. Kernels that cannot be imported are listed.
-
-    Configs that compute something else than the authors' first one are left out, unless one of the authors' does, too
-    (then results are not reproducible).
-    """
+    """The searches of studies/corpus. Kernels that cannot be imported are listed."""
     lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().splitlines()]
     by_key: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for line in lines:
         by_key[line["kernel"], json.dumps(line["key"]), json.dumps(line["arguments"])].append(line)
     for (full, *_), phases in by_key.items():
         trials = list({json.dumps(one["config"]): one for line in phases for one in line["trials"]}.values())
-        trials = [one for one in trials if "grid" in one or "failure" in one]
-        if not any("own" in one and "differs" in one for one in trials):
-            trials = [one for one in trials if "differs" not in one]
+        trials = comparable([one for one in trials if "grid" in one or "failure" in one])
         times = np.log([one.get("us") or math.inf for one in trials]) if trials else np.zeros(0)
         if len(trials) < _LEAST_CONFIGS or not np.isfinite(times).any():
             continue
@@ -173,6 +167,16 @@ def corpus(path: Path, problems: list[str], wide: bool = False) -> Iterator[Key]
         problem = LaunchFamily(_tuner(full)).problem_from_call(given)
         package = _SHARED.get(first["package"], first["package"])
         yield Key(package, full, problem, _configs(knobs), times, features, wide)
+
+
+def comparable(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the trials of a key without those that compute something else than the authors' first config.
+
+    If another one of the authors' does, too, results are not reproducible, and all trials are returned.
+    """
+    if any("own" in one and "differs" in one for one in trials):
+        return trials
+    return [one for one in trials if "differs" not in one]
 
 
 @cache
@@ -472,12 +476,13 @@ def replay(keys: Sequence[Key], priors: Mapping[str, Sequence[Any] | None], kern
 
 
 def with_wide_lists(keys: Sequence[Key]) -> None:
-    """Print what priors lose that are trained with and without wide lists, with three seeds each."""
+    """Print what priors lose that are trained without wide lists, and with them if there are any; three seeds each."""
     columns, seeds = columns_without(), range(3)
+    trained = {"without": False} | ({"with": True} if any(key.wide for key in keys) else {})
     priors = {
         f"{label}, seed {seed}": held_out(keys, partial(trees, seed=seed), columns, wide=has)
         for seed in seeds
-        for label, has in (("without", False), ("with", True))
+        for label, has in trained.items()
     }
     table = Table(keys)
     for share in (1 / 8, 1 / 4, 1 / 2, "auto"):

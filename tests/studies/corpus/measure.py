@@ -145,6 +145,18 @@ def save(folder: Path, out: Path) -> list[dict]:
     return tunings
 
 
+def summary(tunings: list[dict]) -> str:
+    """Return a table of what was measured, by package."""
+    lines = [f"{'package':28}{'kernels':>8}{'keys':>6}{'configs':>9}{'failed':>8}{'differ':>8}"]
+    for package in [*sorted({one["package"] for one in tunings}), "all"]:
+        found = [one for one in tunings if package in (one["package"], "all")]
+        trials = [trial for one in found for trial in one["trials"]]
+        failed, differ = (sum(what in trial for trial in trials) for what in ("failure", "differs"))
+        kernels = len({one["kernel"] for one in found})
+        lines.append(f"{package:28}{kernels:8}{len(found):6}{len(trials):9}{failed:8}{differ:8}")
+    return "\n".join(lines)
+
+
 class Worker:
     """A process of the parent, started again when it dies or hangs before the deadline."""
 
@@ -221,8 +233,7 @@ def main() -> None:
             save(options.shared, options.out)
             saved = time.time()
     tunings = save(options.shared, options.out)
-    kernels, trials = {one["kernel"] for one in tunings}, sum(len(one["trials"]) for one in tunings)
-    print(f"{len(kernels)} kernels, {len(tunings)} tunings, {trials} configs")
+    print(summary(tunings))
 
 
 def _gpus() -> int:

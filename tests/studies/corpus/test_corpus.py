@@ -200,3 +200,5 @@ def test_a_failure_is_recorded_and_the_fastest_config_runs(worker, tmp_path):
     one.launch(1000)
     [line] = measure.merged(tmp_path)
     assert [trial.get("failure") for trial in line["trials"]] == ["RuntimeError: no such luck", None, None]
+    rows = measure.summary([line | {"package": "one"}]).splitlines()
+    assert [row.split() for row in rows[1:]] == [[name, "1", "1", "3", "1", "0"] for name in ("one", "all")]
