@@ -5,7 +5,8 @@ trained on all other packages, and its predictions are the prior mean of the Gau
 are `h100_corpus`, the searches of fla-core and liger-kernel (`tunings_h200.jsonl.gz`), and lists drawn from the
 measurements of nine of Foretune's own families, of which each counts as a package. Needs lightgbm and the packages of
 the corpus on the path, of which flag-gems and gemlite can only be imported with a GPU; kernels that cannot are listed
-and left out. `--save FILE` trains on everything and writes what Foretune ships as model/shipped/prior.npz.
+and left out. `--save FILE` trains on everything and writes what Foretune ships as model/shipped/prior.npz. `--wide
+FILE` adds wide lists of the same kernels; `--parts wide` then compares priors with and without them.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class Key:
     configs: tuple[KernelConfig, ...]
     times: np.ndarray  # log times (n_configs,); inf for a failed config
     features: np.ndarray  # (n_configs, 2 * len(NAMES))
+    wide: bool = False  # whether the list is wider than the authors'
 
     @property
     def slowdowns(self) -> np.ndarray:
@@ -141,15 +143,15 @@ def _configs(knobs: Sequence[Mapping[str, Any]]) -> tuple[KernelConfig, ...]:
     )
 
 
-def corpus(path: Path, problems: list[str]) -> Iterator[Key]:
-    """The searches of studies/corpus: the phases of a key are one list. Kernels that cannot be imported are listed."""
+def corpus(path: Path, problems: list[str], wide: bool = False) -> Iterator[Key]:
+    """The searches of studies/corpus. Kernels that cannot be imported are listed."""
     lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().splitlines()]
     by_key: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for line in lines:
         by_key[line["kernel"], json.dumps(line["key"]), json.dumps(line["arguments"])].append(line)
     for (full, *_), phases in by_key.items():
         trials = list({json.dumps(one["config"]): one for line in phases for one in line["trials"]}.values())
-        trials = [one for one in trials if "grid" in one or "failure" in one]
+        trials = comparable([one for one in trials if "grid" in one or "failure" in one])
         times = np.log([one.get("us") or math.inf for one in trials]) if trials else np.zeros(0)
         if len(trials) < _LEAST_CONFIGS or not np.isfinite(times).any():
             continue
@@ -163,7 +165,18 @@ def corpus(path: Path, problems: list[str]) -> Iterator[Key]:
             problems.append(f"{full}: {type(error).__name__}: {error}")
             continue
         problem = LaunchFamily(_tuner(full)).problem_from_call(given)
-        yield Key(_SHARED.get(first["package"], first["package"]), full, problem, _configs(knobs), times, features)
+        package = _SHARED.get(first["package"], first["package"])
+        yield Key(package, full, problem, _configs(knobs), times, features, wide)
+
+
+def comparable(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the trials of a key without those that compute something else than the authors' first config.
+
+    If another one of the authors' does, too, results are not reproducible, and all trials are returned.
+    """
+    if any("own" in one and "differs" in one for one in trials):
+        return trials
+    return [one for one in trials if "differs" not in one]
 
 
 @cache
@@ -270,7 +283,7 @@ def columns_without(*names: str) -> list[int]:
     return [*kept, *(len(NAMES) + at for at in kept)]
 
 
-def booster(keys: Sequence[Key], columns: Sequence[int], rounds: int = 300) -> Any:
+def booster(keys: Sequence[Key], columns: Sequence[int], rounds: int = 300, seed: int = _SEED) -> Any:
     """A LightGBM model of the centered log slowdowns; each kernel counts the same."""
     import lightgbm
 
@@ -281,15 +294,15 @@ def booster(keys: Sequence[Key], columns: Sequence[int], rounds: int = 300) -> A
     weights = [np.full(len(key.configs), 1000.0 / n_rows[key.kernel]) for key in keys]
     options = {"objective": "regression", "num_leaves": 15, "learning_rate": 0.05, "min_data_in_leaf": 40}
     options |= {"feature_fraction": 0.5, "bagging_fraction": 0.7, "bagging_freq": 1, "lambda_l2": 5.0, "verbose": -1}
-    options |= {"num_threads": 1, "seed": _SEED, "deterministic": True, "use_missing": False}
+    options |= {"num_threads": 1, "seed": seed, "deterministic": True, "use_missing": False}
     table = np.concatenate([key.features[:, columns] for key in keys])
     data = lightgbm.Dataset(table, np.concatenate(targets), weight=np.concatenate(weights))
     return lightgbm.train(options, data, rounds)
 
 
-def trees(keys: Sequence[Key], columns: Sequence[int], rounds: int = 300) -> Predict:
+def trees(keys: Sequence[Key], columns: Sequence[int], rounds: int = 300, seed: int = _SEED) -> Predict:
     """The ranker."""
-    model = booster(keys, columns, rounds)
+    model = booster(keys, columns, rounds, seed)
     return lambda key: model.predict(key.features[:, columns])
 
 
@@ -347,12 +360,22 @@ GROUPS = {
 TRUST = 0.7
 
 
-def held_out(keys: Sequence[Key], fit: Callable[..., Predict], columns: Sequence[int], kernels: int = 0) -> list[Any]:
-    """For each key the prediction of a model of the other packages, of at most `kernels` of their kernels (0: all)."""
+def held_out(
+    keys: Sequence[Key], fit: Callable[..., Predict], columns: Sequence[int], kernels: int = 0, wide: bool = True
+) -> list[Any]:
+    """For each key the prediction of a model of the other packages.
+
+    Args:
+        keys: The keys.
+        fit: Trains a model.
+        columns: The features that it has.
+        kernels: At how many kernels of the other packages it is trained; 0: all of them.
+        wide: Whether it is trained on wide lists, too.
+    """
     found: list[Any] = [None] * len(keys)
     source = np.random.default_rng(_SEED)
     for package in sorted({key.package for key in keys}):
-        others = [key for key in keys if key.package != package]
+        others = [key for key in keys if key.package != package and (wide or not key.wide)]
         names = sorted({key.kernel for key in others})
         chosen = set(source.permutation(names)[:kernels] if kernels else names)
         predict = fit([key for key in others if key.kernel in chosen], columns)
@@ -370,29 +393,29 @@ def count_of(key: Key, share: float) -> int:
 class Table:
     """Prints the share timed, the mean regret (geometric over kernels), its 95th percentile and the keys within 5 %.
 
-    Columns: lists of 16 and more of other packages, shorter ones, and those of Foretune's own families.
+    Columns: lists of 16 and more of other packages, shorter ones, those of Foretune's own families, and wide lists.
     """
+
+    HEADS = ("packages, lists of 16-", "packages, lists of 6-15", "own families, lists of 48", "packages, wide lists")
 
     def __init__(self, keys: Sequence[Key]) -> None:
         self._keys = keys
-        heads = ("packages, lists of 16-", "packages, lists of 6-15", "own families, lists of 48")
-        print(f"{'':32}" + "".join(f"{head:>34}" for head in heads))
-        print(f"{'first keys':32}" + f"{'share regret %    p95  <5 %':>34}" * len(heads))
+        self._columns = 3 + any(key.wide for key in keys)
+        print(f"{'':32}" + "".join(f"{head:>34}" for head in self.HEADS[: self._columns]))
+        print(f"{'first keys':32}" + f"{'share regret %    p95  <5 %':>34}" * self._columns)
 
     def row(self, label: str, chosen: Callable[[int, Key], Sequence[int] | tuple[float, float]]) -> None:
         """A row, for a function that returns the timed configs of a key, or their share and the regret."""
-        by_kernel: dict[tuple[bool, bool], dict[str, list[tuple[float, float]]]] = defaultdict(
-            lambda: defaultdict(list)
-        )
+        by_kernel: dict[int, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
         for at, key in enumerate(self._keys):
-            group = key.package.startswith("own "), len(key.configs) < 16
-            if group == (True, True):
+            own, short = key.package.startswith("own "), len(key.configs) < 16
+            if own and short:
                 continue
             timed = chosen(at, key)
             one = timed if isinstance(timed, tuple) else (len(timed) / len(key.configs), regret(key, timed))
-            by_kernel[group][key.kernel].append(one)
+            by_kernel[3 if key.wide else 2 if own else int(short)][key.kernel].append(one)
         cells = ""
-        for group in ((False, False), (False, True), (True, False)):
+        for group in range(self._columns):
             found = [np.array(one) for one in by_kernel[group].values()]
             share, mean = np.mean([one.mean(axis=0) for one in found], axis=0)
             each = np.concatenate(found)[:, 1]
@@ -423,28 +446,54 @@ def compare(keys: Sequence[Key]) -> None:
 
 def later(keys: Sequence[Key]) -> None:
     """Print what the product loses on up to eight keys of each kernel, in two orders, with and without the prior."""
+    replay(keys, {"no": None, "yes": held_out(keys, trees, columns_without())})
+
+
+def replay(keys: Sequence[Key], priors: Mapping[str, Sequence[Any] | None], kernel: str = "", orders: int = 2) -> None:
+    """Print what the product loses with each of some priors, on all kernels or the one of this name."""
     by_list: dict[tuple[str, Any], dict[Problem, int]] = defaultdict(dict)
     for at, key in enumerate(keys):
-        by_list[key.kernel, key.configs][key.problem] = at
-    prior = held_out(keys, trees, columns_without())
-    print("keys     lists  prior  share  regret %    p95")
+        if key.kernel.endswith(kernel):
+            by_list[key.kernel, key.configs][key.problem] = at
+    width = max(map(len, priors))
+    print(f"keys     lists  {'prior':{width}}  share  regret %    p95")
     found: dict[tuple[str, str, str], dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     source = np.random.default_rng(_SEED)
-    for (kernel, configs), places in by_list.items():
-        length = "16-" if len(configs) >= 16 else "6-15"
-        for order in [source.permutation([*places.values()])[:8] for _ in range(2)]:
-            for has in ("no", "yes"):
+    for (name, configs), places in by_list.items():
+        length = "wide" if keys[next(iter(places.values()))].wide else "16-" if len(configs) >= 16 else "6-15"
+        for order in [source.permutation([*places.values()])[:8] for _ in range(orders)]:
+            for label, prior in priors.items():
                 own = OwnTimings(SimpleNamespace(name=keys[order[0]].problem.family))
                 for place, at in enumerate(order):
-                    timed = searched(keys[at], TRUST * prior[at] if has == "yes" else None, "auto", own)
-                    part = ("first" if not place else "2 to 8", length, has)
-                    found[part][kernel].append((len(timed) / len(configs), regret(keys[at], timed)))
+                    timed = searched(keys[at], None if prior is None else TRUST * prior[at], "auto", own)
+                    part = ("first" if not place else "2 to 8", length, label)
+                    found[part][name].append((len(timed) / len(configs), regret(keys[at], timed)))
     for part, by_kernel in sorted(found.items()):
         share, mean = np.mean([np.mean(one, axis=0) for one in by_kernel.values()], axis=0)
         p95 = np.quantile([lost for one in by_kernel.values() for _, lost in one], 0.95)
-        print(
-            f"{part[0]:8} {part[1]:6} {part[2]:5}{share:7.2f}{100 * math.expm1(mean):10.1f}{100 * math.expm1(p95):7.1f}"
-        )
+        percents = f"{100 * math.expm1(mean):10.1f}{100 * math.expm1(p95):7.1f}"
+        print(f"{part[0]:8} {part[1]:6} {part[2]:{width}}{share:7.2f}{percents}", flush=True)
+
+
+def with_wide_lists(keys: Sequence[Key]) -> None:
+    """Print what priors lose that are trained without wide lists, and with them if there are any; three seeds each."""
+    columns, seeds = columns_without(), range(3)
+    trained = {"without": False} | ({"with": True} if any(key.wide for key in keys) else {})
+    priors = {
+        f"{label}, seed {seed}": held_out(keys, partial(trees, seed=seed), columns, wide=has)
+        for seed in seeds
+        for label, has in trained.items()
+    }
+    table = Table(keys)
+    for share in (1 / 8, 1 / 4, 1 / 2, "auto"):
+        k = (lambda key, share=share: share) if share == "auto" else (lambda key, share=share: count_of(key, share))
+        text = share if share == "auto" else f"{share:.3f}"
+        for label, prior in sorted(priors.items()):
+            table.row(f"{text}: {label}", lambda at, key, k=k, prior=prior: searched(key, TRUST * prior[at], k(key)))
+    print()
+    replay(keys, {label: prior for label, prior in priors.items() if label.endswith("seed 0")})
+    print("\nchunk_fwd_kernel_h")
+    replay(keys, {"none": None, **priors}, ".chunk_fwd_kernel_h", 4)
 
 
 def worth(keys: Sequence[Key]) -> None:
@@ -474,18 +523,22 @@ def curve(keys: Sequence[Key]) -> None:
             table.row(f"{kernels} kernels", lambda at, key, p=prior: searched(key, TRUST * p[at], count_of(key, 1 / 8)))
 
 
-PARTS = {"compare": compare, "later": later, "worth": worth, "curve": curve}
+PARTS = {"compare": compare, "later": later, "worth": worth, "curve": curve, "wide": with_wide_lists}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--searches", type=Path, default=_SEARCHES, help="what autotuners_on_gpu.py wrote")
     parser.add_argument("--corpus", type=Path, default=_CORPUS, help="what studies/corpus measured")
-    parser.add_argument("--parts", nargs="*", default=[*PARTS], choices=[*PARTS], metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--wide", type=Path, help="wide lists, which studies/corpus measured with --wide")
+    parser.add_argument(
+        "--parts", nargs="*", default=[*PARTS][:-1], choices=[*PARTS], metavar="PART", help=", ".join(PARTS)
+    )
     parser.add_argument("--save", type=Path, help="train on everything and write the prior to this file")
     options = parser.parse_args()
     problems: list[str] = []
     keys = [*third_party(options.searches), *own_families(), *corpus(options.corpus, problems)]
+    keys += corpus(options.wide, problems, wide=True) if options.wide else []
     for problem in sorted(set(problems)):
         print(f"left out: {problem}")
     counted = {(key.package, key.kernel) for key in keys}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 
 def rand(*shape, dtype="bfloat16", grad=False):
     """Return normally distributed values."""
@@ -28,4 +30,15 @@ def backward(out) -> None:
 
 def calls_of(function, ops, shapes) -> dict:
     """Return for each op the functions that call `function(op, shape)`, one for each shape."""
-    return {op: [lambda op=op, shape=shape: function(op, shape) for shape in shapes] for op in ops}
+    return {op: [partial(function, op, shape) for shape in shapes] for op in ops}
+
+
+def batches(call: partial) -> list[partial]:
+    """Return a call, and two with other values of its first size, on which few binaries depend.
+
+    A first size of 1 becomes 2, since Triton compiles integers of 1 as constants.
+    """
+    op, (first, *rest) = call.args
+    least = max(first, 2)
+    sizes = (first, first // 2, first // 4) if first >= 8 else (least, 2 * least, 3 * least)
+    return [partial(call.func, op, (size, *rest)) for size in sizes]

@@ -1,11 +1,14 @@
 """Measure the autotuned kernels of other packages, as installed: `python measure.py OUT [recipe ...] [--deadline 420]`.
 
 Each file of recipes/ names a package and makes calls of it. Workers, several on each GPU, take units (one call each)
-from a common list: the first shape of every op, all packages in turn, then the second, and so on; after that again with
-more configs. Every autotuned launch with new sizes is measured (measurer.py): configs are compiled in parallel, and one
-process at a time measures on a GPU. A worker that dies or hangs is started again and goes on behind the config that
-ended it. OUT has corpus.jsonl.gz, rewritten every half minute (one line per kernel, sizes and phase, never a kernel's
-source), and log.txt; ttir.tar.gz at the end is for analysis only. Foretune and the packages must be on the path.
+from a common list: the first shape of every op, all packages in turn, then the second, and so on. Every autotuned
+launch with new sizes is measured (measurer.py): configs are compiled in parallel, and one process at a time measures on
+a GPU. A worker that dies or hangs is started again and goes on behind the config that ended it. OUT has
+corpus.jsonl.gz, rewritten every half minute (one line per kernel and sizes, never a kernel's source), and log.txt.
+Foretune and the packages must be on the path.
+
+With `--wide N`, lists have up to N configs: at most 8 of the authors' and others around them (`wider`). Each call is
+then made with three batch sizes, because these share binaries.
 
 `--part 1/4` takes a fourth of the units, for processes that share no folder. Processes with a common `--shared` folder
 share all units.
@@ -20,7 +23,6 @@ import json
 import os
 import subprocess
 import sys
-import tarfile
 import threading
 import time
 import traceback
@@ -33,8 +35,6 @@ HERE = Path(__file__).parent
 sys.path += [str(HERE), str(HERE.parents[1] / "third_party")]
 #: Seconds without a new line after which a worker is restarted.
 STALL_S = {"timing": 25, "other": 150}
-#: How many calls of each op are made again with more configs.
-MORE = 5
 #: How often a unit is begun before it is given up, and how often a worker is restarted.
 TRIES, RESTARTS = 3, 60
 
@@ -52,22 +52,21 @@ def recipe(name: str):
     return importlib.import_module(f"recipes.{name}")
 
 
-def units(calls: dict[str, dict[str, list]], part: str = "1/1") -> list[tuple[int, str, str, int]]:
-    """Return (phase, recipe, op, index) of every call, the most valuable first.
+def units(calls: dict[str, dict[str, list]], part: str = "1/1") -> list[tuple[str, str, int]]:
+    """Return (recipe, op, index) of every call, the most valuable first.
 
     Args:
         calls: For each recipe the calls by op.
         part: "i/n" for every n-th unit, from the i-th on.
     """
     found = [
-        (phase, index, place, name, op)
-        for phase in (0, 1)
+        (index, place, name, op)
         for name, ops in calls.items()
         for place, (op, functions) in enumerate(ops.items())
-        for index in range(len(functions) if phase == 0 else min(len(functions), MORE))
+        for index in range(len(functions))
     ]
     at, parts = map(int, part.split("/"))
-    return [(phase, name, op, index) for phase, index, _, name, op in sorted(found)][at - 1 :: parts]
+    return [(name, op, index) for index, _, name, op in sorted(found)][at - 1 :: parts]
 
 
 def work(options) -> None:
@@ -75,7 +74,8 @@ def work(options) -> None:
     import torch
     from autotuners_on_gpu import turn
     from foretune.runtime import Timer
-    from measurer import Measurer, tag_of
+    from inputs import batches
+    from measurer import UNIT_S, Measurer, tag_of
 
     threading.Thread(target=_end_at, args=(options.until,), daemon=True).start()
     journal = options.shared / f"{options.worker}.jsonl"
@@ -83,20 +83,22 @@ def work(options) -> None:
     claims = options.shared / "units"
     calls = {name: recipe(name).calls() for name in options.recipes}
     measurer.install()
-    for phase, name, op, index in units(calls, options.part):
-        text = f"{phase}-{name}-{op}-{index}"
+    measurer.phase = int(options.wide > 0)
+    for name, op, index in units(calls, options.part):
+        text = f"{name}-{op}-{index}"
         try:
             (claims / text).touch(exist_ok=False)
         except FileExistsError:
             if text not in measurer.begun or measurer.begun[text] >= TRIES or (claims / f"{text}.done").exists():
                 continue
-        measurer.phase = phase
         measurer.write(unit=text)
+        measurer.unit_ends = time.monotonic() + UNIT_S
         try:
             measurer.tag = tag_of(recipe(name).PACKAGE, f"{name}.{op}.{index}")
-            torch.manual_seed(index)
-            calls[name][op][index]()
-            torch.cuda.synchronize()
+            for call in batches(calls[name][op][index]) if options.wide else [calls[name][op][index]]:
+                torch.manual_seed(index)
+                call()
+                torch.cuda.synchronize()
         except Exception as error:  # noqa: BLE001 - the other units still count
             measurer.write(trouble=text, error=f"{type(error).__name__}: {error}"[:300])
             print(text, traceback.format_exc()[-1500:], flush=True)
@@ -143,6 +145,18 @@ def save(folder: Path, out: Path) -> list[dict]:
     return tunings
 
 
+def summary(tunings: list[dict]) -> str:
+    """Return a table of what was measured, by package."""
+    lines = [f"{'package':28}{'kernels':>8}{'keys':>6}{'configs':>9}{'failed':>8}{'differ':>8}"]
+    for package in [*sorted({one["package"] for one in tunings}), "all"]:
+        found = [one for one in tunings if package in (one["package"], "all")]
+        trials = [trial for one in found for trial in one["trials"]]
+        failed, differ = (sum(what in trial for trial in trials) for what in ("failure", "differs"))
+        kernels = len({one["kernel"] for one in found})
+        lines.append(f"{package:28}{kernels:8}{len(found):6}{len(trials):9}{failed:8}{differ:8}")
+    return "\n".join(lines)
+
+
 class Worker:
     """A process of the parent, started again when it dies or hangs before the deadline."""
 
@@ -155,7 +169,7 @@ class Worker:
         self._starts, self._started = self._starts + 1, time.time()
         options = self._options
         given = {"--worker": self.name, "--gpu": self._gpu, "--shared": options.shared, "--until": options.until}
-        given |= {f"--{name}": vars(options)[name] for name in ("most", "more", "keys", "threads", "part")}
+        given |= {f"--{name}": vars(options)[name] for name in ("most", "wide", "keys", "threads", "part")}
         command = [sys.executable, __file__, options.out, *options.recipes]
         command += [str(one) for pair in given.items() for one in pair]
         environment = os.environ | {
@@ -191,11 +205,9 @@ def main() -> None:
     parser.add_argument("--deadline", type=float, default=420.0, help="seconds after which everything ends")
     parser.add_argument("--processes", type=int, default=6, help="workers for each GPU")
     parser.add_argument("--threads", type=int, default=3, help="compiling threads of each worker")
-    parser.add_argument("--most", type=int, default=20, help="configs of a key in the first phase")
-    parser.add_argument(
-        "--more", type=int, default=16, help="further configs in the second phase: the rest, then wider"
-    )
-    parser.add_argument("--keys", type=int, default=8, help="keys of a kernel in each phase")
+    parser.add_argument("--most", type=int, default=20, help="configs of a key, of the authors' list")
+    parser.add_argument("--wide", type=int, default=0, help="configs of a key, of a wider list; 0: the authors' list")
+    parser.add_argument("--keys", type=int, default=8, help="keys of a kernel")
     parser.add_argument("--part", default="1/1", help="i/n: every n-th unit")
     parser.add_argument("--shared", type=Path, help="folder for claims and journals; a new one by default")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -221,11 +233,7 @@ def main() -> None:
             save(options.shared, options.out)
             saved = time.time()
     tunings = save(options.shared, options.out)
-    if (options.shared / "ttir").exists():
-        with tarfile.open(options.out / "ttir.tar.gz", "w:gz") as tar:
-            tar.add(options.shared / "ttir", "ttir")
-    kernels, trials = {one["kernel"] for one in tunings}, sum(len(one["trials"]) for one in tunings)
-    print(f"{len(kernels)} kernels, {len(tunings)} tunings, {trials} configs")
+    print(summary(tunings))
 
 
 def _gpus() -> int:

@@ -1,8 +1,7 @@
-"""The corpus without a GPU: recipes, the order of work, and what a worker writes, resumes and merges."""
+"""The corpus without a GPU: recipes, the order of work, wide lists, and what a worker writes, resumes and merges."""
 
 from __future__ import annotations
 
-import json
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +11,9 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from studies.corpus import measure, measurer
+from studies.corpus import inputs, measure, measurer
 
-OPTIONS = SimpleNamespace(most=3, more=4, keys=2, threads=1)
+OPTIONS = SimpleNamespace(most=3, wide=14, keys=2, threads=1)
 
 
 class CountingTimer:
@@ -76,8 +75,8 @@ def test_a_recipe_is_at_most_forty_lines_and_needs_no_package(name):
 def test_the_first_shape_of_every_op_comes_first_and_parts_are_disjoint():
     calls = {"one": {"a": [0, 1], "b": [0, 1]}, "two": {"a": [0, 1]}}
     order = measure.units(calls)
-    assert order[:3] == [(0, "one", "a", 0), (0, "two", "a", 0), (0, "one", "b", 0)]
-    assert [unit[0] for unit in order] == [0] * 6 + [1] * 6
+    assert order[:3] == [("one", "a", 0), ("two", "a", 0), ("one", "b", 0)]
+    assert [unit[-1] for unit in order] == [0] * 3 + [1] * 3
     parts = [measure.units(calls, f"{at}/2") for at in (1, 2)]
     assert sorted(parts[0] + parts[1]) == sorted(order)
 
@@ -96,14 +95,81 @@ def test_each_problem_is_measured_once_and_at_most_so_many(worker, tmp_path):
     assert other.timer.launches == 0
 
 
-def test_the_second_phase_has_other_configs(worker, tmp_path):
+def wide(one, unit: str = "recipe.op.0") -> None:
+    """Have a worker measure wide lists."""
+    one.measurer.phase, one.measurer.tag = 1, {"unit": unit}
+
+
+def test_a_wide_list_has_the_authors_configs_and_others_around_them(worker, tmp_path):
     one = worker()
+    wide(one)
     one.launch(1000)
-    one.measurer.phase = 1
+    one.launch(2000)
+    first, second = measure.merged(tmp_path)
+    configs = [trial["config"] for trial in first["trials"]]
+    assert len(configs) == OPTIONS.wide
+    assert configs == [trial["config"] for trial in second["trials"]]
+    assert sum(trial.get("own", False) for trial in first["trials"]) == 4
+    assert {config["BLOCK"] for config in configs} == {32, 64, 128, 256}
+    assert {config["num_stages"] for config in configs} == {1, 2, 3, 4}
+    assert all(config["BLOCK"] / config["num_warps"] <= 256 for config in configs)
+    assert not any("differs" in trial for trial in first["trials"])
+
+
+def test_wider_lists_keep_to_the_shape_and_to_knobs_that_are_no_tiles():
+    own = [triton.Config({"BK": k, "GROUP_M": 8, "BLOCK_SIZE": 64, "FLAG": True}) for k in (16, 64)]
+    found = measurer.wider(own, own, 1000, 48)
+    assert {one.kwargs["BK"] for one in found} == {16, 32, 64}
+    assert {one.kwargs["BLOCK_SIZE"] for one in found} == {32, 64}
+    assert {(one.kwargs["GROUP_M"], one.kwargs["FLAG"]) for one in found} == {(8, True)}
+    assert not {*found} & {*own}
+    assert measurer.wider([triton.Config({"num_warps": 2})], own, 10, 64) == []
+
+
+def test_only_one_unit_measures_wide_lists_of_a_kernel_and_new_ones_in_time(worker, tmp_path):
+    one, other = worker(), worker("b")
+    wide(one)
     one.launch(1000)
-    first, second = ([json.dumps(trial["config"]) for trial in line["trials"]] for line in measure.merged(tmp_path))
-    assert len(second) == OPTIONS.more
-    assert not set(first) & set(second)
+    wide(other, "recipe.other.0")
+    other.launch(3000)
+    assert configs_in(tmp_path) == [OPTIONS.wide]
+    wide(other, "recipe.other.1")
+    other.measurer.unit_ends = 0.0
+    other.launch(3000)
+    assert configs_in(tmp_path) == [OPTIONS.wide]
+    one.measurer.unit_ends = 0.0
+    one.launch(2000)  # further sizes of a kernel that it has measured
+    assert configs_in(tmp_path) == [OPTIONS.wide] * 2
+
+
+def test_compiling_ends_after_some_time_and_other_keys_have_the_same_configs(worker, tmp_path, monkeypatch):
+    monkeypatch.setattr(measurer, "COMPILE_S", 0.0)
+    monkeypatch.setattr(measurer, "CHUNK", 5)
+    one = worker()
+    wide(one)
+    one.launch(1000)
+    one.launch(2000)
+    assert configs_in(tmp_path) == [5, 5]
+
+
+def test_a_config_that_computes_something_else_is_found():
+    x, y = torch.arange(8.0), torch.full((4,), torch.nan)
+    results = measurer.Results({"x": x, "y": y, "n": 8})
+    for factor, differs in ((2.0, False), (2.0, False), (1.0, True), (2.01, False)):
+        results.reset()
+        y.copy_(factor * x[:4])
+        assert results.differ() == differs
+    results.reset()
+    assert y.isnan().all()
+    assert results.differ()
+
+
+def test_batches_have_other_first_sizes():
+    calls = inputs.calls_of(print, ["op"], [(8, 3), (1, 3)])["op"]
+    assert [[one.args[1] for one in inputs.batches(call)] for call in calls] == [
+        [(8, 3), (4, 3), (2, 3)],
+        [(2, 3), (4, 3), (6, 3)],
+    ]
 
 
 def test_a_restarted_worker_continues_behind_the_config_that_ended_it(worker, tmp_path):
@@ -134,3 +200,5 @@ def test_a_failure_is_recorded_and_the_fastest_config_runs(worker, tmp_path):
     one.launch(1000)
     [line] = measure.merged(tmp_path)
     assert [trial.get("failure") for trial in line["trials"]] == ["RuntimeError: no such luck", None, None]
+    rows = measure.summary([line | {"package": "one"}]).splitlines()
+    assert [row.split() for row in rows[1:]] == [[name, "1", "1", "3", "1", "0"] for name in ("one", "all")]
