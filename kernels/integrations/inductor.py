@@ -117,7 +117,8 @@ class Limits:
     def of_callers(self, choices: Sequence[Any]) -> list[Any]:
         """Return the choices of an op that Inductor may time: those predicted fastest, and ATen's.
 
-        The code of all is generated already. With k=1 there is one choice, because Inductor neither times a list of one nor, if it is ATen's, compiles it.
+        The code of all is generated already. With k=1 there is one choice, because Inductor neither times a list of one
+        nor, if it is ATen's, compiles it.
         """
         from ..inductor.choices import caller_config, caller_problem, one_choice
 
