@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 from collecting import SUMMARY
-from commands import COMMANDS, FAMILY, LAYER, MEASURED, PREDICT, SUBCOMMANDS, call, words
+from commands import COMMANDS, FAMILY, LAYER, MEASURED, PREDICT, SUBCOMMANDS, call, invoke, words
 from fakes import DEVICE, FakeFamily, fake_cases, fake_dataset
-from foretune.__main__ import app
 from foretune.collect.replay import Replay
 from foretune.collect.run_state import Progress
 from foretune.datasets import DeviceSpec, KernelConfig
@@ -22,7 +21,6 @@ from foretune.model.evaluation import Evaluation
 from foretune.runtime.bench import WHOLE_SPACE, FirstCall, FirstCalls, Predictions, PredictionTimes
 from foretune.runtime.timing.compare import Compared, LaunchPath, Row, judge_least
 from rich.console import Console
-from typer.testing import CliRunner
 
 WIDTHS = (60, 80, 200)
 #: Text that rich would read as markup or an emoji, or fail to parse.
@@ -130,7 +128,7 @@ def test_a_shortlist_has_ranks_and_says_what_its_columns_are() -> None:
 @pytest.mark.parametrize("command", ["", *COMMANDS, *SUBCOMMANDS, "datasets", "bench", "cache"])
 def test_help_has_the_same_words_at_every_width_and_no_line_ends_early(command: str) -> None:
     def shown(width: int) -> str:
-        return CliRunner().invoke(app, [*command.split(), "--help"], terminal_width=width).stdout
+        return invoke([*command.split(), "--help"], terminal_width=width).stdout
 
     for width in (58, 78):  # click leaves two columns of 60 and 80
         assert words(shown(width)) == words(shown(198))
