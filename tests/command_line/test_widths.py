@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from foretune.collect.run_state import Progress
 from foretune.datasets import DeviceSpec, KernelConfig
 from foretune.model import RandomRanker, cross_validate
 from foretune.model.evaluation import Evaluation
+from foretune.runtime import bench
 from foretune.runtime.bench import WHOLE_SPACE, FirstCall, FirstCalls, Predictions, PredictionTimes
 from foretune.runtime.timing.compare import Compared, LaunchPath, Row, judge_least
 from rich.console import Console
@@ -173,9 +175,16 @@ def test_progress_shows_odd_texts_as_they_are(capsys: pytest.CaptureFixture[str]
     assert ODD in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "line", [f"{PREDICT} --configs 2", "datasets", "cache show", "bench predictions --family matmul"]
-)
+@pytest.mark.parametrize("line", [f"{PREDICT} --configs 2", "datasets", "cache show"])
 def test_a_caption_defines_the_columns_of_a_table_and_is_not_in_json(line: str) -> None:
+    check_caption(line)
+
+
+def test_times_of_predictions_have_a_caption_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "_printed", cache(bench._printed))  # 3 processes instead of 22
+    check_caption("bench predictions --family matmul")
+
+
+def check_caption(line: str) -> None:
     assert re.search(r"^(rank: |Rows: |Columns: )", call(line).stdout, re.MULTILINE)
     assert "Columns: " not in call(line, "--json").stdout
