@@ -5,6 +5,10 @@ from __future__ import annotations
 
 import os
 
+# For this process and those that tests start, before numpy and torch read it: on tensors as small as theirs a second
+# thread only spins, which took 40 % of the CPU time of interpreted tests.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 from foretune.kernels import registry
 from interpreting import look_for_overflow, patch_once_a_launch
