@@ -122,11 +122,11 @@ def time_predictions(
 
     >>> time_predictions([family], DeviceSpec.named("h200"))  # doctest: +SKIP
     """
-    modules = _printed(_PREDICTS).split()
-    imports, of_numpy = (min(float(_printed(_IMPORTS, *names)) for _ in range(5)) for names in (modules, ["numpy"]))
     opened = bundle_in_force(bundle)
     for family in families:
         opened.ranker(family.name)  # raises if the bundle lacks it
+    modules = _printed(_PREDICTS).split()
+    imports, of_numpy = (min(float(_printed(_IMPORTS, *names)) for _ in range(5)) for names in (modules, ["numpy"]))
     times = []
     for family in families:
         start = time.thread_time()

@@ -1,19 +1,21 @@
-"""Compile a product with `foretune.use("inductor")` and print what that took as JSON: test_caches.py runs it twice.
+"""Compile a product with `foretune.use("inductor")` in several processes, and print what each took as a line of JSON.
 
-`python tests/cached_compile.py --k 2 [--where cuda] [--load FILE] [--save FILE] [--remote FOLDER]`. Inductor's own
-cache is where TORCHINDUCTOR_CACHE_DIR says.
+`python tests/cached_compile.py "--cache A" "--cache A --k 3"` runs two, one after the other; test_caches.py runs more.
+They are forked, so that Inductor is imported once, which takes longer (4 s) than compiling.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from pathlib import Path
 
 import foretune
 import torch
+import torch._inductor.compile_fx
 from foretune.kernels.integrations.inductor import Limits
 from torch._dynamo.utils import counters
 from torch._inductor import config, remote_cache
@@ -21,13 +23,26 @@ from torch._inductor.select_algorithm import AlgorithmSelectorCache
 
 
 def main() -> None:
+    for line in sys.argv[1:]:
+        child = os.fork()
+        if not child:
+            compile_product(line.split())
+            sys.stdout.flush()
+            os._exit(0)  # taking all modules apart lasts a second
+        if os.waitpid(child, 0)[1]:
+            sys.exit(f"failed: {line}")
+
+
+def compile_product(given: list[str]) -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--cache", required=True, help="the folder of Inductor's own cache")
     parser.add_argument("--k", default="2")
     parser.add_argument("--where", default="cpu")
     parser.add_argument("--load", type=Path, help="artifacts that torch.compiler loads first")
     parser.add_argument("--save", type=Path, help="where torch.compiler saves the artifacts")
     parser.add_argument("--remote", type=Path, help="a folder that serves as Inductor's remote cache")
-    options = parser.parse_args()
+    options = parser.parse_args(given)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = options.cache
     listed, timed = [], []
     limited, autotune = Limits.of_templates, AlgorithmSelectorCache.autotune
     # Inductor's own counters also count what it recalls from a cache.
@@ -60,7 +75,7 @@ def main() -> None:
         assert saved is not None
         options.save.write_bytes(saved[0])
     hits = counters["inductor"]["fxgraph_cache_hit"]
-    sys.stdout.write(json.dumps({"listed": listed, "timed": timed, "hits": hits, "seconds": round(seconds, 2)}))
+    sys.stdout.write(json.dumps({"listed": listed, "timed": timed, "hits": hits, "seconds": round(seconds, 2)}) + "\n")
 
 
 class InFolder(remote_cache.RemoteCacheBackend[bytes]):

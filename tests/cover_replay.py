@@ -4,7 +4,9 @@ number of candidates; losses are against the best of all configs."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -12,7 +14,7 @@ import numpy as np
 from foretune.datasets import DeviceSpec, Problem, load
 from foretune.kernels import find_measurable
 from foretune.runtime.covering import Cover, cover, losses, make_cover
-from foretune.runtime.covering.losses import SizeLosses, measured_losses
+from foretune.runtime.covering.losses import measured_losses
 
 #: Family -> (its dynamic dimension, the others).
 LAYERS = {
@@ -22,6 +24,22 @@ LAYERS = {
 H200 = DeviceSpec.named("h200")
 
 
+@cache
+def measured(name):
+    """A layer's problem, what each config loses at each size, and its (first, second) times, by size and config."""
+    dynamic, others = LAYERS[name]
+    family, data = find_measurable(name), load("h200_cover")
+    problem = Problem.of(name, dtype="bf16", **others, **{dynamic: 64})
+    grid = data.grid(name)
+    rows = {case.problem[dynamic]: row for row, case in enumerate(grid.cases)}
+    times = {
+        (size, config): (grid.first_us[row, column], grid.second_us[row, column])
+        for size, row in rows.items()
+        for column, config in enumerate(grid.configs)
+    }
+    return family, data, problem, measured_losses(family, problem, dynamic, 64, 4096, H200, data), times
+
+
 @dataclass
 class Replay:
     """A measured layer, and how often what was looked up."""
@@ -29,21 +47,13 @@ class Replay:
     name: str
 
     def __post_init__(self):
-        self.dynamic, others = LAYERS[self.name]
-        self.family, self.data = find_measurable(self.name), load("h200_cover")
-        self.problem = Problem.of(self.name, dtype="bf16", **others, **{self.dynamic: 64})
-        self.known: SizeLosses = measured_losses(self.family, self.problem, self.dynamic, 64, 4096, H200, self.data)
+        self.dynamic = LAYERS[self.name][0]
+        self.family, self.data, self.problem, self.known, self._times = measured(self.name)
         self.broken: set[object] = set()  # configs that cannot be launched
         self.disturbed: set[object] = set()  # configs that take twice as long when they are first timed at a size
         self.compiled: list[object] = []
         self.timed: list[tuple[int, object]] = []
-        grid = self.data.grid(self.name)
-        rows = {case.problem[self.dynamic]: row for row, case in enumerate(grid.cases)}
-        self._times = {
-            (size, config): (grid.first_us[row, column], grid.second_us[row, column])
-            for size, row in rows.items()
-            for column, config in enumerate(grid.configs)
-        }
+        self._often = Counter[tuple[int, object]]()
 
     def cover(self, **options) -> Cover:
         """By `make_cover` with `measure`."""
@@ -55,7 +65,8 @@ class Replay:
 
         def time(launched):
             size, config = launched()
-            before = self.timed.count((size, config))
+            before = self._often[size, config]
+            self._often[size, config] += 1
             self.timed.append((size, config))
             slower = 2 if before == 0 and config in self.disturbed else 1
             return SimpleNamespace(time_us=slower * self._times[size, config][before % 2])

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
-import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from commands import call
 from foretune import datasets
-from foretune.__main__ import app
 from foretune.datasets import DeviceSpec
 from foretune.datasets.store import seal_dataset
 from foretune.runtime import quickstart
-from typer.testing import CliRunner, Result
 from writers import append
 
 FAMILY = "grouped_gemm_fwd"
-
-
-def call(line: str) -> Result:
-    return CliRunner().invoke(app, shlex.split(line), env={"COLUMNS": "200"})
 
 
 @pytest.fixture(autouse=True)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import replace
 from pathlib import Path
 
+import commands
 import pytest
 import torch
 from collecting import SUMMARY
-from foretune.__main__ import app
 from foretune.collect import campaign
 from foretune.collect import cluster as on_cluster
 from foretune.collect.cases import cases_like, first_cases
@@ -18,14 +17,13 @@ from foretune.collect.run_state import Progress
 from foretune.collect.runner import DeviceLostError
 from foretune.datasets import DeviceSpec, load
 from foretune.kernels import find_family
-from typer.testing import CliRunner
 
 FAMILY = "grouped_gemm_fwd"
 MODELS = "model,num_experts,top_k,hidden_size,moe_intermediate_size\nMine-1B,16,4,1024,512\n"
 
 
 def call(line):
-    return CliRunner().invoke(app, ["collect", *shlex.split(line)], env={"COLUMNS": "200"})
+    return commands.call(f"collect {line}")
 
 
 class Collect:

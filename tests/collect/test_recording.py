@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import replace
 
+import commands
 import foretune
 import numpy as np
 import pytest
 from fakes import DEVICE, FakeFamily, fake_dataset
-from foretune.__main__ import app
 from foretune.collect import row_writer
 from foretune.collect.campaign import collect_replayed
 from foretune.collect.cases import CONFIRMING, SCAN
@@ -21,7 +20,6 @@ from foretune.datasets.contents import replayed_from
 from foretune.datasets.merge import merge_datasets
 from foretune.datasets.store import seal_dataset
 from replay import CASES, check_complete, rows_of, run
-from typer.testing import CliRunner
 
 FAMILY = FakeFamily()
 FACTS = {"family": "fake", "kernel_source": "older", "triton": "3.4", "driver": "1", "plan": "adaptive", "share": 0.5}
@@ -256,7 +254,7 @@ def test_python_replays_a_shipped_dataset(tmp_path):
 
 
 def call(line):
-    return CliRunner().invoke(app, ["collect", *shlex.split(line)], env={"COLUMNS": "200"})
+    return commands.call(f"collect {line}")
 
 
 def test_the_command_replays_the_problems_of_its_data(tmp_path):

@@ -12,7 +12,7 @@ from typing import Any
 
 import foretune
 import pytest
-from commands import COMMANDS, FAMILY, PREDICT, SUBCOMMANDS, call, words
+from commands import COMMANDS, FAMILY, PREDICT, SUBCOMMANDS, built, call, words
 from foretune import datasets
 from foretune.__main__ import app
 from foretune.collect import replay
@@ -20,7 +20,6 @@ from foretune.datasets.dataset import Dataset
 from foretune.kernels import find_family
 from foretune.model import Bundle, LightGBMRanker, cross_validation
 from typer import Context
-from typer.main import get_command
 
 
 def example_of(command: str) -> str:
@@ -32,7 +31,7 @@ def example_of(command: str) -> str:
 
 
 def test_the_commands_are_these_in_this_order() -> None:
-    top = get_command(app)
+    top = built(app)
     assert top.list_commands(Context(top)) == [*COMMANDS, "bench", "datasets", "cache"]  # type: ignore[attr-defined]
     nested = {
         f"{group.name} {command.name}"

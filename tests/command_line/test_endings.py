@@ -12,7 +12,7 @@ from typing import Any
 
 import foretune
 import pytest
-from commands import COMMANDS, FAMILY, LAYER, SUBCOMMANDS, call
+from commands import COMMANDS, FAMILY, LAYER, SUBCOMMANDS, call, invoke
 from foretune import datasets
 from foretune.collect import campaign
 from foretune.datasets import DeviceSpec, KernelConfig
@@ -182,7 +182,6 @@ def test_the_version_is_printed() -> None:
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        ("foretune ev", ["evaluate"]),
         ("foretune predict grouped", ["grouped_gemm_dw", "grouped_gemm_dx", "grouped_gemm_fwd"]),
         ("foretune collect grouped_gemm_f", ["grouped_gemm_fwd"]),
         ("foretune train --family grouped_gemm_f", ["grouped_gemm_fwd"]),
@@ -213,7 +212,12 @@ def test_the_version_is_printed() -> None:
 )
 def test_the_shell_completes_commands_families_datasets_and_devices(typed: str, offered: list[str]) -> None:
     asked = {"_FORETUNE_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
-    assert run(env=os.environ | asked).stdout.split() == offered
+    assert invoke([], env=asked, prog_name="foretune").stdout.split() == offered
+
+
+def test_the_shell_asks_a_new_process() -> None:
+    asked = {"_FORETUNE_COMPLETE": "complete_bash", "COMP_WORDS": "foretune ev", "COMP_CWORD": "1"}
+    assert run(env=os.environ | asked).stdout.split() == ["evaluate"]
 
 
 def test_completion_can_be_installed() -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from commands import FAMILY, LAYER, MEASURED, PREDICT, call, words
+from commands import FAMILY, LAYER, MEASURED, PREDICT, built, call, words
 from foretune.__main__ import app
 from foretune.datasets import DeviceSpec
 
@@ -162,7 +161,7 @@ def test_a_list_is_no_longer_than_anybody_types() -> None:
 
 def commands() -> dict[str, Any]:
     """Return every command by its words."""
-    top = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    top = built(app).commands  # type: ignore[attr-defined]
     found = {name: command for name, command in top.items() if name not in ("bench", "datasets", "cache")}
     found |= {
         f"{group} {name}": one for group in ("bench", "datasets", "cache") for name, one in top[group].commands.items()

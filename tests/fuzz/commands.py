@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import foretune.datasets
+from commands import built, invoke
 from foretune.__main__ import app
 from foretune.datasets import DeviceSpec, ForetuneError
 from foretune.model import LightGBMRanker, load_bundle
@@ -24,8 +25,7 @@ from fuzz.datasets import base, rows_of
 from fuzz.judging import TroubleError, same, traced
 from fuzz.oddities import TEXTS
 from hypothesis import strategies as st
-from typer.main import get_command
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 DIMENSIONS = ["--groups", "--rows", "--n", "--k"]
 #: Sensible values of options and arguments; what stands in braces is a place in the folder of the run.
@@ -73,7 +73,7 @@ def _commands(command: Any, name: tuple[str, ...] = ()) -> Iterator[tuple[tuple[
         yield name, parameters
 
 
-COMMANDS = dict(_commands(get_command(app)))
+COMMANDS = dict(_commands(built(app)))
 #: Without these a command does nothing but say so; with them given more often than not, more of it is reached.
 WANTED = ("--data", "--out", "--format", "--device", "--dynamic", "--range")
 
@@ -166,7 +166,7 @@ def check(line: Line, folder: Path) -> str:
         shutil.rmtree(written) if written.is_dir() else written.unlink(missing_ok=True)
     (folder / "new").mkdir()
     with _bounded(folder / "cwd"):
-        result = CliRunner().invoke(app, words, env={"COLUMNS": "100"})
+        result = invoke(words, env={"COLUMNS": "100"})
         if isinstance(result.exception, TroubleError):  # it took too long
             raise result.exception
         if not isinstance(result.exception, (SystemExit, type(None))):
@@ -186,7 +186,7 @@ def check(line: Line, folder: Path) -> str:
 
 def _check_answer(words: list[str], result: Result) -> None:
     """What a command did is what its words say, as typer reads them."""
-    command, name, rest = get_command(app), "", words
+    command, name, rest = built(app), "", words
     while getattr(command, "commands", None) and rest and rest[0] in command.commands:
         command, name, rest = command.commands[rest[0]], rest[0], rest[1:]
     with command.make_context(name, list(rest)) as context:

@@ -24,9 +24,9 @@ from unittest.mock import patch
 import foretune
 import numpy as np
 import torch
+from commands import invoke
 from fakes import DEVICE, FakeFamily, fake_cases
 from foretune import kernels
-from foretune.__main__ import app
 from foretune.collect import cases as collected_cases
 from foretune.collect import compiling
 from foretune.collect import runner as runners
@@ -43,7 +43,6 @@ from forging import hand_made
 from fuzz.judging import REFUSED, TroubleError, within
 from hypothesis import strategies as st
 from replay import ReplayGpu, ReplayPool, run
-from typer.testing import CliRunner
 
 CASES = fake_cases(models=4, tokens=(64,), randoms=0)
 PROBLEM = CASES[0].problem
@@ -357,7 +356,7 @@ def _command(words: str) -> Callable[[Any, Path], Any]:
         module.Faulty = family  # type: ignore[attr-defined]
         places = {"data": _data(), "bundle": _bundle(), "out": folder / "out", "spec": "h200"}
         with patch.object(foretune.model, "LightGBMRanker", QUICK):
-            result = CliRunner().invoke(app, [*words.format(**places).split(), "--json"])
+            result = invoke([*words.format(**places).split(), "--json"])
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise TroubleError(
                 "traceback", f"{words.split()[0]}: {type(result.exception).__name__}", result.output[-300:]

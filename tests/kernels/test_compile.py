@@ -132,8 +132,15 @@ def check_cuda(binary, device, family, config):
         assert loads["pointers"] >= config.num_stages
 
 
+# dX is another binary of the forward pass's kernel: of one tile by default.
 @pytest.mark.parametrize(
-    ("family", "one"), [(family, one) for family, tiles in SPECIALIZED.items() for one in tiles], ids=named
+    ("family", "one"),
+    [
+        pytest.param(family, one, marks=[pytest.mark.slow] if family is DX and place else [])
+        for family, tiles in SPECIALIZED.items()
+        for place, one in enumerate(tiles)
+    ],
+    ids=named,
 )
 def test_warps_have_one_job_each(one, family):
     """One loads through TMA, and none waits for a product that was not issued after the one that it waits for."""

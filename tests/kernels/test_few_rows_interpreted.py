@@ -3,6 +3,8 @@ Which calls run them, and which do not."""
 
 from __future__ import annotations
 
+from itertools import product
+
 import foretune
 import pytest
 import torch
@@ -22,7 +24,7 @@ from loops import error
 pytestmark = pytest.mark.interpret
 
 TOLERANCES = {torch.float32: 5e-7, torch.float16: 4e-4, torch.bfloat16: 8e-3}  # the interpreter's bf16 truncates
-every_dtype = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+HALVES = torch.float16, torch.bfloat16  # which differ from float32 only where they are loaded and stored
 
 
 def random(*shape, dtype=torch.float32, seed=0):
@@ -45,9 +47,14 @@ def launched(monkeypatch):
     return names
 
 
-@every_dtype
-@pytest.mark.parametrize("m", [1, 2])
-@pytest.mark.parametrize(("n", "k"), [(40, 72), (8, 1032), (24, 8)])
+@pytest.mark.parametrize(
+    ("m", "n", "k", "dtype"),
+    [
+        *((m, n, k, torch.float32) for m in (1, 2) for n, k in ((40, 72), (8, 1032), (24, 8))),
+        *((2, 40, 72, half) for half in HALVES),
+    ],
+    ids=str,
+)
 def test_a_few_rows_times_a_matrix(m, n, k, dtype, launched):
     a = random(m, k + 8, dtype=dtype)[:, :k]  # rows with padding
     w, bias = random(n, k + 16, dtype=dtype)[:, :k], random(n, dtype=dtype)
@@ -116,9 +123,14 @@ SIZES = {
 }
 
 
-@every_dtype
-@pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("side", [None, "permute_x", "permute_y"])
+SIDES = None, "permute_x", "permute_y"
+
+
+@pytest.mark.parametrize(
+    ("side", "sizes", "dtype"),
+    [*product(SIDES, SIZES, [torch.float32]), *product(SIDES, ["few groups"], HALVES)],
+    ids=str,
+)
 def test_a_few_sorted_rows(side, sizes, dtype, launched):
     rows, n, k, topk = 5, 24, 72, 5 if side == "permute_x" else 1
     x, w, bias = random(rows // topk, k, dtype=dtype), random(10, n, k, dtype=dtype), random(10, n, dtype=dtype)
@@ -157,9 +169,11 @@ def test_contents_are_checked_by_the_tiled_kernel(launched, monkeypatch):
     assert launched == []
 
 
-@every_dtype
-@pytest.mark.parametrize("topk", [1, 2, 3])
-@pytest.mark.parametrize("sums", [False, True])
+@pytest.mark.parametrize(
+    ("sums", "topk", "dtype"),
+    [*product([False, True], [1, 2, 3], [torch.float32]), *product([False, True], [2], HALVES)],
+    ids=str,
+)
 def test_rows_that_are_not_sorted(sums, topk, dtype):
     tokens, groups, n, k = 3, 4, 24, 40
     rows = tokens * topk

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,18 +12,28 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "cached_compile.py"
 
 
-def compiled(cache, *options, where="cpu"):
-    """Return what a new process lists and times, with Inductor's own cache in that folder."""
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
-    command = [sys.executable, str(SCRIPT), "--where", where, *map(str, options)]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout)
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def where(request):
     return request.param
+
+
+@pytest.fixture(scope="module")
+def found(where, tmp_path_factory):
+    """Return what processes list and time that compile one after the other, each with one of Inductor's caches."""
+    folder = tmp_path_factory.mktemp("caches")
+    saved, remote = f"--save {folder / 'artifacts'}", f"--remote {folder / 'remote'}"
+    runs = {
+        "first": f"--cache {folder / 'a'} {saved}",
+        "same cache": f"--cache {folder / 'a'}",
+        "another k": f"--cache {folder / 'a'} --k 3",
+        "loaded": f"--cache {folder / 'b'} --load {folder / 'artifacts'}",
+        "saved remotely": f"--cache {folder / 'c'} {remote}",
+        "remote": f"--cache {folder / 'd'} {remote}",
+    }
+    command = [sys.executable, str(SCRIPT), *(f"{options} --where {where}" for options in runs.values())]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return dict(zip(runs, map(json.loads, run.stdout.splitlines()), strict=True))
 
 
 def assert_chosen(found, where):
@@ -39,18 +48,16 @@ def assert_recalled(found):
     assert {**found, "seconds": 0} == {"listed": [], "timed": [], "hits": 1, "seconds": 0}
 
 
-def test_a_second_process_finds_the_graph_in_the_local_cache_and_another_k_does_not(tmp_path, where):
-    assert_chosen(compiled(tmp_path, "--k", 2, where=where), where)
-    assert_recalled(compiled(tmp_path, "--k", 2, where=where))
-    assert_chosen(compiled(tmp_path, "--k", 3, where=where), where)
+def test_a_second_process_finds_the_graph_in_the_local_cache_and_another_k_does_not(found, where):
+    assert_chosen(found["first"], where)
+    assert_recalled(found["same cache"])
+    assert_chosen(found["another k"], where)
 
 
-def test_a_process_with_an_empty_cache_loads_what_another_saved(tmp_path, where):
-    saved = tmp_path / "artifacts"
-    assert_chosen(compiled(tmp_path / "a", "--save", saved, where=where), where)
-    assert_recalled(compiled(tmp_path / "b", "--load", saved, where=where))
+def test_a_process_with_an_empty_cache_loads_what_another_saved(found):
+    assert_recalled(found["loaded"])
 
 
-def test_a_process_with_an_empty_cache_asks_the_remote_one(tmp_path, where):
-    assert_chosen(compiled(tmp_path / "a", "--remote", tmp_path / "remote", where=where), where)
-    assert_recalled(compiled(tmp_path / "b", "--remote", tmp_path / "remote", where=where))
+def test_a_process_with_an_empty_cache_asks_the_remote_one(found, where):
+    assert_chosen(found["saved remotely"], where)
+    assert_recalled(found["remote"])
