@@ -4,7 +4,6 @@ and the fixtures of more than one folder."""
 from __future__ import annotations
 
 import os
-from itertools import groupby
 
 # For this process and those that tests start, before numpy and torch read it: on tensors as small as theirs a second
 # thread only spins, which took 40 % of the CPU time of interpreted tests.
@@ -16,10 +15,8 @@ from interpreting import look_for_overflow, patch_once_a_launch
 
 # Triton decides when it is imported whether it interprets, so a process can do one or the other.
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
-#: Of the interpreted tests, one in so many runs; of the cases of a test of compiled kernels, if not 1, one in two.
+#: Of the interpreted tests, one in so many runs.
 EVERY = int(os.environ.get("FORETUNE_EVERY", "1"))
-#: How the names of files end whose tests compile kernels for what is in the binaries.
-COMPILED = ("test_compile.py", "_compiled.py", "_space.py")
 #: The marks of tests that `FamilyContract` brings: it has none, because users would have to register them.
 CONTRACT_MARKS = {
     "test_what_supports_passes_compiles": pytest.mark.compile,
@@ -41,15 +38,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if INTERPRETING and EVERY > 1:
         left_out += [item for at, item in enumerate(chosen) if at % EVERY]
         chosen = chosen[::EVERY]
-    elif EVERY > 1:
-        compiled = [item for item in chosen if item.path.name.endswith(COMPILED) and item.get_closest_marker("compile")]
-        left_out += [
-            case
-            for _, cases in groupby(compiled, key=lambda item: item.nodeid.split("[")[0])
-            for case in list(cases)[1::2]
-        ]
-        dropped = set(left_out)
-        chosen = [item for item in chosen if item not in dropped]
     config.hook.pytest_deselected(items=left_out)
     items[:] = sorted(chosen, key=lambda item: item.path.name not in LONGEST)
 
