@@ -114,9 +114,8 @@ def scaled_grouped_gemm(
             range but twice the rounding error, and for which dX is slower.
         dw_dtype: The precision of the gradient of w. "fp8" is as in DeepSeek-V3: x and y's gradient are quantized along
             columns, one scale per column of every 128 rows of a group if scales are blockwise, else one per column of a
-            group. "bf16" has a tenth of the error or less, and a step takes 3 to 5 times as long. With "fp8",
-            calls that need a gradient may round a quantized number of x or w to the other neighbor than calls that
-            need none.
+            group. "bf16" has a tenth of the error or less, and is slower. With "fp8", calls
+            that need a gradient may round a quantized number of x or w to the other neighbor than calls that need none.
         mode: As for `scaled_gemm`.
         same_bits: As for `scaled_gemm`.
         invariant: "rows" (or "m"), as for `scaled_gemm`.
