@@ -213,7 +213,7 @@ def _quantized(_: Call[None], x: torch.Tensor, fp8: str, granularity: str, weigh
         if granularity == ROWWISE:
             x8, scale = quantize_along_rows(x, dtype)
             return x8, scale.squeeze(-1) if x.dim() == 3 else scale
-        largest = x.abs().amax((1, 2) if x.dim() == 3 else None)
+        largest = x.abs().amax((1, 2) if x.dim() == 3 else (0, 1))
         return quantize_along_rows(x, dtype, scale_of_largest(largest, dtype).reshape(-1))
 
 
