@@ -71,6 +71,13 @@ class Inputs:
     device: DeviceSpec
 
 
+def fp8_limit(device: DeviceSpec) -> str | None:
+    """Return why a device cannot compute with fp8, or None if it can."""
+    if device.arch in FP8_ARCHS or device.backend == "cpu":
+        return None
+    return f"{device.arch} does not support {DTYPE}; {', '.join(FP8_ARCHS)} do"
+
+
 class FP8Family(SteppedFamily):
     """Base class of the families of fp8 products; the flag of a problem names its scales."""
 
@@ -78,9 +85,7 @@ class FP8Family(SteppedFamily):
 
     def limit_of(self, config: Knobs, elements: Any, device: DeviceSpec) -> str | None:
         """Return why a device cannot run a config for scales like these (`elements`), or None if it can."""
-        if device.arch not in FP8_ARCHS and device.backend != "cpu":
-            return f"{device.arch} does not support {DTYPE}; {', '.join(FP8_ARCHS)} do"
-        return super().limit_of(config, elements, device)
+        return fp8_limit(device) or super().limit_of(config, elements, device)
 
     def flags_of_call(self, arguments: Mapping[str, Any]) -> Sequence[str]:
         """Return the flags of the problem that a launch's arguments describe."""

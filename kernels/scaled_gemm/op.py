@@ -24,8 +24,8 @@ from ..grouped_gemm.op import GRADIENT
 from ..op import has_tangent, outside_autocast
 from ..op_calls import check_tensor, is_transformed, needs_gradient, ready
 from ..op_choice import how_chosen
-from .operators import BOTH_WAYS, PRODUCT, SCALED_DW, WEIGHTS_BOTH_WAYS, check_dims
-from .quantize import FP8, GRADIENTS, check_granularity, dequantized_x, quantize_w, quantize_x, transposed
+from .operators import BOTH_WAYS, PRODUCT, QUANTIZED, SCALED_DW, WEIGHTS_BOTH_WAYS, check_dims
+from .quantize import FP8, GRADIENTS, check_granularity, dequantized_x, transposed
 from .space import BLOCKWISE, TENSORWISE
 
 
@@ -114,9 +114,8 @@ def scaled_grouped_gemm(
             range but twice the rounding error, and for which dX is slower.
         dw_dtype: The precision of the gradient of w. "fp8" is as in DeepSeek-V3: x and y's gradient are quantized along
             columns, one scale per column of every 128 rows of a group if scales are blockwise, else one per column of a
-            group. "bf16" has a tenth of the error or less, and a step takes 3 to 5 times as long. With "fp8",
-            calls that need a gradient may round a quantized number of x or w to the other neighbor than calls that
-            need none.
+            group. "bf16" has a tenth of the error or less, and is slower. With "fp8", calls
+            that need a gradient may round a quantized number of x or w to the other neighbor than calls that need none.
         mode: As for `scaled_gemm`.
         same_bits: As for `scaled_gemm`.
         invariant: "rows" (or "m"), as for `scaled_gemm`.
@@ -265,7 +264,7 @@ class _ScaledGemm(torch.autograd.Function):
             dw = dy.t() @ x
         if w8 is not None:
             if dy8 is None:
-                dy8, dy_scale = quantize_x(dy, granularity, GRADIENTS[grad_dtype])
+                dy8, dy_scale = QUANTIZED.call(dy, grad_dtype, granularity, False)
             if not w_turned:
                 w8, w_scale = transposed(w8, w_scale, granularity)
             dx = PRODUCT.call(dy8, w8, dy_scale, w_scale, group_sizes, granularity, config_dx, mode, True)
@@ -279,7 +278,7 @@ def _quantized_both_ways(
     both = with_rows and granularity != TENSORWISE
     x8, scale, xt8, xt_scale = BOTH_WAYS.call(x, group_sizes, fp8, granularity == BLOCKWISE, both)
     if with_rows and not both:
-        x8, scale = quantize_x(x, granularity, GRADIENTS[fp8])
+        x8, scale = QUANTIZED.call(x, fp8, granularity, False)
     return x8, scale, xt8, xt_scale
 
 
@@ -301,4 +300,5 @@ def _quantized(
     if operand.dtype != torch.bfloat16:
         raise ForetuneError(f"{name} must be torch.bfloat16 or {FP8} but is {operand.dtype}")
     check_dims(name, operand, dims)
-    return (quantize_x if name == "x" else quantize_w)(operand, granularity)
+    x8, own_scale = QUANTIZED.call(operand, "e4m3", granularity, name == "w")
+    return x8, own_scale

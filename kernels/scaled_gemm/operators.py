@@ -1,8 +1,8 @@
 """The operators of scaled products.
 
-`PRODUCT` is y = x @ w.T of fp8 operands with given scales, dense or grouped. Training also needs `BOTH_WAYS`, which
-quantizes x or dy along rows and columns, `WEIGHTS_BOTH_WAYS`, which quantizes weights and transposes them, and
-`SCALED_DW`, which computes dW.
+`PRODUCT` is y = x @ w.T of fp8 operands with given scales, dense or grouped, and `QUANTIZED` quantizes an operand for
+it. Training also needs `BOTH_WAYS`, which quantizes x or dy along rows and columns, `WEIGHTS_BOTH_WAYS`, which
+quantizes weights and transposes them, and `SCALED_DW`, which computes dW.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ...datasets import KernelConfig, Problem
+from ...datasets import ForetuneError, KernelConfig, Problem
 from .. import find_measurable
 from ..grouped_gemm.family import MOST_ROWS
 from ..grouped_gemm.passes import check_aligned, check_contents
@@ -20,12 +20,13 @@ from ..grouped_gemm.triton_kernels.tiles import TileMap
 from ..op import Op
 from ..op_calls import INTEGERS, Call, ConfiguredLaunch, Operand, device_at, on_device_of, ready, require
 from .dw_family import ScaledGroupedGemmDW
-from .family import ScaledGemm, ScaledGroupedGemmForward
-from .quantize import FP8, GRADIENTS, check_granularity
+from .family import ScaledGemm, ScaledGroupedGemmForward, fp8_limit
+from .quantize import FP8, GRADIENTS, Quantized, check_granularity, quantize_w, quantize_x, scale_of_largest
 from .space import BLOCKWISE, DTYPE, ROWWISE, SCALED, STEP, flags_of, scale_shapes
 from .triton_kernels.blocks import PADDED
 from .triton_kernels.both_ways import quantize_both_ways, quantize_weights_both_ways
 from .triton_kernels.launches import prepare_scaled_dw, prepare_scaled_gemm
+from .triton_kernels.one_way import quantize_along_rows, quantize_in_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -188,6 +189,39 @@ PRODUCT = Op(
 )
 
 
+def _find_quantized(place: int, x: torch.Tensor, fp8: str, granularity: str, weights: bool) -> Call[None]:
+    """Return a call after checking it; `place` is the index of the GPU."""
+    name, k = "w" if weights else "x", x.shape[-1]
+    require(k % STEP == 0, f"{name} must have a multiple of {STEP} columns but has {k}")
+    if reason := fp8_limit(device_at(place)):  # which raises for the CPU
+        raise ForetuneError(f"{name} cannot be quantized: {reason}")
+    return Call(None)
+
+
+def _quantized(_: Call[None], x: torch.Tensor, fp8: str, granularity: str, weights: bool) -> Quantized:
+    """Return activations x, (rows, K) bf16, or weights, (..., N, K), in fp8 with scales of this granularity.
+
+    The result has the bits and strides of `quantize.quantize_x` or `quantize_w`.
+    """
+    if x.numel() == 0:
+        return _fake_quantized(x, fp8, granularity, weights)
+    dtype = GRADIENTS[fp8]
+    with on_device_of(x):
+        x = ready(x)
+        if granularity == BLOCKWISE:
+            return quantize_in_blocks(x, dtype, square=weights)
+        if granularity == ROWWISE:
+            x8, scale = quantize_along_rows(x, dtype)
+            return x8, scale.squeeze(-1) if x.dim() == 3 else scale
+        largest = x.abs().amax((1, 2) if x.dim() == 3 else (0, 1))
+        return quantize_along_rows(x, dtype, scale_of_largest(largest, dtype).reshape(-1))
+
+
+def _fake_quantized(x: torch.Tensor, fp8: str, granularity: str, weights: bool) -> Quantized:
+    """Return tensors like the results of `_quantized`."""
+    return quantize_w(x, granularity) if weights else quantize_x(x, granularity, GRADIENTS[fp8])
+
+
 def _find_quantize(place: int, x: torch.Tensor, group_sizes: torch.Tensor, *_: Any) -> Call[None]:
     """Check the arguments of `_quantize` and return an empty `Call`; `place` is the index of the GPU."""
     check_dims("x", x, 2)
@@ -313,6 +347,12 @@ def _fake_dw(dy: torch.Tensor, x: torch.Tensor, dy_scale: Any, x_scale: Any, gro
     return dy.new_empty((len(group_sizes), len(dy), len(x)), dtype=torch.bfloat16)
 
 
+QUANTIZED = Op(
+    "quantize_scaled(Tensor x, str fp8, str granularity, bool weights) -> (Tensor, Tensor)",
+    find=_find_quantized,
+    run=_quantized,
+    fake=_fake_quantized,
+)
 BOTH_WAYS = Op(
     "quantize_both_ways(Tensor x, Tensor group_sizes, str fp8, bool blockwise, bool with_rows) -> "
     "(Tensor, Tensor, Tensor, Tensor)",

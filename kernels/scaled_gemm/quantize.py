@@ -134,7 +134,7 @@ def check_granularity(granularity: object) -> str:
 
 def scale_of_largest(largest: torch.Tensor, fp8: torch.dtype = FP8) -> torch.Tensor:
     """Return the scale of a block, row or tensor from its largest magnitude."""
-    scale = largest.float() / LARGEST[fp8]
+    scale = largest.float() * (1 / LARGEST[fp8])  # as PyTorch divides by a number on a GPU
     # A subnormal magnitude would give a scale of 0, or one so small that the division overflows.
     return torch.where(scale < torch.finfo(torch.float32).tiny, 1.0, scale)
 

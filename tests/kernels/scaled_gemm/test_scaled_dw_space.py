@@ -11,7 +11,7 @@ import torch
 from foretune.datasets import KernelConfig, Problem
 from foretune.kernels import find_family
 from foretune.kernels.scaled_gemm.space import dw_smem_bytes
-from foretune.kernels.scaled_gemm.triton_kernels import both_ways
+from foretune.kernels.scaled_gemm.triton_kernels import both_ways, one_way
 from foretune.runtime import use_stub_driver
 from scaled import H200
 
@@ -87,6 +87,26 @@ def test_what_is_quantized_is_stored_16_bytes_at_a_time(own_cache, weights):
     stores = re.findall(r"st\.global\S*", binary.asm["ptx"])
     assert stores
     assert all(".v4.b32" in store for store in stores)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("rowwise", [False, True])
+def test_one_copy_is_loaded_and_stored_16_bytes_at_a_time(own_cache, rowwise):
+    tensors, options = (torch.bfloat16, torch.float8_e4m3fn, torch.float32), {"RECIPROCAL": 1 / 448, "grid": (1,)}
+    with use_stub_driver(H200):
+        if rowwise:
+            binary = one_way.quantize_rows_kernel.warmup(
+                *tensors, 1024, 1, 8, ROWWISE=True, ROWS=4, BLOCK_K=1024, **options, **one_way._OPTIONS
+            )
+        else:
+            binary = one_way.quantize_blocks_of_kernel.warmup(
+                *tensors, 1024, 8, ROWS=64, SQUARE=False, **options, **one_way._OPTIONS
+            )
+    ptx = binary.asm["ptx"]
+    moves = [move for move in re.findall(r"(?:ld|st)\.global\S*", ptx) if ".v4.b32" in move]
+    assert any(move.startswith("ld") for move in moves)
+    assert any(move.startswith("st") for move in moves)
+    assert "div.rn.f32" in ptx
 
 
 def test_the_default_is_specialized_on_hopper_alone():

@@ -1,6 +1,5 @@
 """The ops in Triton's interpreter: forward and dX of every kind of scales, next to the same in float64. (The
-interpreter gets products of bf16 wrong, so dW of groups is tested on the card. It also rounds some numbers wrongly to
-fp8, so these tests quantize with PyTorch, as the op does with dw_dtype="bf16".)"""
+interpreter gets products of bf16 wrong, so dW of groups is tested on the card.)"""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from foretune.kernels.scaled_gemm.op import PRODUCT
 from foretune.kernels.scaled_gemm.quantize import dequantized_weight, dequantized_x, quantize_w, quantize_x
 from foretune.kernels.scaled_gemm.space import GRANULARITIES
 
-pytestmark = pytest.mark.interpret
+pytestmark = [pytest.mark.interpret, pytest.mark.usefixtures("right_fp8")]
 
 every_kind = pytest.mark.parametrize("kind", GRANULARITIES)
 SIZES = (9, 0, 3)

@@ -6,6 +6,8 @@ from __future__ import annotations
 import foretune
 import pytest
 import torch
+from foretune.kernels.scaled_gemm.operators import QUANTIZED
+from foretune.kernels.scaled_gemm.quantize import GRADIENTS, quantize_w, quantize_x
 from foretune.kernels.scaled_gemm.space import GRANULARITIES
 
 pytestmark = pytest.mark.gpu
@@ -70,6 +72,20 @@ def test_a_dense_step_is_right(layer):
     assert off(y.detach(), x.double() @ w[0].double().T) < FP8_ERROR
     assert off(leaves[0].grad, dy.double() @ w[0].double()) < FP8_ERROR
     assert off(leaves[1].grad, dy.double().T @ x.double()) < ROUNDED
+
+
+@every_kind
+def test_what_is_quantized_has_the_bits_of_pytorch(kind):
+    torch.manual_seed(0)
+    for weights, shape in ((False, (4097, 7168)), (False, (5, 48)), (True, (3, 528, 1040)), (True, (144, 16))):
+        x = torch.randn(shape, device="cuda") * 2.0 ** torch.randint(-8, 9, (*shape[:-1], 1), device="cuda")
+        x[..., ::3] = torch.randint(-448, 449, x[..., ::3].shape, device="cuda").float()
+        x = x.bfloat16()
+        for gradient in ("e4m3",) if weights else GRADIENTS:
+            fp8, scale = QUANTIZED.call(x, gradient, kind, weights)
+            expected, expected_scale = quantize_w(x, kind) if weights else quantize_x(x, kind, GRADIENTS[gradient])
+            assert torch.equal(scale, expected_scale)
+            assert torch.equal(fp8.view(torch.uint8), expected.view(torch.uint8))
 
 
 @every_kind
