@@ -247,7 +247,7 @@ class TritonFamily(Measurable):
         configs: Sequence[KernelConfig],
         binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
     ) -> Sequence[FeatureGroup]:
-        """Return the features of several problems, grouped by whether they depend on the problem, config or both."""
+        """Return groups of features of several problems: of the problem alone, of the config alone, and of both."""
         if type(self).features is not TritonFamily.features:  # a subclass has features of its own
             return super().feature_groups(problems, device, configs, binaries)
         return stacked([self._groups(problem, device, configs, binaries) for problem in problems])

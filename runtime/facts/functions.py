@@ -406,7 +406,7 @@ class Functions:
     do_cast = do_to
 
     def do_trans(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-        """Return a tensor with its last two axes exchanged, for `permute` too, whatever the order of axes is."""
+        """Return a tensor with its last two axes exchanged, whatever order of axes is requested."""
         return args[0].transposed() if isinstance(args[0], Block) else args[0]
 
     do_permute = do_trans

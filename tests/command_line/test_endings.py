@@ -188,7 +188,15 @@ def test_the_version_is_printed() -> None:
         ("foretune train --data h200_w", ["h200_wide"]),
         (
             "foretune datasets show h1",
-            ["h100", "h100_fp8_gradients", "h100_inductor_templates", "h100_kernels", "h100_memory_bound"],
+            [
+                "h100",
+                "h100_fp8_gradients",
+                "h100_h200_inductor_templates",
+                "h100_inductor_reduction",
+                "h100_inductor_templates",
+                "h100_kernels",
+                "h100_memory_bound",
+            ],
         ),
         ("foretune device h", ["h100", "h200"]),
         (f"foretune predict {FAMILY} --device h", ["h100", "h200"]),
