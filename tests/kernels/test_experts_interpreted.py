@@ -107,7 +107,7 @@ def test_under_autocast_the_products_are_of_its_dtype():
 
 
 @pytest.mark.parametrize(("has_gate", "where"), [(True, HERE), (True, ELSEWHERE), (True, UNSAID), (False, HERE)])
-def test_experts_in_fp8_are_what_a_loop_over_them_gives(has_gate, where, poisoned):
+def test_experts_in_fp8_are_what_a_loop_over_them_gives(has_gate, where, poisoned, right_fp8):
     experts = Fp8Experts(has_gate=has_gate)
     x, chosen, weights = routed(hidden=Fp8Experts.HIDDEN)
     if where == ELSEWHERE:
