@@ -102,7 +102,7 @@ def locked(path: Path, within_s: float) -> Iterator[None]:
 
 @contextmanager
 def _locked(path: Path, lock: Callable[[TextIO, Path], bool]) -> Iterator[tuple[TextIO, bool]]:
-    """Hold a lock file while the block runs, and remove it afterwards; yield it and whether `lock` succeeded."""
+    """Open a lock file, yield it and whether `lock` locked it, and remove it after the block in either case."""
     while True:
         with _opened(path, os.O_RDWR | os.O_CREAT | os.O_APPEND) as file:
             is_locked = lock(file, path)

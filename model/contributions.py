@@ -186,7 +186,7 @@ def tree_shap(
 
 @dataclass(frozen=True)
 class _Paths:
-    """The paths from a tree's root to its leaves; each array is (n_leaves, n_splits)."""
+    """The paths from a tree's root to its leaves, arrays with a value for each leaf and split, (n_leaves, n_splits)."""
 
     on_path: NDArray[np.bool_]  # whether the split is on the leaf's path
     left: NDArray[np.bool_]  # whether the path goes left at the split

@@ -229,7 +229,7 @@ def contiguous(dtype: torch.dtype, *shape: int) -> Operand:
 
 
 def _subgraph(inputs: Sequence[str], output: Any) -> Any:
-    """Return a graph for a lowering, with these inputs; `output(graph, *input nodes)` returns its output node."""
+    """Build a graph with these inputs for a lowering; its output is what `output(graph, *input nodes)` returns."""
     import torch
     from torch._inductor import ir
 

@@ -212,7 +212,7 @@ class Race:
         return self.unit_us * math.exp(float(self._mean[0] + self._mean[config + 1]))
 
     def cost(self) -> float:
-        """Return the estimated extra time of all calls so far, as a share of that of the first config alone."""
+        """Estimate by which share all calls so far took longer than if each had used the first config; 0.01 is 1 %."""
         excess = np.expm1(self._mean[1:] - self._mean[1])
         return float(self.calls @ excess) / max(int(self.calls.sum()), 1)
 
