@@ -157,7 +157,7 @@ class CaseTasks:
             self._advance()
 
     def answered(self, trial: Trial) -> None:
-        """Process `trial`, the answer to the oldest task that was taken and not answered yet."""
+        """Record `trial`, the result of the oldest unanswered task, and queue the tasks that it makes possible."""
         task = self._out.popleft()
         if isinstance(task, Prepare):
             if trial.status is not None:

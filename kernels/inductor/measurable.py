@@ -197,7 +197,7 @@ class InductorMM(InductorMMFamily, GeneratedFamily):
         return product_kernel(problem, config)
 
     def fill(self, tensors: Mapping[str, torch.Tensor], problem: Problem, generator: torch.Generator) -> None:
-        """Make scales positive."""
+        """Make the random scales of an fp8 product positive, in place."""
         for name in tensors.keys() & {"scale_a", "scale_b"}:
             tensors[name].abs_().add_(0.5)
 

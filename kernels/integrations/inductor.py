@@ -206,7 +206,7 @@ class Limits:
 
 
 class _Seams:
-    """The functions and settings of Inductor that `install` replaces to apply the limits, and their original values."""
+    """The functions and settings of Inductor that `install` replaces to limit its choices, and the original values."""
 
     def __init__(self, limits: Limits) -> None:
         from torch._inductor import config, select_algorithm

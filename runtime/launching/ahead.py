@@ -307,7 +307,7 @@ def _give_to_triton(key: str) -> None:
 
 
 def _hash() -> None:
-    """Read the hash of Triton's installation from its file; without a valid file, compute it and write the file."""
+    """Store the hash of Triton's installation in `_known`: from its file or, if invalid, computed and written."""
     from triton.runtime import cache
 
     path, fingerprint = _file(), _fingerprint()
