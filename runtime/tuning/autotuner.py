@@ -357,7 +357,7 @@ class _Tuning:
         tuner.bench_time = time.monotonic() - began
         tuner.configs_timings = {
             config: [(session.measured[config].time_us or math.inf) / 1e3]
-            for config in configs
+            for config in dict.fromkeys((*session.failed, *configs))  # a search no longer lists those that failed
             if config in session.measured
         }
         times = session.times(configs)

@@ -142,6 +142,17 @@ def test_a_config_that_fails_is_one_less(filler, bench, tuned, phase):
     assert kernel.configs_timings[kernel.configs[3]] == [float("inf")]
 
 
+def test_a_search_keeps_the_configs_that_failed_in_its_timings(filler, bench, tuned):
+    bench.ms[8] = RuntimeError("an illegal instruction was encountered")
+    configs = [triton.Config({"BLOCK": size}, num_warps=count) for size in (32, 64, 128) for count in filler.WARPS]
+    kernel = tuned(configs, family=False)
+    filler.launch(kernel)
+    failed = [config for config, times in kernel.configs_timings.items() if times == [float("inf")]]
+    assert {config.num_warps for config in failed} == {8}
+    assert len(failed) == bench.timed.count(8)
+    assert len(kernel.configs_timings) == len(bench.timed)
+
+
 def test_where_the_whole_shortlist_fails_the_others_are_tried(filler, bench, tuned):
     bench.ms |= {count: RuntimeError("no") for count in (2, 4, 8)}
     kernel = tuned()
