@@ -187,7 +187,9 @@ def compile_ahead(
     family: Measurable, samples: Sequence[Sample], device: DeviceSpec, workers: int, until: float
 ) -> tuple[set[Binary], dict[Binary, str]]:
     """Compile all binaries until a time; return those that are ready, and the errors of those that failed."""
-    wanted = dict.fromkeys(Binary.of(family, c, one.problems[-1], device) for one in samples for c in one.labels)
+    wanted = dict.fromkeys(
+        Binary.of(family, c, problem, device) for one in samples for problem in one.problems for c in one.labels
+    )
     ready, failed = set[Binary](), dict[Binary, str]()
 
     def finished(binary: Binary, compiled: Any) -> None:
@@ -391,6 +393,7 @@ def run_family(name: str, log: Log, device: DeviceSpec, given: argparse.Namespac
     """Do what is missing of a family's task."""
     family = find_measurable(name)
     samples = [sample(family, part, device, max(int(given.binaries * part.share), 2)) for part in PARTS[name]]
+    samples = [one._replace(problems=one.problems[: given.problems]) for one in samples]
     start = time.perf_counter()
     until = time.time() + COMPILE_SHARE * (given.until - time.time())
     ready, failed = compile_ahead(family, samples, device, given.workers, until)
@@ -400,11 +403,12 @@ def run_family(name: str, log: Log, device: DeviceSpec, given: argparse.Namespac
         compiled=len(ready), seconds=round(took, 1), failed=[f"{one.config}: {text}" for one, text in failed.items()]
     )
     for index, one in enumerate(samples):
-        able = {c: label for c, label in one.labels.items() if Binary.of(family, c, one.problems[-1], device) in ready}
-        missing = sum(Binary.of(family, c, one.problems[-1], device) not in failed for c in one.labels if c not in able)
-        for problem in one.problems[: given.problems]:
+        for problem in one.problems:
             if time.time() > given.until or not log.todo(str(problem)):
                 continue
+            binaries = {config: Binary.of(family, config, problem, device) for config in one.labels}
+            able = {config: label for config, label in one.labels.items() if binaries[config] in ready}
+            missing = sum(binary not in ready and binary not in failed for binary in binaries.values())
             record: dict[str, Any]
             try:
                 record = run_problem(family, problem, able, device, log, given.until)
