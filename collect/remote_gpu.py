@@ -188,7 +188,7 @@ class RemoteGpu:
     # The methods of `supervisor.Owner`.
 
     def idle(self, supervisor: Supervisor) -> None:
-        """Give the idle measuring process the case of the order that is being measured, if there is one."""
+        """Give the measuring process, which has nothing to do, the case that `measure` was called for, if any."""
         if self._work is not None:
             supervisor.give(self._work)
 

@@ -130,7 +130,7 @@ def _programs(family: Measurable, config: KernelConfig, problem: Problem) -> int
 
 
 def _facts(family: Measurable, config: KernelConfig, problem: Problem) -> set[Hashable]:
-    """Return what a launch covers: knob values, flags, sizes, dtype, and the tiles that do not divide their size."""
+    """Return what a test with this launch covers: knob values, flags, sizes, dtype, tiles that do not divide a size."""
     knobs, dims = config.to_json(), dict(problem.dims)
     declared = getattr(family, "tiles", {}).items()
     tiles = [(k, tile, dims[dim]) for k, dim in declared if isinstance(tile := knobs.get(k), int) and tile > 0]

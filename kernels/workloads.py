@@ -331,7 +331,7 @@ class Deck:
         self._left: list[int] = []
 
     def draw(self) -> int:
-        """Return the next value."""
+        """Return the next value, and start a new random order after the last one."""
         self._left = self._left or [int(value) for value in self._rng.permutation(self._values)]
         return self._left.pop()
 

@@ -137,7 +137,7 @@ def length_of(text: str) -> Length | None:
 
 
 def use_named() -> None:
-    """Use Foretune in Inductor, as FORETUNE_USE names it, when this process or a child of it imports Inductor.
+    """Make this process, and its children, use Foretune in Inductor when they import it, with the k of FORETUNE_USE.
 
     Then all matrix products are tuned as with the options max_autotune_gemm and
     max_autotune_gemm_search_space="EXHAUSTIVE". With FORETUNE_MODE=off nothing is done. After an error nothing is done

@@ -147,7 +147,7 @@ class Findings:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the family's entry of `foretune evaluate --json`, and the report's further figures."""
+        """Return the family's entry of `foretune evaluate --json`, and the numbers that only the report has."""
         return self.summary | {
             "headline": self.headline.to_json(),
             "within_1_percent": {str(k + 1): round(float(share), 4) for k, share in enumerate(self.coverage_by_k())},

@@ -1,4 +1,7 @@
-"""Combine per-group results into one row per problem and config, and cache those of lasting groups."""
+"""Combine a model's results of several groups of features into one result per problem and config.
+
+The results of a group whose features do not depend on the problem (`FeatureGroup.lasting`) are cached.
+"""
 
 from __future__ import annotations
 

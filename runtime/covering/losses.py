@@ -228,7 +228,7 @@ def _best_somewhere(predicted: SizeLosses) -> tuple[KernelConfig, ...]:
 
 
 def _logs(times_us: NDArray[np.float64], family: Measurable, problems: list[Problem]) -> NDArray[np.float64]:
-    """Return the log of each time over the least of its size, (n_sizes, n_configs); `times_us` has that shape.
+    """Return log(time / least time at the same size), (n_sizes, n_configs); `times_us` has that shape.
 
     Raises `ForetuneError`, naming the size's problem, for a size at which no config ran in every pass.
     """

@@ -335,7 +335,10 @@ class _Tuning:
         return found.final or first
 
     def _more(self, left: Sequence[triton.Config]) -> list[triton.Config] | None:
-        """Return the configs that have a time and those to time next; None if there is no search, or it must end."""
+        """Return one list with the configs that were timed, then those to time next; None ends the search.
+
+        `left` are the configs of this key that have not failed.
+        """
         tuner = self._tuner
         ends = self._over or (tuner._budget_s is not None and choose_together())  # or ranks would take other steps
         if ends or self._problem is None or not tuner._shortlister.searches:

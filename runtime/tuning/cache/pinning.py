@@ -278,7 +278,7 @@ def _of_device(entries: Any, here: set[Any], found: dict[Difference, None], name
 
 
 def _of_versions(name: str, versions: Versions) -> Iterator[Difference]:
-    """Yield the differences between versions and those of this process."""
+    """Yield the differences between the versions in a pin file's entry `name` and those of this process."""
     for package, pinned, here in zip(Versions._fields, versions, Versions.here(), strict=True):
         if pinned != here:
             yield Difference(name, package, pinned or "none", here or "none")
