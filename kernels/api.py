@@ -159,7 +159,8 @@ def explain(
     """Return a problem's shortlist with the reasons for each config; too slow for launches.
 
     The result has each config's rank, its predicted slowdown, the features that contribute most to its predicted time
-    (path-dependent TreeSHAP), knob values that were never measured, and the distance from the training domain. The
+    (path-dependent TreeSHAP), knob values that were never measured, and the distance from the training domain. For a
+    `TritonFamily` without data, the features are those of the prior over kernels, and there is no training domain. The
     arguments are those of `shortlist`; a `device` of None is the current one. Raises `ForetuneError` if an argument is
     invalid or nothing can be predicted.
 
