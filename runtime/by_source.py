@@ -29,6 +29,7 @@ class SourcePrediction:
     positions: tuple[int, ...]  # (n_candidates,) the candidates' positions in the list to choose from
     launch: tuple[Any, ...]  # the arguments of `Prior.log_slowdowns`
     logs: NDArray[np.float64]  # (n_candidates,) its result
+    outside: str  # names sizes outside of the declared ranges; "" = none
 
 
 def predict_by_source(chooser: Chooser, problem: Problem, bundle: Bundle) -> SourcePrediction | None:
@@ -58,7 +59,8 @@ def predict_by_source(chooser: Chooser, problem: Problem, bundle: Bundle) -> Sou
         raise ForetuneError(f"none of the configs can run this problem: {reason}")
     arguments = {**family.arguments(near, "meta"), "grid": grid}
     launch = Kernel(family.kernel), arguments, [config.to_json() for config in configs], chooser.device
-    return SourcePrediction(able, launch, Prior.shipped().log_slowdowns(*launch))
+    outside = outside_ranges(type(family), problem)
+    return SourcePrediction(able, launch, Prior.shipped().log_slowdowns(*launch), outside)
 
 
 def expected(chooser: Chooser, problem: Problem, k: HowMany, bundle: Bundle) -> Shortlist | None:
@@ -77,11 +79,10 @@ def expected(chooser: Chooser, problem: Problem, k: HowMany, bundle: Bundle) -> 
     first = np.argsort(logs, kind="stable")[:length].tolist()
     reason = f"no data of {family.name}: predicted from its source; k={length}"
     reason += f" for {COVERAGE}" if k.k == "auto" else ""
-    outside = outside_ranges(type(family), problem)
     return Shortlist(
         configs=tuple(chooser.configs[able[at]] for at in first),
         predicted_slowdown=tuple(np.exp(logs[first] - logs[first[0]]).tolist()),
         positions=tuple(able[at] for at in first),
-        reason="; ".join(part for part in (reason, outside) if part),
+        reason="; ".join(part for part in (reason, found.outside) if part),
         device=chooser.device.name,
     )

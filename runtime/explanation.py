@@ -12,7 +12,6 @@ from ..datasets.console import InNotebooks, table
 from .how_many import HowMany, Length, narrowing
 from .launching.stub_driver import device_here
 from .shortlist import bundle_in_force, chooser_of, predicted_slowdowns
-from .triton_declaration import outside_ranges
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from ..model import Bundle
     from .by_source import SourcePrediction
     from .shortlist import Chooser
-    from .triton_family import TritonFamily
 
 #: The features of a config that a table shows, and the contributions that are kept.
 _SHOWN, _KEPT = 3, 10
@@ -248,7 +246,7 @@ def make_explanation(
     if by_source is None:
         reasons = _reasons_of_bundle(family, problem, spec, chooser, positions, places)
     else:
-        reasons = _reasons_of_source(family, problem, by_source, places)
+        reasons = _reasons_of_source(by_source, places)
     slowdowns, parts = reasons.slowdowns, reasons.parts
     is_diverse = list(chosen.predicted_slowdown) != sorted(chosen.predicted_slowdown)
     ranks = [1 + int((slowdowns < slowdowns[place]).sum()) for place in places]
@@ -326,9 +324,7 @@ def _reasons_of_bundle(
     return _Reasons(slowdowns, parts, missing, distance.octaves, distance.reason, METHOD, texts)
 
 
-def _reasons_of_source(
-    family: TritonFamily, problem: Problem, found: SourcePrediction, places: Sequence[int]
-) -> _Reasons:
+def _reasons_of_source(found: SourcePrediction, places: Sequence[int]) -> _Reasons:
     """Return what the prior predicts from the kernel's source; `places` as for `_reasons_of_bundle`."""
     import numpy as np
 
@@ -336,8 +332,8 @@ def _reasons_of_source(
 
     parts = _largest(NAMES, *Prior.shipped().contributions(launch_features(*found.launch), places))
     missing: list[tuple[str, ...]] = [()] * len(places)  # no value was measured, which `domain` says once
-    outside = outside_ranges(type(family), problem)
-    return _Reasons(np.exp(found.logs - found.logs.min()), parts, missing, None, outside, SOURCE_METHOD, TEXTS)
+    slowdowns = np.exp(found.logs - found.logs.min())
+    return _Reasons(slowdowns, parts, missing, None, found.outside, SOURCE_METHOD, TEXTS)
 
 
 def _why(rank: int, predicted_rank: int, slowdown: float, is_diverse: bool) -> str:
