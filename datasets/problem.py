@@ -282,7 +282,8 @@ class Problem:
 
         Args:
             family: The name of the kernel's family.
-            dtype: One name of `DTYPES` for all operands, or a mapping from operand to name.
+            dtype: One name of `DTYPES` for all operands, or a mapping from operand to name. "bf16" if left out, also
+                for a family that does not have it.
             flags: The layout flags that are set.
             ragged: The segment sizes of the ragged dimension, as `{dimension: sizes}` or a `Ragged`.
             **dims: The size of each dimension.

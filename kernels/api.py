@@ -159,9 +159,9 @@ def explain(
     """Return a problem's shortlist with the reasons for each config; too slow for launches.
 
     The result has each config's rank, its predicted slowdown, the features that contribute most to its predicted time
-    (path-dependent TreeSHAP), knob values that were never measured, and the distance from the training domain. The
-    arguments are those of `shortlist`; a `device` of None is the current one. Raises `ForetuneError` if an argument is
-    invalid or nothing can be predicted.
+    (path-dependent TreeSHAP), knob values that were never measured, and the distance from the training domain; for a
+    `TritonFamily` without data, facts of its source instead. The arguments are those of `shortlist`; a `device` of None
+    is the current one. Raises `ForetuneError` if an argument is invalid or nothing can be predicted.
 
     >>> from foretune import Problem
     >>> problem = Problem.of("matmul", batch=1, m=64, n=1024, k=1024)

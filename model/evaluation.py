@@ -56,7 +56,7 @@ class Evaluation:
     #: Predicted slowdowns, (2, n_problems, n_configs), with ragged sizes known and unknown; NaN = not judged.
     predicted: NDArray[np.float64]
     seen_in_training: float | None = 0.0  # the share of the measurements that the ranker was trained on; None: unknown
-    sparse: int = 0  # the number of further problems, measured sparsely: used for training, not evaluated
+    sparse: int = 0  # the number of further problems, measured sparsely: not evaluated, but trained on
     #: How often shortlists with k="auto" contain a good config, by kind of problem; empty without a calibration.
     coverage: Mapping[str, Coverage] = field(default_factory=dict)
 
@@ -151,7 +151,7 @@ class Evaluation:
             else []
         )
         below += (
-            [f"Also used for training: problems of which few configs were measured ({self.sparse})."]
+            [f"Not evaluated: problems of which less than half of the configs were measured ({self.sparse})."]
             if self.sparse
             else []
         )

@@ -3,31 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..datasets import KernelConfig, Problem
+from ..datasets import ForetuneError, KernelConfig, Problem
 from .facts.prior import COVERAGE, Prior, coverage_length
 from .how_many import HowMany
 from .launching.kernel import Kernel
 from .shortlist import Chooser, Shortlist
+from .triton_declaration import outside_ranges
 from .triton_family import TritonFamily
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ..model import Bundle
 
 
-def expected(chooser: Chooser, problem: Problem, k: HowMany, bundle: Bundle) -> Shortlist | None:
-    """Return the shortlist that the shipped prior predicts for a `TritonFamily` from its kernel's source.
+@dataclass(frozen=True)
+class SourcePrediction:
+    """What the shipped prior predicts for the candidates of a problem, from facts about the kernel's source."""
 
-    Returns None for another family, and if `bundle` has data of the family.
+    positions: tuple[int, ...]  # (n_candidates,) the candidates' positions in the list to choose from
+    launch: tuple[Any, ...]  # the arguments of `Prior.log_slowdowns`
+    logs: NDArray[np.float64]  # (n_candidates,) its result
+    outside: str  # names sizes outside of the declared ranges; "" = none
+
+
+def predict_by_source(chooser: Chooser, problem: Problem, bundle: Bundle) -> SourcePrediction | None:
+    """Return the prior's prediction for a `TritonFamily`; None for another family, and if `bundle` has data of it.
 
     Args:
         chooser: Has the family, the device and the configs to choose from.
         problem: The problem.
-        k: The rule for the length. If it is no integer, the list is as long as `coverage_length` of prior.py says.
         bundle: The bundle in force.
+
+    Raises:
+        ForetuneError: The family supports no config for the problem.
     """
     family = chooser.family
     if not isinstance(family, TritonFamily) or family.name in bundle.families:
@@ -40,16 +54,35 @@ def expected(chooser: Chooser, problem: Problem, k: HowMany, bundle: Bundle) -> 
 
     able = chooser.candidates(problem)
     configs = [chooser.configs[at] for at in able]
+    # Either all candidates are supported, or none is, and they are all configs.
+    if (reason := family.supports(configs[0], problem, chooser.device)) is not None:
+        raise ForetuneError(f"none of the configs can run this problem: {reason}")
     arguments = {**family.arguments(near, "meta"), "grid": grid}
-    knobs = [config.to_json() for config in configs]
-    logs = Prior.shipped().log_slowdowns(Kernel(family.kernel), arguments, knobs, chooser.device)
+    launch = Kernel(family.kernel), arguments, [config.to_json() for config in configs], chooser.device
+    outside = outside_ranges(type(family), problem)
+    return SourcePrediction(able, launch, Prior.shipped().log_slowdowns(*launch), outside)
+
+
+def expected(chooser: Chooser, problem: Problem, k: HowMany, bundle: Bundle) -> Shortlist | None:
+    """Return the shortlist that `predict_by_source` gives; None where it returns None, and raises as it does.
+
+    Args:
+        chooser: As for `predict_by_source`.
+        problem: As for `predict_by_source`.
+        k: The rule for the length. If it is no integer, the list is as long as `coverage_length` of prior.py says.
+        bundle: As for `predict_by_source`.
+    """
+    if (found := predict_by_source(chooser, problem, bundle)) is None:
+        return None
+    family, able, logs = chooser.family, found.positions, found.logs
     length = min(coverage_length(len(able)) if k.k == "auto" else k.k, len(able))
     first = np.argsort(logs, kind="stable")[:length].tolist()
+    reason = f"no data of {family.name}: predicted from its source; k={length}"
+    reason += f" for {COVERAGE}" if k.k == "auto" else ""
     return Shortlist(
-        configs=tuple(configs[at] for at in first),
+        configs=tuple(chooser.configs[able[at]] for at in first),
         predicted_slowdown=tuple(np.exp(logs[first] - logs[first[0]]).tolist()),
         positions=tuple(able[at] for at in first),
-        reason=f"no data of {family.name}: predicted from its source; k={length}"
-        + (f" for {COVERAGE}" if k.k == "auto" else ""),
+        reason="; ".join(part for part in (reason, found.outside) if part),
         device=chooser.device.name,
     )

@@ -16,8 +16,12 @@ from .shortlist import bundle_in_force, chooser_of, predicted_slowdowns
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from ..model import Bundle
-    from ..model.gbdt import LightGBMRanker
+    from .by_source import SourcePrediction
+    from .shortlist import Chooser
 
 #: The features of a config that a table shows, and the contributions that are kept.
 _SHOWN, _KEPT = 3, 10
@@ -26,6 +30,11 @@ _LEAST_EFFECT = 1e-3
 #: How the contributions of a `LightGBMRanker` are computed.
 METHOD = (
     "path-dependent TreeSHAP of the trees, with all candidates of the problem as the background; the network as a whole"
+)
+#: How those of the prior are computed, for a family without data.
+SOURCE_METHOD = (
+    "path-dependent TreeSHAP of the prior's trees, with all candidates of the problem as the background; each fact "
+    "together with its difference from the mean candidate"
 )
 
 
@@ -95,8 +104,10 @@ class Explanation(InNotebooks):
     device: str
     given: int  # the configs to choose from
     candidates: int  # those that may be on the shortlist: supported, and right when measured
-    octaves: float  # log2 of the factor by which the problem is outside the training domain; 0.0 = within
-    outside: str  # what is outside the training domain; "" = nothing
+    #: log2 of the factor by which the problem is outside the training domain; 0.0 = within, None = nothing of the
+    #: family was measured, so that there is no such domain.
+    octaves: float | None
+    outside: str  # what is outside the training domain, or if there is none, the declared ranges; "" = nothing
     configs: tuple[ExplainedConfig, ...]  # (n,) in the order in which to try them
     reason: str  # of the shortlist: which bundle predicted, and how the length was chosen
     method: str  # how the contributions were computed; "" without contributions
@@ -121,6 +132,12 @@ class Explanation(InNotebooks):
     @property
     def domain(self) -> str:
         """One sentence that says how far the problem is from the bundle's training data."""
+        if self.octaves is None:
+            text = (
+                f"Nothing was measured of {self.problem.family}: the order comes from the prior, which learned from "
+                "other kernels and reads facts of this kernel's source"
+            )
+            return f"{text}; {self.outside}" if self.outside else text
         if not self.octaves:
             return "The problem is within the training domain"
         return f"The problem is outside the training domain: {self.outside}"
@@ -145,7 +162,10 @@ class Explanation(InNotebooks):
             "device": self.device,
             "given": self.given,
             "candidates": self.candidates,
-            "training_domain": {"octaves": round(self.octaves, 4), "outside": self.outside},
+            "training_domain": {
+                "octaves": None if self.octaves is None else round(self.octaves, 4),
+                "outside": self.outside,
+            },
             "configs": [one.to_json() for one in self.configs],
             "reason": self.reason,
             "method": self.method,
@@ -212,39 +232,34 @@ def make_explanation(
     """
     import numpy as np
 
-    from ..model.contributions import unmeasured_knobs
-    from ..model.gbdt import LightGBMRanker
+    from .by_source import predict_by_source
 
     spec = device_here() if device is None else DeviceSpec.find(device)
     chooser = chooser_of(family, spec, configs, bundle)
     chosen = chooser.choose(problem, HowMany.of(family, k, expected_calls, call_us))
     if not chosen.predicted:
         raise ForetuneError(f"there is no shortlist to explain: {chosen.reason}")
-    problem = problem.without_sizes()
-    near, known = family.at_call_time(problem), bundle_in_force(chooser.bundle)
-    positions = chooser.candidates(problem)
-    candidates = tuple(chooser.configs[position] for position in positions)
+    problem, known = problem.without_sizes(), bundle_in_force(chooser.bundle)
+    by_source = predict_by_source(chooser, problem, known)
+    positions = chooser.candidates(problem) if by_source is None else by_source.positions
     places = [positions.index(position) for position in chosen.positions]
-    slowdowns = predicted_slowdowns(family, near, spec, candidates, chooser.bundle)
+    if by_source is None:
+        reasons = _reasons_of_bundle(family, problem, spec, chooser, positions, places)
+    else:
+        reasons = _reasons_of_source(by_source, places)
+    slowdowns, parts = reasons.slowdowns, reasons.parts
     is_diverse = list(chosen.predicted_slowdown) != sorted(chosen.predicted_slowdown)
     ranks = [1 + int((slowdowns < slowdowns[place]).sum()) for place in places]
     average = math.exp(float(np.log(slowdowns).mean()))
-    parts: list[tuple[Contribution, ...]] = []
-    missing: list[tuple[str, ...]] = [()] * len(places)
-    if isinstance(ranker := known.ranker(family.name), LightGBMRanker):
-        unseen = all(one.card != spec.card for one in known.trained_on(family.name))
-        parts = _contributions(ranker, family, near, spec, candidates, places, unseen_card=unseen)
-        recorded = known.trained[family.name].measured
-        missing = unmeasured_knobs(ranker, family, near, spec, candidates, places, recorded)
-    unmeasured = _unmeasured(family, chosen.configs, missing)
-    distance = known.distance(family.name, problem, spec)
+    unmeasured = _unmeasured(family, chosen.configs, reasons.missing)
+    named = {one.feature for some in parts for one in some}
     return Explanation(
         problem=problem,
         device=spec.name,
         given=len(chooser.configs),
-        candidates=len(candidates),
-        octaves=distance.octaves,
-        outside=distance.reason,
+        candidates=len(positions),
+        octaves=reasons.octaves,
+        outside=reasons.outside,
         configs=tuple(
             ExplainedConfig(
                 config=config,
@@ -259,9 +274,66 @@ def make_explanation(
             for row, (config, place) in enumerate(zip(chosen.configs, places, strict=True))
         ),
         reason=chosen.reason,
-        method=METHOD if parts else "",
-        legend=_legend(family, parts),
+        method=reasons.method if parts else "",
+        legend={name: text for name, text in reasons.texts.items() if name in named and text},
     )
+
+
+@dataclass(frozen=True)
+class _Reasons:
+    """The prediction for a problem's candidates, and what is known of it, from a bundle or from the prior."""
+
+    slowdowns: NDArray[np.float64]  # (n_candidates,)
+    parts: list[tuple[Contribution, ...]]  # (n,) of each config on the shortlist; empty if there are none
+    missing: Sequence[Sequence[str]]  # (n,) the knobs of each whose values were never measured, as far as recorded
+    octaves: float | None  # as in `Explanation`, and so are the next two
+    outside: str
+    method: str
+    texts: Mapping[str, str]  # one line on each feature, by name
+
+
+def _reasons_of_bundle(
+    family: Family,
+    problem: Problem,
+    device: DeviceSpec,
+    chooser: Chooser,
+    positions: Sequence[int],
+    places: Sequence[int],
+) -> _Reasons:
+    """Return what the bundle predicts and knows.
+
+    `positions` are those of the candidates in the list to choose from, and `places` those of the shortlist's configs
+    among the candidates.
+    """
+    from ..model.contributions import feature_contributions, unmeasured_knobs
+    from ..model.gbdt import LightGBMRanker
+
+    near, known = family.at_call_time(problem), bundle_in_force(chooser.bundle)
+    candidates = tuple(chooser.configs[position] for position in positions)
+    slowdowns = predicted_slowdowns(family, near, device, candidates, chooser.bundle)
+    parts: list[tuple[Contribution, ...]] = []
+    missing: Sequence[Sequence[str]] = [()] * len(places)
+    texts: Mapping[str, str] = {}
+    if isinstance(ranker := known.ranker(family.name), LightGBMRanker):
+        unseen = all(one.card != device.card for one in known.trained_on(family.name))
+        found = feature_contributions(ranker, family, near, device, candidates, places, unseen_card=unseen)
+        parts, texts = _largest(found.names, found.values, found.logs), _texts_of(family)
+        recorded = known.trained[family.name].measured
+        missing = unmeasured_knobs(ranker, family, near, device, candidates, places, recorded)
+    distance = known.distance(family.name, problem, device)
+    return _Reasons(slowdowns, parts, missing, distance.octaves, distance.reason, METHOD, texts)
+
+
+def _reasons_of_source(found: SourcePrediction, places: Sequence[int]) -> _Reasons:
+    """Return what the prior predicts from the kernel's source; `places` as for `_reasons_of_bundle`."""
+    import numpy as np
+
+    from .facts.prior import NAMES, TEXTS, Prior, launch_features
+
+    parts = _largest(NAMES, *Prior.shipped().contributions(launch_features(*found.launch), places))
+    missing: list[tuple[str, ...]] = [()] * len(places)  # no value was measured, which `domain` says once
+    slowdowns = np.exp(found.logs - found.logs.min())
+    return _Reasons(slowdowns, parts, missing, None, found.outside, SOURCE_METHOD, TEXTS)
 
 
 def _why(rank: int, predicted_rank: int, slowdown: float, is_diverse: bool) -> str:
@@ -283,43 +355,35 @@ def _why(rank: int, predicted_rank: int, slowdown: float, is_diverse: bool) -> s
     return f"{text}; moved up from place {predicted_rank} because it differs from the configs above it"
 
 
-def _contributions(
-    ranker: LightGBMRanker,
-    family: Family,
-    problem: Problem,
-    device: DeviceSpec,
-    candidates: tuple[KernelConfig, ...],
-    places: Sequence[int],
-    *,
-    unseen_card: bool,
+def _largest(
+    names: Sequence[str], values: NDArray[np.float64], logs: NDArray[np.float64]
 ) -> list[tuple[Contribution, ...]]:
-    """Return the largest contributions to the prediction of each candidate whose position is in `places`.
+    """Return the largest contributions to each config's prediction.
 
-    `unseen_card` says that the ranker has no data of this model of GPU.
+    Args:
+        names: The names of the parts, (n_parts,), features first.
+        values: The features of each config, (n, n_features).
+        logs: What each part adds to the log of the config's predicted time, (n, n_parts).
     """
-    from ..model.contributions import feature_contributions
-
-    found = feature_contributions(ranker, family, problem, device, candidates, places, unseen_card=unseen_card)
     result = []
-    for logs, values in zip(found.logs.tolist(), found.values.tolist(), strict=True):
-        order = sorted(range(len(logs)), key=lambda part: -abs(logs[part]))
-        kept = [part for part in order if abs(math.expm1(logs[part])) >= _LEAST_EFFECT][:_KEPT]
-        named = ((part, values[part] if part < len(values) else None) for part in kept)
-        result.append(tuple(Contribution(found.names[part], value, math.exp(logs[part])) for part, value in named))
+    for row, of_features in zip(logs.tolist(), values.tolist(), strict=True):
+        order = sorted(range(len(row)), key=lambda part: -abs(row[part]))
+        kept = [part for part in order if abs(math.expm1(row[part])) >= _LEAST_EFFECT][:_KEPT]
+        named = ((part, of_features[part] if part < len(of_features) else None) for part in kept)
+        result.append(tuple(Contribution(names[part], value, math.exp(row[part])) for part, value in named))
     return result
 
 
-def _legend(family: Family, parts: Sequence[Sequence[Contribution]]) -> dict[str, str]:
-    """Return a one-line description of each contribution in `parts`, by name, the family's features first."""
+def _texts_of(family: Family) -> dict[str, str]:
+    """Return a one-line description of each part of a bundle's prediction, by name, the family's features first."""
     from ..model.contributions import ESTIMATE, NETWORK
     from ..model.generic_features import feature_text
 
-    if not parts:  # a family without such a ranker need not have features
-        return {}
-    named = {one.feature for some in parts for one in some}
-    texts = {name: feature_text(family, name) for name in family.feature_names if name in named}
-    texts |= {NETWORK: "the neural network, whose part is not divided", ESTIMATE: "the family's estimate of the time"}
-    return {name: text for name, text in texts.items() if name in named and text}
+    texts = {name: feature_text(family, name) for name in family.feature_names}
+    return texts | {
+        NETWORK: "the neural network, whose part is not divided",
+        ESTIMATE: "the family's estimate of the time",
+    }
 
 
 def _unmeasured(

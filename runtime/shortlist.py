@@ -40,7 +40,7 @@ _GROWTH, _LEAST_UNMEASURED = 4, 32
 #: Defines the columns of a shortlist's table.
 _CAPTION = (
     "rank: the order in which to try the configs. slowdown: predicted time over that of rank 1. A list of a given k "
-    "is diversified, because similar configs share prediction errors, so it need not be sorted by slowdown."
+    "may be diversified, because similar configs share prediction errors, and need not be sorted by slowdown then."
 )
 #: The most choosers kept, each with its configs and answers. Programs have fewer kernels than this.
 _MOST_CHOOSERS = 256

@@ -17,6 +17,7 @@ from ..datasets.problem import MOST_SIZE
 if TYPE_CHECKING:
     import numpy as np
 
+    from ..datasets import Problem
     from .triton_family import TritonFamily
 
 #: Where a dimension, a flag or the dtype comes from: a parameter's name, or a function of a launch's arguments by
@@ -113,6 +114,23 @@ def check_ranges(family: type[TritonFamily]) -> None:
             f"{family.__name__} must declare `ranges`: the sizes of each dimension that `cases` draws, as (1, 4096) or "
             f"{{64, 128}}, but {missing[0]} has none"
         )
+
+
+def outside_ranges(family: type[TritonFamily], problem: Problem) -> str:
+    """Return a text that names the sizes of a problem that are not in the declared `ranges`; "" if all are.
+
+    Such a problem is predicted as any other, but no collection of the family draws it.
+    """
+    texts = []
+    for dim, sizes in family.ranges.items():
+        size = problem[dim]
+        if isinstance(sizes, Set):
+            inside, declared = size in sizes, f"is not one of {', '.join(map(str, sorted(sizes)))}"
+        else:
+            inside, declared = sizes[0] <= size <= sizes[1], f"is not between {sizes[0]} and {sizes[1]}"
+        if not inside:
+            texts.append(f"{dim}={size} {declared}")
+    return f"outside of the declared ranges: {', '.join(texts)}" if texts else ""
 
 
 def _check_spelling(family: type[TritonFamily]) -> None:

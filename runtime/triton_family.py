@@ -86,11 +86,14 @@ class TritonFamily(Measurable):
     - `grid(problem, config)`: the grid of a launch, a tuple of one to three integers.
     - `eager(arguments)`: the same result, computed by plain PyTorch: a tensor, or a tuple with one for each output.
     - `ranges`, unless it defines `cases`: the sizes of each dimension that are drawn, as `(1, 4096)` or `{64, 128}`.
+      Other sizes are predicted, too; without measurements, `reason` of the shortlist names them. To refuse sizes,
+      override `supports`.
 
     It may declare:
 
     - `in_place`: the parameters of tensors that the kernel reads and overwrites. Before each launch, and outside of the
-      time that is measured, they get their first contents again. An `output` among them is not filled.
+      time that is measured, they get their first contents again. An `output` among them is not filled. Autotuners of
+      the kernel need `restore_value` for them, also if they are pruned by Foretune.
     - `flags_from`: for each flag a parameter or a function; the flag is on unless its value is None or false.
     - `dtype_from`: the tensor parameter whose dtype is the problem's (by default the kernel's first parameter).
     - `dtypes`: the dtypes that the kernel takes.

@@ -69,8 +69,8 @@ def _write_example(epilog: str | None, formatter: Any) -> None:
         formatter.write("".join(f"{indent}{one}\n" for one in f"{before}{text}".split("\n")))
 
 
-#: The modules of the extra "train" that a minimal installation lacks.
-_TRAIN = {"pandas", "pyarrow", "lightgbm", "sklearn", "joblib"}
+#: The modules of the extra "train" that a minimal installation lacks, and their packages.
+_TRAIN = {name: name for name in ("lightgbm", "pandas", "pyarrow", "joblib")} | {"sklearn": "scikit-learn"}
 
 #: Stands for a hyphen while click wraps text, so that no option name is broken at one.
 _NO_BREAK = "\u2011"
@@ -166,7 +166,8 @@ class Commands(Group):
             if isinstance(error, ModuleNotFoundError):
                 if error.name not in _TRAIN:
                     raise
-                text = f"this command needs {error.name}: pip install 'foretune[train]'"
+                packages = " ".join(_TRAIN.values())
+                text = f"this command needs {error.name}: pip install {packages} (Foretune's extra 'train')"
             _print_error(text, given)
             typer.echo(f"Error: {printable(text)}", err=True)
             raise typer.Exit(1) from None

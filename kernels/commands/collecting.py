@@ -15,7 +15,7 @@ from ...datasets.errors import MOST
 from .. import find_measurable
 from ..learning import datasets_merged, families_in
 from .app import INTERRUPTED, ByFamily, command, emit
-from .inputs import for_each_family, show_config
+from .inputs import check_dtype, for_each_family, show_config
 from .options import (
     FAMILY,
     FAMILY_FORMS,
@@ -172,6 +172,8 @@ def collect(
     from ..registry import comparison_of
 
     kernels = [find_measurable(name) for name in dict.fromkeys(family)]
+    for one in dtype or ():
+        check_dtype(one, list(dict.fromkeys(name for kernel in kernels for name in kernel.dtypes)))
     known = load(like) if like else None
     adds = plan == "missing"  # only the problems of `known` are measured
     drawing: dict[str, Any] = {"models": models, "tokens": token_counts, "per_layer": per_layer, "random": random}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +12,7 @@ import typer
 
 from ...datasets import DeviceSpec, Family, ForetuneError, Problem
 from ...datasets.console import whole_number
-from ...datasets.errors import abridged, did_you_mean, printable
+from ...datasets.errors import MOST, abridged, did_you_mean, printable
 from ...datasets.files import find_modules_here
 from ...datasets.problem import similar_dtype
 from ...datasets.progress import share_of, showing
@@ -59,7 +59,8 @@ def _dimensions(
         if name in family.flags:
             flags.append(name)
         else:
-            dims[name] = given_as(option, whole_number, parts.pop(0) if parts else "")
+            bounds = family.smallest.get(name, 1), min(family.largest.get(name, MOST), MOST)
+            dims[name] = given_as(option, whole_number, parts.pop(0) if parts else "", *bounds)
     dims = {**family.default_dims, **dims}
     if missing := [f"--{dim}" for dim in family.dims if dim not in dims]:
         raise typer.BadParameter(f"{' '.join(missing)} missing; {taken_by(family)}")
@@ -76,12 +77,17 @@ def problem_of(context: typer.Context, family: Family, dtype: str | None, *more:
     options = [name.removeprefix("--") for one in shown for name in one.opts if name.startswith("--")]
     dims, flags = _dimensions([*context.args, *more], family, options)
     dtype = dtype or family.dtypes[0]
-    if dtype not in family.dtypes:
+    check_dtype(dtype, family.dtypes)
+    return Problem(family.name, tuple(sorted(dims.items())), dtype, tuple(sorted(flags)))
+
+
+def check_dtype(dtype: str, known: Collection[str]) -> None:
+    """Raise `typer.BadParameter` unless the value of --dtype is one of `known`, which the message lists."""
+    if dtype not in known:
         raise typer.BadParameter(
-            f"{abridged(dtype, 60)!r} is not one of {', '.join(family.dtypes)}{similar_dtype(dtype, family.dtypes)}",
+            f"{abridged(dtype, 60)!r} is not one of {', '.join(known)}{similar_dtype(dtype, known)}",
             param_hint="--dtype",
         )
-    return Problem(family.name, tuple(sorted(dims.items())), dtype, tuple(sorted(flags)))
 
 
 def model_named(word: str) -> Model:

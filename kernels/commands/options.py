@@ -213,8 +213,8 @@ SameBits = Annotated[
     bool,
     switch(
         "--same-bits",
-        "Choose only configs whose results have the same bits as those of the default config. Default: as "
-        "FORETUNE_SAME_BITS says.",
+        "Choose only configs whose results have the same bits as those of one config that the family names: its "
+        "default config in most families. Default: as FORETUNE_SAME_BITS says.",
     ),
 ]
 Invariant = Annotated[

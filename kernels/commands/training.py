@@ -304,7 +304,7 @@ def report(
     It shows regret next to the baselines and by shape and device, the learning curve, feature contributions,
     calibration, and the slowest first choices. The file loads nothing from the network.
 
-    Needs matplotlib and jinja2: pip install 'foretune[report]'.
+    Needs matplotlib and jinja2 (the extra 'report').
     """
     from ...datasets.files import check_file
     from ...model.bundle_file import check_plots_folder

@@ -1,7 +1,10 @@
 """A kernel that works in place: x = gelu(x + bias).
 
 The parameter that the family's `output` names is then also an input. `in_place` lists it, so that Foretune restores it
-before each launch, outside of the timed interval, instead of filling it with NaN.
+before each launch, outside of the timed interval, instead of filling it with NaN. This serves collecting and tests.
+
+In your program, pass `restore_value=["x_ptr"]` to `triton.autotune` (also with `foretune.prune`) and
+`foretune.autotune`: without it, each config that they time changes x.
 """
 
 from collections.abc import Mapping

@@ -175,7 +175,9 @@ def check_installed() -> None:
         ForetuneError: One of them is missing.
     """
     if missing := [name for name in ("matplotlib", "jinja2") if find_spec(name) is None]:
-        raise ForetuneError(f"a report needs {' and '.join(missing)}: pip install 'foretune[report]'")
+        raise ForetuneError(
+            f"a report needs {' and '.join(missing)}: pip install {' '.join(missing)} (Foretune's extra 'report')"
+        )
 
 
 def _version() -> str:

@@ -152,6 +152,44 @@ def _row(facts: Facts, programs: float, knobs: Mapping[str, Any], device: Device
 
 #: The names of the features, the first half of the columns.
 NAMES = tuple(_row(Facts(), 1.0, {}, DeviceSpec.named("h200")))
+#: One line on each of them, for explanations.
+TEXTS = {
+    "programs": "log2 of the programs of a launch",
+    "waves": "log2 of 64 times the waves of programs",
+    "loaded": "log2 of the bytes that all programs load",
+    "stored": "log2 of the bytes that all programs store",
+    "atomic": "log2 of the bytes that all programs update atomically",
+    "dot_flops": "log2 of the operations of all products",
+    "operations": "log2 of the elements that all programs compute",
+    "special": "log2 of the elements that all programs compute by exp and the like",
+    "loaded_by_thread": "log2 of 16 times the bytes that a thread loads",
+    "iteration_by_thread": "log2 of 16 times the bytes that a thread loads in one iteration of the main loop",
+    "carried_by_thread": "log2 of the bytes that a thread carries from one iteration to the next",
+    "largest_by_thread": "log2 of a thread's bytes of the largest tensor",
+    "operations_by_thread": "log2 of the elements that a thread computes",
+    "reduced_by_thread": "log2 of the elements that a thread reduces",
+    "scanned_by_thread": "log2 of the elements that a thread scans or sorts",
+    "smem": "log2 of the estimated bytes of shared memory",
+    "registers": "log2 of the estimated registers of a thread",
+    "piece": "log2 of the mean length in bytes of contiguous loads and stores",
+    "trips": "log2 of the iterations of the main loop",
+    "intensity": "log2 of 64 times the operations of products per byte moved",
+    "dot_m": "log2 of the rows of a product's tile",
+    "dot_n": "log2 of the columns of a product's tile",
+    "dot_k": "log2 of the depth of a product's tile",
+    "dot_by_warp": "log2 of the elements of a product's tile per warp",
+    "warps": "log2 of num_warps",
+    "warps_per_sm": "log2 of the warps that run on an SM at once",
+    "in_flight": "log2 of the bytes that an SM has requested at once",
+    "roofline": "log2 of the nanoseconds that memory or products need, whichever is longer, over fill",
+    "stages": "num_stages",
+    "fill": "share of the SMs that the programs use on average over all waves",
+    "residency": "programs that run on an SM at once",
+    "scattered": "share of the bytes moved in pieces of less than 32 bytes",
+    "is_dot": "1 if the kernel has products",
+    "dot_itemsize": "bytes of an element of a product's operands",
+    "loops": "loops of the kernel",
+}
 
 
 #: The share of a list that holds a config within 5 % of the best in 90 % of cases, on packages that the prior was not
@@ -218,3 +256,26 @@ class Prior:
             device: The device.
         """
         return self.forest.predict(launch_features(kernel, arguments, configs, device))
+
+    def contributions(
+        self, features: NDArray[np.float64], explained: Sequence[int]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return what each feature adds to the predicted log times of some configs, by path-dependent TreeSHAP.
+
+        A feature counts together with its difference from the mean over configs. The contributions to a config sum to
+        its predicted log time minus the mean of all configs.
+
+        Args:
+            features: The result of `launch_features`.
+            explained: The positions of the configs to explain, (n_explained,).
+
+        Returns:
+            The values of the features `NAMES`, and their contributions, (n_explained, len(NAMES)) each.
+        """
+        from ...model.contributions import tree_shap
+
+        table, rows = features.astype(np.float32), list(explained)
+        parts = np.zeros((len(rows), 2 * len(NAMES)))
+        found, _ = tree_shap(self.forest, table[rows], table)
+        parts[:, : found.shape[1]] = found
+        return features[rows, : len(NAMES)], parts[:, : len(NAMES)] + parts[:, len(NAMES) :]

@@ -87,9 +87,10 @@ def test_only_problems_of_the_named_dtypes_are_measured(collect):
     drawn = find_family("matmul").cases(random=30)
     assert call("matmul --out measured --random 30 --dtype fp32 --dtype int8").exit_code == 0
     assert collect.cases == [case for case in drawn if case.problem.dtype in ("fp32", "int8")]
-    result = call("matmul --out measured --dtype fp8")
-    assert result.exit_code == 1
-    assert "dtype must be one of bf16, fp16, fp32, int8 for matmul but is fp8" in result.stderr
+    for dtypes in ("--dtype fp8", "--dtype fp32 --dtype fp8"):
+        result = call(f"matmul --out measured {dtypes}")
+        assert result.exit_code == 2
+        assert "--dtype: 'fp8' is not one of bf16, fp16, fp32, int8" in result.stderr
 
 
 def test_several_families_may_be_named(collect):

@@ -6,13 +6,14 @@ import dataclasses
 import functools
 import itertools
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import foretune
 import pytest
-from commands import COMMANDS, FAMILY, PREDICT, SUBCOMMANDS, built, call, words
+from commands import COMMANDS, FAMILY, MEASURED, PREDICT, SUBCOMMANDS, built, call, words
 from foretune import datasets
 from foretune.__main__ import app
 from foretune.collect import replay
@@ -198,6 +199,22 @@ def test_predict_explains_the_list_that_it_prints() -> None:
     assert explained["configs"][0]["why"] == "predicted fastest"
     assert explained["reason"] == plain["reason"]
     assert "Contributions to the predicted time" in call(f"{PREDICT} --explain").stdout
+
+
+def test_predict_explains_a_family_that_was_never_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    line = f"predict {MEASURED.parent / 'softmax.py'}:RowSoftmax --device h200 --rows 64"
+    result = call(f"{line} --columns 1000 --configs 3 --explain")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "Nothing was measured of row_softmax: the order comes from the prior" in words(result.stdout)
+    assert "no data of row_softmax: predicted from its source; k=3" in words(result.stdout)
+    assert "Contributions to the predicted time" in words(result.stdout)
+    told = json.loads(call(f"{line} --columns 1000 --explain --json").stdout)
+    assert told["training_domain"]["octaves"] is None
+    assert told["reason"].endswith("for a config within 5 % of the best in 90 % of cases, as on held-out packages")
+    refused = call(f"{line} --columns 99999 --explain")
+    assert refused.exit_code == 1
+    assert "none of the configs can run this problem: BLOCK=128 does not cover" in refused.stderr
 
 
 def test_predict_and_cover_warn_of_a_bundle_for_another_kernel_source(tmp_path: Path) -> None:

@@ -113,8 +113,18 @@ def test_a_dimension_or_dtype_that_a_family_lacks_exits_with_2_and_lists_them(li
 @pytest.mark.parametrize(
     ("line", "option", "right", "values"),
     [
-        (f"predict {FAMILY} --device h200 --rows 8 --n 8 --k 8", "--groups", "from 0 to 2147483647", ("2147483648",)),
-        (f"predict {FAMILY} --device h200 --groups 8 --n 8 --k 8", "--rows", "from 0 to 2147483647", ("many", "1.5")),
+        (
+            f"predict {FAMILY} --device h200 --rows 8 --n 8 --k 8",
+            "--groups",
+            "from 1 to 65536",
+            ("2147483648", "0", "-5"),
+        ),
+        (
+            f"predict {FAMILY} --device h200 --groups 8 --n 8 --k 8",
+            "--rows",
+            "from 1 to 1073741823",
+            ("many", "1.5", "0"),
+        ),
         (PREDICT, "--configs", "from 1 to 2147483647", ("0", str(10**30), "\u0664")),
         (COVER, "--range", "a smallest and a largest size, as in 64:4096", ("64", "96:64", "0:8", "64:many", "64-96")),
         (COVER, "--configs", "from 1 to 16", ("0", "17")),
@@ -389,4 +399,7 @@ def test_a_missing_package_of_an_extra_is_named_with_the_extra(module, exit_code
         assert isinstance(result.exception, ModuleNotFoundError)
     else:
         assert result.exit_code == exit_code
-        assert result.stderr == "Error: this command needs pandas: pip install 'foretune[train]'\n"
+        packages = "lightgbm pandas pyarrow joblib scikit-learn"
+        assert result.stderr == (
+            f"Error: this command needs pandas: pip install {packages} (Foretune's extra 'train')\n"
+        )

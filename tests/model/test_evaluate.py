@@ -276,7 +276,7 @@ def test_problems_of_which_few_configs_were_tried_are_learned_from_and_not_judge
     assert few & set.union(*learned)
     assert evaluation.to_json()["sparse_problems"] == len(thin)
     assert (
-        f"Also used for training: problems of which few configs were measured ({len(thin)})"
+        f"Not evaluated: problems of which less than half of the configs were measured ({len(thin)})"
         in evaluation.__rich__().below
     )
 

@@ -234,7 +234,9 @@ def test_single_problems_are_drawn_over_the_knobs_that_they_differ_in(report):
 
 def test_what_draws_is_asked_for_before_the_work(monkeypatch):
     monkeypatch.setattr("foretune.model.report.find_spec", lambda name: None if name == "matplotlib" else object())
-    with pytest.raises(ForetuneError, match=r"a report needs matplotlib: pip install 'foretune\[report\]'"):
+    with pytest.raises(
+        ForetuneError, match=r"a report needs matplotlib: pip install matplotlib \(Foretune's extra 'report'\)"
+    ):
         make_report(None, {})
 
 

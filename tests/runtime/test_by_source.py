@@ -13,7 +13,15 @@ import triton
 import triton.language as tl
 from foretune.datasets import BundleError, DeviceSpec, Problem, torch_dtype
 from foretune.runtime import ForetuneWarning, TritonFamily, make_shortlist, use_stub_driver
-from foretune.runtime.facts.prior import COVERAGE, NAMES, Prior, coverage_length, grid_of
+from foretune.runtime.facts.prior import (
+    COVERAGE,
+    NAMES,
+    TEXTS,
+    Prior,
+    coverage_length,
+    grid_of,
+    launch_features,
+)
 from foretune.runtime.launching.kernel import Kernel
 
 H200 = DeviceSpec.named("h200")
@@ -29,7 +37,7 @@ def double(x_ptr, n, BLOCK: tl.constexpr):
 class Doubled(TritonFamily):
     name, kernel, output, in_place = "doubled", double, "x_ptr", ("x_ptr",)
     configs = [triton.Config({"BLOCK": 2**power}, num_warps=warps) for power in range(5, 13) for warps in (1, 4, 16)]
-    dims_from, ranges = {"n": "n"}, {"n": (1024, 1 << 20)}
+    dims_from, ranges = {"n": "n"}, {"n": (1024, 1 << 24)}
 
     def arguments(self, problem, where):
         return {
@@ -73,6 +81,74 @@ def test_only_supported_configs_are_listed():
     best = make_shortlist(Refusing(), Problem.of("refusing", n=4096, dtype="bf16"), H200, k=99)
     assert min(config["BLOCK"] for config in best.configs) == 256
     assert len(best.configs) == 15
+
+
+def test_a_problem_that_no_config_can_run_is_not_predicted():
+    class Large(Doubled):
+        name = "large"
+
+        def supports(self, config, problem, device):
+            return f"n must be at least {1 << 30}"
+
+    with pytest.warns(
+        ForetuneWarning, match=r"large: no prediction \(none of the configs can run this problem: n must"
+    ):
+        best = make_shortlist(Large(), Problem.of("large", n=4096, dtype="bf16"), H200, k=5)
+    assert not best.predicted
+    assert len(best.configs) == 24
+
+
+def test_sizes_outside_of_the_declared_ranges_are_predicted_and_named():
+    class Drawn(Doubled):
+        name, ranges = "drawn", {"n": {1024, 4096}}
+
+    def reason(family, n):
+        return make_shortlist(family, Problem.of(family.name, n=n, dtype="bf16"), H200, k=2).reason
+
+    assert reason(Doubled(), 1 << 24).endswith("k=2")
+    assert reason(Doubled(), 1000).endswith("; outside of the declared ranges: n=1000 is not between 1024 and 16777216")
+    assert reason(Drawn(), 4096).endswith("k=2")
+    assert reason(Drawn(), 2048).endswith("; outside of the declared ranges: n=2048 is not one of 1024, 4096")
+
+
+def test_a_family_without_data_is_explained_by_the_facts_of_its_source():
+    problem = Problem.of("refusing", n=1 << 20, dtype="bf16")
+    best = make_shortlist(Refusing(), problem, H200)
+    found = foretune.explain(Refusing, problem, "h200")
+    assert tuple(one.config for one in found.configs) == best.configs
+    assert tuple(one.predicted_slowdown for one in found.configs) == best.predicted_slowdown
+    assert [one.predicted_rank for one in found.configs] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert (found.given, found.candidates, found.reason) == (24, 15, best.reason)
+    assert found.reason.endswith(COVERAGE)
+    assert found.domain.startswith("Nothing was measured of refusing: the order comes from the prior")
+    assert found.domain in str(found)
+    assert found.domain in found.__rich__().below
+    assert found.to_json()["training_domain"] == {"octaves": None, "outside": ""}
+    assert all(one.unmeasured == () for one in found.configs)
+    named = {part.feature for one in found.configs for part in one.contributions}
+    assert named == set(found.legend) <= set(NAMES)
+    assert "prior" in found.method
+
+
+def test_an_explanation_says_what_is_outside_of_the_declared_ranges():
+    found = foretune.explain(Doubled, Problem.of("doubled", n=1 << 25, dtype="bf16"), "h200", k=2)
+    assert found.outside == "outside of the declared ranges: n=33554432 is not between 1024 and 16777216"
+    assert found.domain.endswith(found.outside)
+
+
+def test_contributions_of_facts_add_up_to_the_prediction():
+    configs = [{"BLOCK": block, "num_warps": warps} for block in (32, 256, 1024, 4096) for warps in (1, 4, 16)]
+    launch = Kernel(double), {"x_ptr": torch.empty(1 << 20), "n": 1 << 20}, configs, H200
+    prior = Prior.shipped()
+    logs, features = prior.log_slowdowns(*launch), launch_features(*launch)
+    values, parts = prior.contributions(features, [0, 7])
+    assert values.tolist() == features[[0, 7], : len(NAMES)].tolist()
+    assert parts.sum(axis=1) == pytest.approx(logs[[0, 7]] - logs.mean(), abs=1e-5)
+    assert np.ptp(parts, axis=0).max() > 0.01
+
+
+def test_each_fact_is_explained_in_a_line():
+    assert list(TEXTS) == list(NAMES)
 
 
 def test_trouble_lets_all_configs_through(monkeypatch):
