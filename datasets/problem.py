@@ -284,7 +284,7 @@ class Problem:
             family: The name of the kernel's family.
             dtype: One name of `DTYPES` for all operands, or a mapping from operand to name. "bf16" if left out, also
                 for a family that does not have it.
-            flags: The layout flags that are set.
+            flags: The flags that are set, as in `("b_kn", "bias")`; the family names them.
             ragged: The segment sizes of the ragged dimension, as `{dimension: sizes}` or a `Ragged`.
             **dims: The size of each dimension.
 
@@ -292,9 +292,14 @@ class Problem:
             ForetuneError: A size is not an integer from 0 to 2**40, a dtype does not exist, or the segment sizes do
                 not sum to the size of their dimension.
 
-        >>> str(Problem.of("matmul", m=64, n=1024, k=1024, dtype="fp16"))
-        'matmul k=1024 m=64 n=1024 fp16'
+        >>> str(Problem.of("matmul", batch=1, m=64, n=1024, k=1024, dtype="fp16", flags=("b_kn",)))
+        'matmul batch=1 k=1024 m=64 n=1024 fp16 b_kn'
         """
+        if given := [name for name, size in dims.items() if isinstance(size, bool)]:
+            raise ForetuneError(
+                f"dimension {given[0]} must be an integer between 0 and {MOST_SIZE} but got {dims[given[0]]}; a flag "
+                f"is given as flags=({given[0]!r},)"
+            )
         if isinstance(ragged, Mapping):
             if len(ragged) != 1:
                 raise ForetuneError(

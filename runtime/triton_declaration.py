@@ -29,7 +29,7 @@ Sizes: TypeAlias = "tuple[int, int] | Set[int]"
 REQUIRED = {
     "name": "the name of the family",
     "kernel": "the triton.jit function, with its decorators",
-    "dims_from": "a mapping of each dimension to the kernel's parameter that holds its size",
+    "dims_from": "a mapping of each dimension to the parameter that holds its size, or to a function of the arguments",
     "output": "the parameter that the kernel writes its result to, or a tuple of several",
     "arguments": "a method that returns a launch's arguments by parameter name",
     "grid": "a method that returns the grid of a launch",
@@ -93,8 +93,9 @@ def check_names(family: type[TritonFamily]) -> None:
     ]
     for name, what, known in uses:
         if name not in known:
+            declared = " in dims_from" if what == "dimension" else ""
             raise ForetuneError(
-                f"{family.name}: there is no {what} {abridged(name, 100)}; there are {', '.join(known)}"
+                f"{family.name}: there is no {what} {abridged(name, 100)}{declared}; there are {', '.join(known)}"
             )
     for dim, sizes in family.ranges.items():
         if not isinstance(sizes, Set) and not 1 <= sizes[0] <= sizes[1]:
@@ -279,6 +280,18 @@ def found(source: Source, arguments: Mapping[str, Any]) -> Any:
     return arguments[source] if isinstance(source, str) else source(arguments)
 
 
+def size_of(name: str, dim: str, source: Source, arguments: Mapping[str, Any]) -> int:
+    """Return the size of a dimension in a launch of the family `name`.
+
+    Raises:
+        ForetuneError: `source` is a tensor, and not a size of one.
+    """
+    if hasattr(size := found(source, arguments), "data_ptr"):
+        text = f'lambda call: call["{source}"].shape[0]' if isinstance(source, str) else "one that returns a size"
+        raise ForetuneError(f"{name}: dims_from takes {dim} from a tensor; give a function, such as {text}")
+    return int(size)
+
+
 def is_on(value: Any) -> bool:
     """Return whether a flag with this value is on: a tensor turns it on, None and false values do not."""
     return value is not None and (hasattr(value, "dtype") or bool(value))
@@ -286,8 +299,11 @@ def is_on(value: Any) -> bool:
 
 def _sources(what: str, value: Any) -> None:
     for source in _mapping(what, value).values():
-        if not callable(source):
-            check_word(f"each parameter in {what}", source)
+        if not callable(source) and not isinstance(source, str):
+            raise ForetuneError(
+                f"{what} must have a parameter's name or a function of a launch's arguments for each, such as "
+                f'lambda call: call["x_ptr"].shape[0], but has {shown(source)}'
+            )
 
 
 def _dims(what: str, value: Any) -> None:

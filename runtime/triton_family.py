@@ -37,6 +37,7 @@ from .triton_declaration import (
     drawn_size,
     found,
     is_on,
+    size_of,
     space_of,
     why_not_in_space,
 )
@@ -298,7 +299,7 @@ class TritonFamily(Measurable):
             raise ForetuneError(f"the call has no argument {', '.join(missing)}: {self.name} needs {', '.join(wanted)}")
         given = self._kernel.defaults | dict(arguments)
         dtype = dtype_of_tensor(str(self.dtype_from), given[str(self.dtype_from)])
-        dims = {dim: int(found(source, given)) for dim, source in self.dims_from.items()}
+        dims = {dim: size_of(self.name, dim, source, given) for dim, source in self.dims_from.items()}
         flags = [flag for flag, source in self.flags_from.items() if is_on(found(source, given))]
         return Problem(self.name, tuple(sorted(dims.items())), dtype, tuple(sorted(flags)))
 

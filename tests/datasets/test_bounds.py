@@ -25,6 +25,11 @@ def test_a_dimension(size: Any) -> None:
         Problem.from_json(PROBLEM.to_json() | {"dims": {"rows": size}})
 
 
+def test_a_flag_that_is_given_as_a_dimension() -> None:
+    with pytest.raises(ForetuneError, match=r"got True; a flag is given as flags=\('b_kn',\)"):
+        Problem.of("matmul", m=1, b_kn=True)
+
+
 def test_the_largest_dimension_stands_for_itself() -> None:
     largest = Problem.of("toy", rows=MOST_SIZE)
     assert largest.rounded("rows") == largest

@@ -345,11 +345,12 @@ _SAID = ("name", "kernel", "configs", "dims_from", "flags_from", "output", "argu
         ({"output": ("y_ptr", "y_ptr")}, "output must be a parameter or a tuple of different ones"),
         ({"output": {"y_ptr"}}, "output must be a parameter or a tuple of different ones but is {'y_ptr'}"),
         ({"output": 3}, "output must be a list of at most"),
-        ({"tiles": {"BLOCK": "m"}}, "no dimension m; there are n"),
+        ({"tiles": {"BLOCK": "m"}}, "no dimension m in dims_from; there are n"),
         ({"tiles": {"BLOCK_N": "n"}}, "no knob BLOCK_N; there are BLOCK, num_warps"),
-        ({"bucketed": ("m",)}, "no dimension m;"),
+        ({"bucketed": ("m",)}, "no dimension m in dims_from;"),
         ({"dtypes": ("fp16", "half")}, "no dtype half; there are bf16, fp16"),
         ({"ranges": {"n": (0, 8)}}, "n has 0 to 8"),
+        ({"dims_from": {"n": ("x_ptr", 0)}}, "a parameter's name or a function of a launch's arguments for each"),
     ],
 )
 def test_a_declaration_that_cannot_be_is_refused(declared, message):
@@ -498,6 +499,9 @@ def test_an_argument_that_is_missing_or_odd_is_named():
         Scale().problem_from_call({"x_ptr": torch.zeros(4)})
     with pytest.raises(ForetuneError, match="x_ptr must be a tensor"):
         Scale().problem_from_call({"x_ptr": 4, "n": 4, "bias_ptr": None})
+    by_tensor = scale_under("plain", dims_from={"n": "x_ptr"})
+    with pytest.raises(ForetuneError, match=r"takes n from a tensor; .* call\[.x_ptr.\]\.shape\[0\]"):
+        by_tensor.problem_from_call({"x_ptr": torch.zeros(4), "bias_ptr": None})
 
 
 # The workload.
