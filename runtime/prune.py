@@ -162,6 +162,18 @@ def in_full(own: Any) -> Any:
     return None if isinstance(own, Pruner) and are_in_force() else own
 
 
+def warn_if_not_restored(family: Family, tuner: Any) -> None:
+    """Warn once if an autotuner does not restore the tensors that its kernel updates, by the family's `in_place`.
+
+    Nothing is warned of if the autotuner has one config, which is not timed, or a `pre_hook`, which may restore them.
+    """
+    restored = {*tuner.restore_value, *tuner.reset_to_zero}
+    names = [name for name in getattr(family, "in_place", ()) if name in tuner.arg_names and name not in restored]
+    if names and len(tuner.configs) > 1 and not tuner.user_defined_pre_hook:
+        what = f"{family.name}: its kernel updates {', '.join(names)} in place, and its autotuner does not restore that"
+        warn_once(what, f": tuning applies the kernel several times; pass restore_value={names} to the autotuner")
+
+
 #: The most lists of configs of which a pruner keeps the values. A pruner serves one kernel, or a few.
 _MOST_LISTS = 8
 #: The most lines that a pruner remembers as logged. A full memo is emptied, and they are logged again.
@@ -274,6 +286,8 @@ class Pruner(TracedPositions):
         if (pinned := self._pinned(problem, configs)) is not None:
             return (pinned,)
         one_alone = not may_tune_what_is_traced()
+        if (tuner := launching_autotuner()) is not None:
+            warn_if_not_restored(self.family, tuner)
         try:
             device, (usable, values) = self.device or device_here(), self._usable(configs)
             kept = self._kept(problem, device, values, one_alone)

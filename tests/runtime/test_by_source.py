@@ -277,3 +277,53 @@ def test_ranks_that_choose_together_do_not_use_what_each_predicts(toy, elsewhere
         shortlister.expect(problem, given)
         with pytest.warns(ForetuneWarning, match=r"no prediction \(no timing is known\): any of 8 configs may run"):
             assert shortlister.positions(problem, tuple(kernel.configs)) == tuple(range(8))
+
+
+def attached_family(**options):
+    return foretune.attach(triton.autotune(Doubled.configs, ["n"], **options)(double), Doubled)
+
+
+def autotuned_family(**options):
+    return foretune.autotune(Doubled.configs, ["n"], family=Doubled, **options)(double)
+
+
+def pruned_family(**options):
+    pruner = foretune.prune(Doubled, k=2)
+    tuner = triton.autotune(Doubled.configs, ["n"], {"early_config_prune": pruner}, do_bench=one_ms, **options)(double)
+    with use_stub_driver(H200):
+        tuner[(1,)](torch.zeros(4096), 4096)
+    return tuner
+
+
+def one_ms(kernel_call, quantiles=None):
+    return [1.0] * 3
+
+
+TUNERS = pytest.mark.parametrize("tuner_of", [attached_family, autotuned_family, pruned_family])
+
+
+@pytest.mark.compile
+@pytest.mark.usefixtures("own_cache", "disk")
+@TUNERS
+def test_an_autotuner_that_does_not_restore_what_is_updated_in_place_is_one_warning(tuner_of):
+    said = (
+        r"^doubled: its kernel updates x_ptr in place, and its autotuner does not restore that: tuning applies the "
+        r"kernel several times; pass restore_value=\['x_ptr'\] to the autotuner$"
+    )
+    with pytest.warns(ForetuneWarning, match=said):
+        tuner_of()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ForetuneWarning)
+        tuner_of()
+
+
+@pytest.mark.compile
+@pytest.mark.usefixtures("own_cache", "disk")
+@TUNERS
+@pytest.mark.parametrize(
+    "options", [{"restore_value": ["x_ptr"]}, {"reset_to_zero": ["x_ptr"]}, {"pre_hook": lambda *_, **__: None}]
+)
+def test_an_autotuner_that_restores_or_resets_it_is_none(tuner_of, options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ForetuneWarning)
+        tuner_of(**options)
