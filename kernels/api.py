@@ -212,7 +212,7 @@ def cover(
         configs: The configs to choose from; the family's space if None.
         data: Choose by measured times instead: a dataset, its folder, or the name of a shipped one, which has the
             problem at several sizes.
-        bundle: The bundle that predicts, or its folder; the shipped one if None.
+        bundle: The bundle that predicts, which must have learned the family, or its folder; the shipped one if None.
         measure: Time the three configs predicted to be best at each size, at all sizes on this GPU, and choose by that.
         same_bits: As for `prune`, at each size; losses are against the best of these configs.
         invariant: As for `prune`.

@@ -23,6 +23,7 @@ from .pins import are_in_force, is_covered, pinned_config
 from .same_bits import keeping_class_of, unrestricted, why_none_kept
 from .shortlist import Chooser, Shortlist, bundle_of, chooser_of, supported
 from .timing.flywheel import expect, launching_autotuner
+from .triton_declaration import outside_ranges
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -393,15 +394,19 @@ class Pruner(TracedPositions):
         return keeping_class_of(own, values[supported(own, problem, device, values)[0]])
 
     def _log_prune(self, problem: Problem, chooser: Chooser, chosen: Shortlist) -> None:
-        """Log in one line how many configs a prune has kept (`chosen`)."""
+        """Log in one line how many configs a prune has kept (`chosen`), and which sizes are not in declared ranges."""
+        from .triton_family import TritonFamily
+
+        outside = outside_ranges(type(self.family), problem) if isinstance(self.family, TritonFamily) else ""
         usable = len(chooser.candidates(problem))
         sizes = "x".join(str(problem[dim]) for dim in self.family.dims)
         _log.info(
-            "foretune: %s on %s: %s%s",
+            "foretune: %s on %s: %s%s%s",
             " ".join((problem.family, sizes, problem.dtype_name, *problem.flags)),
             chooser.device.name,
             narrowing(len(chooser.configs), usable, len(chosen.configs)),
             "" if chosen.predicted else " (no prediction)",
+            f"; {outside}" if outside else "",
         )
 
     def _is_new(self, key: Hashable) -> bool:
