@@ -148,7 +148,9 @@ def test_a_prune_logs_what_is_outside_of_the_declared_ranges(caplog):
             assert len(pruner(Doubled.configs, {"x_ptr": torch.empty(n, device="meta"), "n": n})) == 4
     inside, outside = caplog.messages
     assert inside.endswith(": 24 -> 4 configs")
-    assert outside.endswith(": 24 -> 4 configs; outside of the declared ranges: n=33554432 is not between 1024 and 16777216")
+    assert outside.endswith(
+        ": 24 -> 4 configs; outside of the declared ranges: n=33554432 is not between 1024 and 16777216"
+    )
 
 
 def test_contributions_of_facts_add_up_to_the_prediction():
