@@ -83,7 +83,7 @@ class KeyTuning:
         """
         if config in self.session.failed:
             return True  # all others have failed, too
-        launch = OneLaunch(self.tuner, args, meta)
+        launch = OneLaunch(self.tuner, tuple(args), meta)
         error = self.session.compile([config], lambda config: load_binary(launch.compile(config)))[config]
         if isinstance(error, Exception) and is_lasting(error):
             self.session.keep(config, Measured.failed(error), error)
