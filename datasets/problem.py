@@ -95,7 +95,8 @@ def torch_dtype(name: str) -> torch.dtype:
 def _check_dtype(name: str, value: Any) -> None:
     """Raise `ForetuneError` unless the value is one of `DTYPES`; `name` is what the message calls it."""
     if not isinstance(value, str) or value not in _DTYPES:
-        hint = similar_dtype(value, DTYPES) if isinstance(value, str) else ""
+        word = (value if isinstance(value, str) else shown(value)).removeprefix("torch.")
+        hint = similar_dtype(word, DTYPES) if isinstance(value, str) or word in _THEIR_NAMES else ""
         raise ForetuneError(f"{name} must be one of {', '.join(DTYPES)} but got {shown(value)}{hint}")
 
 

@@ -212,7 +212,7 @@ def cover(
         configs: The configs to choose from; the family's space if None.
         data: Choose by measured times instead: a dataset, its folder, or the name of a shipped one, which has the
             problem at several sizes.
-        bundle: The bundle that predicts, or its folder; the shipped one if None.
+        bundle: The bundle that predicts, which must have learned the family, or its folder; the shipped one if None.
         measure: Time the three configs predicted to be best at each size, at all sizes on this GPU, and choose by that.
         same_bits: As for `prune`, at each size; losses are against the best of these configs.
         invariant: As for `prune`.
@@ -263,15 +263,15 @@ def attach(
     `perf_model` after, or alone without a family. If a prediction fails, all configs are timed, with one warning.
 
     Args:
-        kernel: The kernel, which may also be under `triton.heuristics`, or have a subclass of Triton's autotuner. This
-            call replaces what FORETUNE_ATTACH has attached.
+        kernel: The kernel, also under `triton.heuristics`, a subclass of the autotuner, or attached by FORETUNE_ATTACH.
         family: The kernel's family, if it has one.
         k: How many configs to time for each key.
         bundle: As for `prune`; needs a family.
         same_bits: As for `autotune`.
         invariant: As for `autotune`.
-        mode: Overrides FORETUNE_MODE. With "refine", nothing is timed apart: launches run the configs of the shortlist
-            in turn, the predicted one first, until one is known to be the fastest (see `refining`).
+        mode: Overrides FORETUNE_MODE. With "predict", the best config runs untimed; without a family and earlier
+            timings, as the kernel's source predicts. With "refine", launches run the configs of the shortlist in turn,
+            the predicted one first, until one is known to be the fastest (see `refining`).
         max_cost: What exploring may cost in mode "refine": a share of the kernel's time so far, or seconds ("2s").
             FORETUNE_MAX_COST, or else 0.01, if None.
 

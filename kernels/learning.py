@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 #: A family, its class, its name, or "package.module:attribute".
 FamilyLike: TypeAlias = Family | type[Family] | str
 #: How errors name the option and the argument that pass a family.
-_PASSED = "--family package.module:Class (family= in Python)"
+_PASSED = "--family package.module:Class or path/to/file.py:Class (family= in Python)"
 #: A dataset, its folder, or the name of a shipped one.
 DataLike: TypeAlias = "Dataset | Path | str"
 

@@ -22,14 +22,18 @@ if TYPE_CHECKING:
 
     from .calibration.cross_fit import Coverage
 
+#: Why a table of regrets is not monotonic.
+CAN_RISE = (
+    "A value can rise with k: one timing pass chooses among the k configs, and another one, with its own noise, gives "
+    "the time of the chosen config."
+)
 #: Defines the rows and columns of the table of an evaluation.
 _CAPTION = (
     "Columns: the fastest of the first k configs, in % over the best measured one, for each k. Rows: the "
     "geometric mean over all problems, its 95 % interval, the 95th percentile (p95) and the maximum; then the "
     "mean over parts of the problems, and of baselines: random configs, static (one list for all problems), "
     "regimes (a list for each arithmetic intensity), nearest (the configs of the nearest measured problem), "
-    "estimate (the analytic model). A value can rise with k: one timing pass chooses among the k configs, and "
-    "another one, with its own noise, gives the time of the chosen config."
+    f"estimate (the analytic model). {CAN_RISE}"
 )
 
 

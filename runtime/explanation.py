@@ -133,11 +133,10 @@ class Explanation(InNotebooks):
     def domain(self) -> str:
         """One sentence that says how far the problem is from the bundle's training data."""
         if self.octaves is None:
-            text = (
+            return (
                 f"Nothing was measured of {self.problem.family}: the order comes from the prior, which learned from "
                 "other kernels and reads facts of this kernel's source"
             )
-            return f"{text}; {self.outside}" if self.outside else text
         if not self.octaves:
             return "The problem is within the training domain"
         return f"The problem is outside the training domain: {self.outside}"

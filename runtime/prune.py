@@ -23,6 +23,7 @@ from .pins import are_in_force, is_covered, pinned_config
 from .same_bits import keeping_class_of, unrestricted, why_none_kept
 from .shortlist import Chooser, Shortlist, bundle_of, chooser_of, supported
 from .timing.flywheel import expect, launching_autotuner
+from .triton_declaration import outside_ranges
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -162,6 +163,18 @@ def in_full(own: Any) -> Any:
     return None if isinstance(own, Pruner) and are_in_force() else own
 
 
+def warn_if_not_restored(family: Family, tuner: Any) -> None:
+    """Warn once if an autotuner does not restore the tensors that its kernel updates, by the family's `in_place`.
+
+    Nothing is warned of if the autotuner has one config, which is not timed, or a `pre_hook`, which may restore them.
+    """
+    restored = {*tuner.restore_value, *tuner.reset_to_zero}
+    names = [name for name in getattr(family, "in_place", ()) if name in tuner.arg_names and name not in restored]
+    if names and len(tuner.configs) > 1 and not tuner.user_defined_pre_hook:
+        what = f"{family.name}: its kernel updates {', '.join(names)} in place, and its autotuner does not restore that"
+        warn_once(what, f": tuning applies the kernel several times; pass restore_value={names} to the autotuner")
+
+
 #: The most lists of configs of which a pruner keeps the values. A pruner serves one kernel, or a few.
 _MOST_LISTS = 8
 #: The most lines that a pruner remembers as logged. A full memo is emptied, and they are logged again.
@@ -274,6 +287,8 @@ class Pruner(TracedPositions):
         if (pinned := self._pinned(problem, configs)) is not None:
             return (pinned,)
         one_alone = not may_tune_what_is_traced()
+        if (tuner := launching_autotuner()) is not None:
+            warn_if_not_restored(self.family, tuner)
         try:
             device, (usable, values) = self.device or device_here(), self._usable(configs)
             kept = self._kept(problem, device, values, one_alone)
@@ -379,15 +394,19 @@ class Pruner(TracedPositions):
         return keeping_class_of(own, values[supported(own, problem, device, values)[0]])
 
     def _log_prune(self, problem: Problem, chooser: Chooser, chosen: Shortlist) -> None:
-        """Log in one line how many configs a prune has kept (`chosen`)."""
+        """Log in one line how many configs a prune has kept (`chosen`), and which sizes are not in declared ranges."""
+        from .triton_family import TritonFamily
+
+        outside = outside_ranges(type(self.family), problem) if isinstance(self.family, TritonFamily) else ""
         usable = len(chooser.candidates(problem))
         sizes = "x".join(str(problem[dim]) for dim in self.family.dims)
         _log.info(
-            "foretune: %s on %s: %s%s",
+            "foretune: %s on %s: %s%s%s",
             " ".join((problem.family, sizes, problem.dtype_name, *problem.flags)),
             chooser.device.name,
             narrowing(len(chooser.configs), usable, len(chosen.configs)),
             "" if chosen.predicted else " (no prediction)",
+            f"; {outside}" if outside else "",
         )
 
     def _is_new(self, key: Hashable) -> bool:

@@ -42,7 +42,7 @@ def use_stub_device(device: DeviceSpec | Path | str) -> StubDevice:
 
     `triton.jit` and `triton.autotune` then work without a GPU: they compile, refuse what does not fit the GPU, and let
     Foretune prune the configs. Only kernels do not run, so tensors, which may be on the CPU, keep their contents. Every
-    config takes 1 ms, and no such time is stored, logged or learned from.
+    config takes 1 ms, so how many configs a search times here says nothing of a GPU. No such time is stored or logged.
 
     The stand-in is active from this call on. In a `with` statement it is active until the block ends, else until
     `close` is called on the returned object, or the process ends. It is active in the whole process, like Triton's own

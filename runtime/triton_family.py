@@ -94,7 +94,7 @@ class TritonFamily(Measurable):
 
     - `in_place`: the parameters of tensors that the kernel reads and overwrites. Before each launch, and outside of the
       time that is measured, they get their first contents again. An `output` among them is not filled. Autotuners of
-      the kernel need `restore_value` for them, also if they are pruned by Foretune.
+      the kernel need `restore_value` for them, also if they are pruned by Foretune; without it, one warning says so.
     - `flags_from`: for each flag a parameter or a function; the flag is on unless its value is None or false.
     - `dtype_from`: the tensor parameter whose dtype is the problem's (by default the kernel's first parameter).
     - `dtypes`: the dtypes that the kernel takes.

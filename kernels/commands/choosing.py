@@ -221,7 +221,8 @@ def cover(
     """Choose a few configs that together serve a whole range of sizes, and print which one runs at which size.
 
     For a dimension that is known only at run time. The family's other dimensions and its flags are further options, as
-    for predict. Only --measure needs a GPU.
+    for predict. Only --measure needs a GPU. A family that the shipped bundle lacks needs measured data, unlike predict:
+    `foretune collect`, then --data; or `foretune train`, then --bundle.
     """
     from ...datasets import load
     from ...runtime.covering import make_hint_matrix

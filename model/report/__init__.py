@@ -20,6 +20,7 @@ from ...datasets.console import percent, printable, table
 from ...datasets.files import replacing
 from ...datasets.progress import share_of
 from ..bundle_file import check_plots_folder
+from ..evaluation import CAN_RISE
 from ..gbdt import LightGBMRanker
 from .canvas import Figure, colour_rules
 from .figures import accuracy_figures, calibration_figures, curves
@@ -113,6 +114,7 @@ class Report:
             below=[
                 *(f"{name}: {one.headline}." for name, one in self.families.items()),
                 "Geometric means. noise: the regret of measuring every config, which is timing noise alone.",
+                CAN_RISE,
             ],
         )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Measurable, Problem
+from ...datasets import BundleError, DeviceSpec, Family, ForetuneError, KernelConfig, Measurable, Problem
 from ...datasets.errors import abridged
 from ...model.training_set import EXHAUSTIVE, TrainingSet
 from ..launching.ahead import compile_ahead
@@ -71,10 +71,15 @@ def predicted_losses(
         bundle: The bundle that predicts; the shipped one if None.
 
     Raises:
-        ForetuneError: Nothing is predicted, or no config can run one of the sizes.
+        ForetuneError: The bundle lacks the family, nothing is predicted, or no config can run one of the sizes.
     """
-    given = tuple(configs)
-    wrong = bundle_in_force(bundle).wrong_results(family.name, problem)
+    given, known = tuple(configs), bundle_in_force(bundle)
+    try:
+        known.trained_on(family.name)
+    except BundleError as error:
+        how = "(`foretune collect`, then `foretune train`), and pass it as --bundle or bundle="
+        raise BundleError(f"a cover is not predicted from a kernel's source alone: {error} {how}") from None
+    wrong = known.wrong_results(family.name, problem)
     problems = [at_size(problem, dynamic, size) for size in sizes]
 
     def refuses(config: KernelConfig, one: Problem) -> bool:
@@ -96,7 +101,7 @@ def predicted_losses(
             reason = family.supports(given[0], one, device) or "its measured results were wrong"
             raise ForetuneError(f"no config of {family.name} can run {one} on {device.name}: {reason}")
         losses[row] = np.log(slowdowns / least)
-    reason = f"predicted by bundle {bundle_in_force(bundle).digest[:12]}"
+    reason = f"predicted by bundle {known.digest[:12]}"
     return SizeLosses(tuple(sizes), given, losses, losses, np.ones(losses.shape, dtype=np.bool_), reason)
 
 

@@ -14,7 +14,7 @@ from ...datasets.errors import shown
 from ...datasets.forking import renew_in_children
 from ..arguments import resolve_mode, warn_once
 from ..how_many import Length, check_length
-from ..prune import Pruner
+from ..prune import Pruner, warn_if_not_restored
 from .launches import autotuner_of, autotuners_in
 from .refine.calls import check_cost
 from .triton_adapter import Attachment
@@ -61,6 +61,8 @@ def attach_to(
         if (there := Attachment.of(tuner)) is not None:
             raise ForetuneError(f"{there.name} is attached already: call foretune.detach first")
         Attachment(tuner, pruner, k, mode, limit).begin()
+    if family is not None:
+        warn_if_not_restored(family, tuner)
     return kernel
 
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from ...datasets import Problem
 from ..arguments import warn_once
+from ..launching.ahead import load_binary
 from ..launching.kernel import Kernel
-from .known_times import KeyTimes
-from .one_launch import key_of_launch, microseconds
+from .known_times import KeyTimes, is_lasting
+from .one_launch import OneLaunch, key_of_launch, microseconds
 from .refine.refinement import Refinement
 from .session import Measured, TuningSession
 from .shortlisters import Shortlister
@@ -74,6 +75,20 @@ class KeyTuning:
         configs, self.uncompiled = self.uncompiled, ()
         given = {name: value for name, value in meta.items() if name != "warmup"}
         self.session.compile(configs, lambda config: self.tuner.fn.warmup(*args, **given, **config.all_kwargs()))
+
+    def compiled(self, config: triton.Config, args: Sequence[Any], meta: Mapping[str, Any]) -> bool:
+        """Compile and load a config for a launch with these arguments, and return whether that works.
+
+        A failure that is the config's own is recorded, so that `more` does not propose the config again.
+        """
+        if config in self.session.failed:
+            return True  # all others have failed, too
+        launch = OneLaunch(self.tuner, tuple(args), meta)
+        error = self.session.compile([config], lambda config: load_binary(launch.compile(config)))[config]
+        if isinstance(error, Exception) and is_lasting(error):
+            self.session.keep(config, Measured.failed(error), error)
+            return False
+        return True
 
     def more(self) -> list[triton.Config]:
         """Return the configs that have a time, fastest first, then those to time next, if the search goes on.

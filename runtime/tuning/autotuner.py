@@ -22,7 +22,7 @@ from ..arguments import Mode, is_pinned, resolve_mode, warn_once
 from ..how_many import Length, check_length
 from ..launching.ahead import hash_triton
 from ..launching.kernel import Kernel
-from ..prune import Pruner, in_full
+from ..prune import Pruner, in_full, warn_if_not_restored
 from .isolation import IsolatedTimer, NoIsolationError
 from .known_times import KnownTimes
 from .one_launch import OneLaunch, launch_undecided, own_key, restore_tensors, save_tensors, times_one
@@ -87,6 +87,7 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         self._is_interpreted = kernel.is_interpreted
         self._shortlister = shortlister or OwnShortlister(self, k, bucket)
         self._shortlister.mode = mode
+        warn_if_not_restored(self._shortlister.family, self)
         self._own_prune = (prune_configs_by or {}).get("early_config_prune")
         timed = "cold" if self._do_bench is None else "autotuner"
         is_pruned = bool(self._own_prune or self.perf_model)

@@ -194,7 +194,7 @@ class OwnShortlister(Shortlister):
 
     def expect(self, problem: Problem, arguments: Mapping[str, Any]) -> None:
         """Predict the slowdowns of the configs for a new bucket with the shipped prior; see `Shortlister.expect`."""
-        if problem not in self._expected and resolve_mode(self.mode) is Mode.SHORTLIST:
+        if problem not in self._expected and resolve_mode(self.mode) in (Mode.SHORTLIST, Mode.PREDICT):
             self._expected[problem] = self._prior(arguments)
 
     def _prior(self, arguments: Mapping[str, Any]) -> dict[KernelConfig, float]:
@@ -215,7 +215,8 @@ class OwnShortlister(Shortlister):
         """Return the positions of the timed configs, fastest first, and then of those to time next.
 
         In mode `off` and for a single config, all positions are returned. In mode `predict`, it is that of the fastest
-        config, timed or predicted; while the kernel has no timing, all are returned, with a warning.
+        config, timed or predicted; while the kernel has no timing, the prior predicts it. Without a prior (see
+        `expect`) all are returned, with a warning.
         """
         if (wanted := resolve_mode(self.mode)) is Mode.OFF or len(configs) == 1 or self._is_broken:
             return tuple(range(len(configs)))
@@ -229,11 +230,14 @@ class OwnShortlister(Shortlister):
         advice = self._timings(ranks).advise(stand_in, values, k, cost, prior=prior)
         if wanted is Mode.REFINE and not advice.sure:
             return tuple(range(len(configs)))
+        reason = advice.reason
         if wanted is Mode.PREDICT and not advice.sure:
-            any_may_run = f": any of {len(configs)} configs may run"
-            warn_once(f"{problem.family}: no prediction (no timing is known)", any_may_run)
-            return tuple(range(len(configs)))
-        _log.info("%s: %d of %d configs: %s", problem, len(advice.positions), len(values), advice.reason)
+            if prior is None:
+                any_may_run = f": any of {len(configs)} configs may run"
+                warn_once(f"{problem.family}: no prediction (no timing is known)", any_may_run)
+                return tuple(range(len(configs)))
+            reason = "no timing is known: the fastest as predicted from its source"
+        _log.info("%s: %d of %d configs: %s", problem, len(advice.positions), len(values), reason)
         # Times are not known by value for configs that share one (see `values_of`): these are always tried.
         shared = {value for value, count in Counter(values).items() if count > 1}
         others = [at for at, value in enumerate(values) if value in shared and at not in advice.positions]

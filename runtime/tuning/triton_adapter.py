@@ -240,6 +240,8 @@ class Attachment:
             hash_triton()
         if is_capturing():
             raise _CapturedError(pruned[0])
+        if self._is_in(Mode.PREDICT) and self._searches() and not self._is_interpreted:
+            pruned = self._or_warn(self._compiled, pruned, kwargs) or pruned
         resets = len(pruned) == 1 and self._would_be_timed(kwargs)
         if len(pruned) > 1 and self._is_in(Mode.REFINE):
             resets = self._would_be_timed(kwargs)
@@ -273,6 +275,13 @@ class Attachment:
     def _searches(self) -> bool:
         """Return whether a model of the kernel's timings picks configs: there is no family and no `perf_model`."""
         return self._pruner is None and self.tuner.perf_model is None
+
+    def _compiled(self, configs: list[triton.Config], kwargs: Mapping[str, Any]) -> list[triton.Config]:
+        """Replace a single config, which runs untimed, by the next best until one compiles; no family checked it."""
+        given, tuning = tuple(self.tuner.nargs.values()), self._tuning
+        while tuning is not None and len(configs) == 1 and not tuning.compiled(configs[0], given, kwargs):
+            configs = tuning.more()
+        return configs
 
     def _searched(self, configs: list[triton.Config], kwargs: Mapping[str, Any]) -> list[triton.Config]:
         """Time these configs, and then those that the model of the kernel's timings proposes, until it proposes none.

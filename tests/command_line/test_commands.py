@@ -217,6 +217,16 @@ def test_predict_explains_a_family_that_was_never_measured(monkeypatch: pytest.M
     assert "none of the configs can run this problem: BLOCK=128 does not cover" in refused.stderr
 
 
+def test_a_cover_of_a_family_that_was_never_measured_names_the_way_to_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    line = f"cover {MEASURED.parent / 'softmax.py'}:RowSoftmax --device h200 --dynamic rows --range 64:66"
+    result = call(f"{line} --columns 1000")
+    assert result.exit_code == 1
+    said = words(result.stderr)
+    assert "a cover is not predicted from a kernel's source alone: the bundle has no family 'row_softmax'" in said
+    assert "(`foretune collect`, then `foretune train`), and pass it as --bundle or bundle=" in said
+
+
 def test_predict_and_cover_warn_of_a_bundle_for_another_kernel_source(tmp_path: Path) -> None:
     known = foretune.load_bundle()
     old = replace(known.trained["matmul"], origin={**known.trained["matmul"].origin, "source_hash": "0" * 16})

@@ -41,7 +41,7 @@ def test_third_party_data_without_a_registered_family_names_the_option(tmp_path:
     result = call(f"train --data {tmp_path / 'theirs'} --out {tmp_path / 'bundle'}")
     assert result.exit_code == 1
     assert "theirs has measurements of their_softmax, for which no family is registered" in words(result.stderr)
-    assert "pass --family package.module:Class" in words(result.stderr)
+    assert "pass --family package.module:Class or path/to/file.py:Class (family= in Python)" in words(result.stderr)
 
 
 def test_where_there_are_no_others_it_is_said_what_to_do(log: Path, tmp_path: Path) -> None:

@@ -96,6 +96,14 @@ def test_every_dtype_is_torchs_or_is_said_not_to_be(name: str) -> None:
     assert tensor.itemsize == Problem.of("copy", dtype=name).itemsize
 
 
+@pytest.mark.parametrize(("theirs", "ours"), [("float16", "fp16"), ("float8_e5m2", "fp8e5m2")])
+def test_a_dtype_of_torch_is_refused_with_our_name_of_it(theirs: str, ours: str) -> None:
+    torch = pytest.importorskip("torch")
+    for dtype in (getattr(torch, theirs), f"torch.{theirs}"):
+        with pytest.raises(ForetuneError, match=rf"torch\.{theirs}'? \(did you mean '{ours}'\?\)$"):
+            Problem.of("copy", dtype=dtype)
+
+
 def test_a_tensor_of_no_known_dtype_is_refused_by_name() -> None:
     with pytest.raises(ForetuneError, match=r"bias must be a tensor of bf16, .* but its dtype is complex64"):
         dtype_of_tensor("bias", SimpleNamespace(dtype="torch.complex64"))

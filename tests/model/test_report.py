@@ -19,6 +19,7 @@ from foretune.datasets import Case, ForetuneError, Problem
 from foretune.model import Forest, LightGBMRanker, StaticRanker, cross_validate, train_bundle
 from foretune.model.baselines import Rivals
 from foretune.model.contributions import tree_shap
+from foretune.model.evaluation import CAN_RISE
 from foretune.model.report import figures, make_report
 from foretune.model.report.figures import accuracy_figures
 from foretune.model.report.maps import knob_figures
@@ -163,6 +164,10 @@ def test_the_page_has_definitions_version_date_and_command(report):
         "<dt>command</dt><dd><code>foretune report --out a</code>"
         in replace(report, facts=report.facts | {"command": "foretune report --out a"}).html
     )
+
+
+def test_the_table_says_why_a_value_can_rise_with_k(report):
+    assert CAN_RISE in report.__rich__().below
 
 
 def test_devices_are_compared_only_if_there_are_several(report):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 
 import foretune
 import numpy as np
@@ -23,6 +24,9 @@ from foretune.runtime.facts.prior import (
     launch_features,
 )
 from foretune.runtime.launching.kernel import Kernel
+from foretune.runtime.tuning.one_launch import times_one
+from foretune.runtime.tuning.shortlisters import OwnShortlister
+from triton.errors import TritonError
 
 H200 = DeviceSpec.named("h200")
 PROBLEM = Problem.of("doubled", n=1 << 24, dtype="bf16")
@@ -133,7 +137,20 @@ def test_a_family_without_data_is_explained_by_the_facts_of_its_source():
 def test_an_explanation_says_what_is_outside_of_the_declared_ranges():
     found = foretune.explain(Doubled, Problem.of("doubled", n=1 << 25, dtype="bf16"), "h200", k=2)
     assert found.outside == "outside of the declared ranges: n=33554432 is not between 1024 and 16777216"
-    assert found.domain.endswith(found.outside)
+    assert str(found).count(found.outside) == 1
+
+
+@pytest.mark.compile
+def test_a_prune_logs_what_is_outside_of_the_declared_ranges(caplog):
+    pruner = foretune.prune(Doubled, k=4, device="h200")
+    with caplog.at_level("INFO", logger="foretune"):
+        for n in (1 << 24, 1 << 25):
+            assert len(pruner(Doubled.configs, {"x_ptr": torch.empty(n, device="meta"), "n": n})) == 4
+    inside, outside = caplog.messages
+    assert inside.endswith(": 24 -> 4 configs")
+    assert outside.endswith(
+        ": 24 -> 4 configs; outside of the declared ranges: n=33554432 is not between 1024 and 16777216"
+    )
 
 
 def test_contributions_of_facts_add_up_to_the_prediction():
@@ -199,3 +216,127 @@ def test_an_attached_kernel_is_searched_from_its_best_predicted_configs(toy, els
         elsewhere.launch(kernel, 1 << 20)
     timed = [config.kwargs["BLOCK"] for config, _ in bench.timed]
     assert (256 in timed[:3]) != trouble
+
+
+@pytest.fixture
+def rather_256(monkeypatch):
+    """A prior that expects a block of 256 to be the fastest, and the others to be slower the larger they are."""
+
+    def log_slowdowns(prior, kernel, arguments, configs, device):
+        return np.array([0.0 if one["BLOCK"] == 256 else one["BLOCK"] / 1000 for one in configs])
+
+    monkeypatch.setattr(Prior, "log_slowdowns", log_slowdowns)
+
+
+def attached(kernel):
+    return foretune.attach(kernel, mode="predict")
+
+
+def autotuned(kernel):
+    return foretune.autotune(kernel.configs, kernel.keys, mode="predict", do_bench=kernel._do_bench)(kernel.fn)
+
+
+@pytest.mark.compile
+@pytest.mark.usefixtures("own_cache", "disk", "rather_256")
+@pytest.mark.parametrize("tuner_of", [attached, autotuned])
+def test_in_mode_predict_the_best_predicted_config_runs_without_timing(toy, elsewhere, caplog, tuner_of):
+    bench = elsewhere.Bench()
+    with use_stub_driver(toy.H200), warnings.catch_warnings(), caplog.at_level("INFO", logger="foretune"):
+        warnings.simplefilter("error", ForetuneWarning)
+        tuner = tuner_of(elsewhere.kernel(bench))
+        elsewhere.launch(tuner, 1 << 20)
+    assert tuner.best_config.kwargs["BLOCK"] == 256
+    assert len(bench.timed) <= (times_one() and tuner_of is attached)
+    assert "1 of 8 configs: no timing is known: the fastest as predicted from its source" in caplog.text
+
+
+@pytest.mark.compile
+@pytest.mark.usefixtures("own_cache", "disk")
+@pytest.mark.parametrize("tuner_of", [attached, autotuned])
+def test_a_predicted_config_that_cannot_run_is_replaced_by_the_next_best(toy, monkeypatch, tuner_of):
+    """The first needs more shared memory than the device has, and a block of 24 does not compile."""
+    odd = triton.Config({"BLOCK_M": 24, "BLOCK_N": 16, "BLOCK_K": 16}, num_warps=4, num_stages=1)
+    configs = [toy.triton_configs()[0], toy.triton_configs()[4], odd, toy.triton_configs()[1]]
+    monkeypatch.setattr(Prior, "log_slowdowns", lambda *given: np.array([0.3, 0.0, 0.1, 0.2])[-len(given[3]) :])
+    timed = []
+
+    def bench(kernel_call, quantiles=None):
+        kernel_call()
+        timed.append(kernel_call)
+        return [1.0] * 3
+
+    def launch(configs):
+        tuner = tuner_of(toy.tuned(None, configs, do_bench=bench))
+        tuner[toy.grid](*toy.operands(), 64, 64, 64)
+        return tuner.best_config
+
+    with use_stub_driver(replace(toy.H200, smem_per_block_bytes=48 * 1024)):
+        assert launch(configs) is configs[3]
+        assert len(timed) <= (times_one() and tuner_of is attached)
+        with pytest.raises((TritonError, foretune.ForetuneError)):
+            launch(configs[1:3])
+
+
+@pytest.mark.compile
+@pytest.mark.usefixtures("own_cache", "disk", "rather_256")
+def test_ranks_that_choose_together_do_not_use_what_each_predicts(toy, elsewhere):
+    """They may see different sizes, for which the prior expects other configs to be the fastest."""
+    with use_stub_driver(toy.H200):
+        kernel = elsewhere.kernel(elsewhere.Bench())
+        shortlister = OwnShortlister(kernel, "auto", ranks=lambda: 2)
+        shortlister.mode = "predict"
+        given = {"x_ptr": torch.zeros(4096), "n": 4096, "rows": 3, "SCALE": 1}
+        problem = shortlister.problem(given)
+        shortlister.expect(problem, given)
+        with pytest.warns(ForetuneWarning, match=r"no prediction \(no timing is known\): any of 8 configs may run"):
+            assert shortlister.positions(problem, tuple(kernel.configs)) == tuple(range(8))
+
+
+def attached_family(**options):
+    return foretune.attach(triton.autotune(Doubled.configs, ["n"], **options)(double), Doubled)
+
+
+def autotuned_family(**options):
+    return foretune.autotune(Doubled.configs, ["n"], family=Doubled, **options)(double)
+
+
+def pruned_family(**options):
+    pruner = foretune.prune(Doubled, k=2)
+    tuner = triton.autotune(Doubled.configs, ["n"], {"early_config_prune": pruner}, do_bench=one_ms, **options)(double)
+    with use_stub_driver(H200):
+        tuner[(1,)](torch.zeros(4096), 4096)
+    return tuner
+
+
+def one_ms(kernel_call, quantiles=None):
+    return [1.0] * 3
+
+
+TUNERS = pytest.mark.parametrize("tuner_of", [attached_family, autotuned_family, pruned_family])
+
+
+@pytest.mark.compile
+@pytest.mark.usefixtures("own_cache", "disk")
+@TUNERS
+def test_an_autotuner_that_does_not_restore_what_is_updated_in_place_is_one_warning(tuner_of):
+    said = (
+        r"^doubled: its kernel updates x_ptr in place, and its autotuner does not restore that: tuning applies the "
+        r"kernel several times; pass restore_value=\['x_ptr'\] to the autotuner$"
+    )
+    with pytest.warns(ForetuneWarning, match=said):
+        tuner_of()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ForetuneWarning)
+        tuner_of()
+
+
+@pytest.mark.compile
+@pytest.mark.usefixtures("own_cache", "disk")
+@TUNERS
+@pytest.mark.parametrize(
+    "options", [{"restore_value": ["x_ptr"]}, {"reset_to_zero": ["x_ptr"]}, {"pre_hook": lambda *_, **__: None}]
+)
+def test_an_autotuner_that_restores_or_resets_it_is_none(tuner_of, options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ForetuneWarning)
+        tuner_of(**options)
