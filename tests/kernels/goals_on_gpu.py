@@ -216,9 +216,9 @@ def products(device: DeviceSpec, timer: Any) -> None:
         best_in_graph = min(final, key=in_graph.__getitem__)
         say(
             f"  {name:32} {times['lib']:.1f} ({in_graph['lib']:.1f}), "
-            f"{times[predicted]:.1f} ({in_graph[predicted]:.1f}), {times[best]:.1f} ({in_graph[best_in_graph]:.1f}); {times['lib'] / times[predicted]:.3f} "
-            f"({in_graph['lib'] / in_graph[predicted]:.3f}), {times['lib'] / times[best]:.3f} "
-            f"({in_graph['lib'] / in_graph[best_in_graph]:.3f})"
+            f"{times[predicted]:.1f} ({in_graph[predicted]:.1f}), {times[best]:.1f} ({in_graph[best_in_graph]:.1f}); "
+            f"{times['lib'] / times[predicted]:.3f} ({in_graph['lib'] / in_graph[predicted]:.3f}), "
+            f"{times['lib'] / times[best]:.3f} ({in_graph['lib'] / in_graph[best_in_graph]:.3f})"
         )
         for label in sorted(final, key=times.__getitem__):
             say(f"    {label:>4} {times[label]:.1f} ({in_graph[label]:.1f}) {shown(configs[int(label)])}")
