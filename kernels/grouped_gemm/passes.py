@@ -251,7 +251,7 @@ def backward(
             zero_ungrouped(dx, tile_map)  # last, because the weights of such rows are arbitrary
     if needs.w:
         assert x is not None
-        dw = _dw(step, dy, x, tile_map, indices, weights)
+        dw = _dw(step, dy, x, tile_map, group_sizes, indices, weights)
     if needs.bias:
         assert bias is not None
         dbias = bias_grads(dy, weights, tile_map, indices, step.options.permute_y, bias.dtype)
@@ -283,6 +283,7 @@ def _dw(
     dy: torch.Tensor,
     x: torch.Tensor,
     tile_map: TileMap,
+    group_sizes: torch.Tensor,
     indices: torch.Tensor | None,
     weights: torch.Tensor | None,
 ) -> torch.Tensor:
@@ -310,7 +311,7 @@ def _dw(
         x = sum_rows(x, scale=weights, indices=indices)
     dw = torch.empty((groups, n, k), dtype=x.dtype, device=x.device)
 
-    step.launch_of("grouped_gemm_dw").here((dy, x, dw, tile_map.entries))
+    step.launch_of("grouped_gemm_dw").here((dy, x, dw, tile_map.entries, group_sizes))
     return dw
 
 

@@ -21,6 +21,7 @@ from foretune.kernels.grouped_gemm.triton_kernels import (
     ragged,
     ragged_boxes,
     sorting,
+    scheduled_dw,
     specialized_dw,
     specialized_gemm,
     tiles,
@@ -57,11 +58,14 @@ def kernels_of(family):
     """(module, name) of every kernel that a launch runs or calls, found by the names in their sources."""
     homes = {
         kernel: (module, name)
-        for module in (dw, gemm, ragged, ragged_boxes, sorting, specialized_dw, specialized_gemm, tiles, warp_jobs)
+        for module in (
+            dw, gemm, ragged, ragged_boxes, scheduled_dw, sorting, specialized_dw, specialized_gemm, tiles, warp_jobs
+        )  # fmt: skip
         for name, kernel in vars(module).items()
         if isinstance(kernel, JITFunction) and kernel.fn.__module__ == module.__name__
     }
     besides = [dw.sum_partials_kernel, sorting.sorted_rows_kernel, specialized_dw.specialized_dw_kernel]
+    besides += [scheduled_dw.scheduled_dw_kernel, scheduled_dw.counting_map_kernel]
     besides = besides if family is DW else [specialized_gemm.specialized_gemm_kernel]
     found, left = set(), [family.kernel()[0], tiles.tile_map_kernel, *besides]
     while left:

@@ -84,6 +84,7 @@ def no_gluon(monkeypatch):
     for launches, name in (
         (matmul_launches, "specialized"),
         (scaled_launches, "specialized"),
+        (grouped_launches, "scheduled_dw"),
         (grouped_launches, "specialized_dw"),
         (grouped_launches, "specialized_gemm"),
     ):

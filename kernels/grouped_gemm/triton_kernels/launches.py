@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ....runtime.launching.launcher import Launcher, launch_nothing, with_scratch
 from ...launchers import Launchers, programs_of
+from ..space import chunk_rows as longest_chunk
+from ..space import is_scheduled
 from .tiles import TileMap
 
 if TYPE_CHECKING:
@@ -18,7 +20,12 @@ if TYPE_CHECKING:
     from ...launchers import Launch
 
 OVER_ROWS = Launchers(__package__, ".gemm:grouped_gemm_kernel", ".specialized_gemm:specialized_gemm_kernel")
-OF_DW = Launchers(__package__, ".dw:grouped_gemm_dw_kernel", ".specialized_dw:specialized_dw_kernel")
+OF_DW = Launchers(
+    __package__,
+    ".dw:grouped_gemm_dw_kernel",
+    ".scheduled_dw:scheduled_dw_kernel",
+    pingpong=".specialized_dw:specialized_dw_kernel",
+)
 _SUM_BLOCK = 4096
 
 
@@ -67,8 +74,9 @@ def prepare_gemm(
 def prepare_dw(rows: int, groups: int, chunk_rows: int, n: int, k: int, config: KernelConfig, sm_count: int) -> Launch:
     """Return a function that launches dW's kernels, without waiting for them, on any tensors of these sizes.
 
-    Its argument is (dy, x, dw, entries of a tile map): dy (rows, N) and x (rows, K), sorted by group, and dw
-    (groups, N, K), all of which is written, with zeros for groups without rows.
+    Its argument is (dy, x, dw, entries of a tile map, group sizes): dy (rows, N) and x (rows, K), sorted by group, and
+    dw (groups, N, K), all of which is written, with zeros for groups without rows. The group sizes are as for
+    `TileMap.build`; configs whose programs take tiles from a counter build a map with longer chunks from them.
 
     Args:
         rows: The number of rows.
@@ -79,17 +87,22 @@ def prepare_dw(rows: int, groups: int, chunk_rows: int, n: int, k: int, config: 
         config: The config.
         sm_count: The number of the GPU's SMs.
     """
+    if counts := is_scheduled(config):
+        chunk_rows = longest_chunk(rows, n, k, sm_count, per_sm=1)
     sizes = TileMap(None, rows, groups, chunk_rows)  # type: ignore[arg-type] # what every map of these sizes has
     grid = grid_of(sizes.most_chunks * -(-n // config["BLOCK_M"]), k, config, sm_count)
 
     def launch(tensors: Sequence[Any]) -> None:
-        dy, x, dw, entries = tensors
+        dy, x, dw, entries, group_sizes = tensors
         if rows == 0:  # no memory that a descriptor could point to
             dw.zero_()
         elif grid:
-            tile_map = TileMap(entries, *sizes[1:])
+            if counts:
+                tile_map = TileMap.build(group_sizes, rows, chunk_rows, counts=True)
+            else:
+                tile_map = TileMap(entries, *sizes[1:])
             partial = partial_sums(dw, tile_map)
-            prepared((dy, x, dw, partial, entries))
+            prepared((dy, x, dw, partial, tile_map.entries))
             add_partials(partial, dw, tile_map)
 
     numbers = (rows, groups, max(sizes.slots, 1), n // 8, k // 8)

@@ -6,7 +6,7 @@ which dW sums, so one map serves all configs, all projections of a layer and the
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import triton
@@ -228,14 +228,23 @@ def tile_position(tile, m_tiles, n_tiles, GROUP_M):
 _launch = Launcher(tile_map_kernel)
 
 
+@cache
+def _counting() -> Launcher:
+    """Return the launcher of the kernel that builds a map with a counter, which needs Gluon."""
+    from .scheduled_dw import counting_map_kernel
+
+    return Launcher(counting_map_kernel)
+
+
 @lru_cache(maxsize=4096)  # calls of a layer have the same sizes
-def prepared_map(rows: int, groups: int, chunk_rows: int) -> tuple[int, PreparedLaunch]:
+def prepared_map(rows: int, groups: int, chunk_rows: int, counts: bool = False) -> tuple[int, PreparedLaunch]:
     """Return the length of a tile map for these sizes, and a function that launches its computation.
 
-    The function takes (group sizes, map).
+    The function takes (group sizes, map). `counts` is as for `TileMap.build`.
     """
     grid = (groups, len(BLOCKS_M) + 1, 1)
-    return _size(rows, groups, rows // chunk_rows), _launch.prepare(
+    launcher = _counting() if counts else _launch
+    return _size(rows, groups, rows // chunk_rows), launcher.prepare(
         grid, (rows, groups, chunk_rows), LANES=_LANES, num_warps=4
     )
 
@@ -268,7 +277,9 @@ class TileMap(NamedTuple):
     chunk_rows: int  # the most rows of a group that dW sums at a time
 
     @classmethod
-    def build(cls, group_sizes: torch.Tensor, rows: int, chunk_rows: int | None = None) -> TileMap:
+    def build(
+        cls, group_sizes: torch.Tensor, rows: int, chunk_rows: int | None = None, *, counts: bool = False
+    ) -> TileMap:
         """Return the tile map of group sizes: launch the kernel that builds it, without waiting for it.
 
         Args:
@@ -276,17 +287,18 @@ class TileMap(NamedTuple):
                 (`routing_shape`), whose own map is used if it has these chunks.
             rows: The number of rows.
             chunk_rows: The maximum number of rows per chunk (`space.chunk_rows`); if omitted, no group is split.
+            counts: The map is for one launch of dW whose programs take tiles from a counter, which the map contains.
         """
         import torch
 
         groups, chunk_rows = group_sizes.shape[-1], chunk_rows or max(rows, 1)
         if group_sizes.dim() == 2:
-            if chunk_rows == max(rows, 1):
+            if chunk_rows == max(rows, 1) and not counts:
                 return cls(group_sizes, rows, groups, chunk_rows)
             group_sizes = sizes_of(group_sizes)
         if group_sizes.dtype != torch.int32:
             group_sizes = group_sizes.to(torch.int32)
-        size, launch = prepared_map(rows, groups, chunk_rows)
+        size, launch = prepared_map(rows, groups, chunk_rows, counts)
         entries = group_sizes.new_empty(size)
         launch((group_sizes, entries))
         return cls(entries, rows, groups, chunk_rows)
