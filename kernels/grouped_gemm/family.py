@@ -16,7 +16,18 @@ from ..gemm_family import Binaries, Configs, Groups, MeasuredFamily, RangedFamil
 from ..numerics import instruction_of, product_class
 from .features import feature_groups, feature_names
 from .group_sizes import plausible_problems
-from .space import DW, PERMUTATIONS, Ranges, Variant, full_space, is_scheduled, knobs_of, smem_bytes, values_of, wrong_tile
+from .space import (
+    DW,
+    PERMUTATIONS,
+    Ranges,
+    Variant,
+    full_space,
+    is_scheduled,
+    knobs_of,
+    smem_bytes,
+    values_of,
+    wrong_tile,
+)
 
 DTYPES = ("bf16", "fp16", "fp32")
 #: The largest number of groups that is accepted; no known model has a tenth as many experts.

@@ -3,9 +3,8 @@
 - products: dense products, of 16-bit operands and of fp8 with one scale per tensor, with the predicted config, the best
   of many (also outside of the space: SPLIT_K of any number), and cuBLAS. First all configs in few rounds with a cold
   L2, then the fastest again; the last two columns are times in CUDA graphs, where kernels follow each other.
-- skew: dW, forward and dX of experts of which one is hot, relative to equal groups, with other lengths of dW's chunks.
-- scheduled: dW by `scheduled_dw.py`, whose programs take tiles from a counter, next to the kernel of today, in a
-  process of its own with a time limit, because a wrong barrier would hang.
+- skew: the grouped GEMMs with unequal groups relative to equal ones, and dW by `scheduled_dw.py`, whose programs take
+  tiles from a counter, next to the kernel with a fixed number of tiles per program.
 - quantizing: the kernels that quantize along rows, next to eager PyTorch.
 
 Configs are compiled by all cores first. `--dry` counts the configs without a GPU.
@@ -16,14 +15,15 @@ from __future__ import annotations
 import os
 import random
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from multiprocessing import get_context
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -31,9 +31,9 @@ from configs_on_gpu import configs_of
 from foretune.datasets import DeviceSpec, KernelConfig, Problem
 from foretune.kernels import find_measurable
 from foretune.kernels.grouped_gemm.group_sizes import drawn_sizes
-from foretune.kernels.grouped_gemm.space import cdiv, chunk_rows
-from foretune.kernels.grouped_gemm.triton_kernels.launches import add_partials, partial_sums, prepare_dw
-from foretune.kernels.grouped_gemm.triton_kernels.tiles import TileMap
+from foretune.kernels.grouped_gemm.space import cdiv, chunk_rows, is_scheduled
+from foretune.kernels.grouped_gemm.triton_kernels import launches as of_dw
+from foretune.kernels.launchers import Launchers
 from foretune.kernels.matmul.space import KNOBS
 from foretune.kernels.registry import comparison_of
 from foretune.runtime import use_stub_driver
@@ -56,8 +56,11 @@ SCALED_TILES = [
     *((256, n, 8, s) for n, s in ((32, 5), (64, 5), (128, 4))),
 ]
 #: Groups, rows, N, K.
-LAYERS = [(64, 65536, 2048, 1408), (64, 65536, 2816, 2048), (128, 65536, 1536, 2048), (32, 65536, 1536, 4096)]
-DIVISORS = (2, 3, 4, 5, 6, 7, 8, 10, 12)
+LAYERS = [
+    (64, 65536, 2048, 1408), (64, 65536, 2816, 2048), (128, 65536, 1536, 2048), (32, 65536, 1536, 4096),
+    (64, 65536, 2048, 1024), (32, 8192, 7168, 2048), (128, 16384, 2816, 4096),
+]  # fmt: skip
+ROUTINGS = ("balanced", "uniform", "zipf", "hot", "hot128")
 
 
 def say(text: str) -> None:
@@ -234,74 +237,85 @@ def sizes_of(routing: str, rows: int, groups: int) -> tuple[int, ...]:
     return (rows - least * (groups - 1), *(least for _ in range(groups - 1)))
 
 
+def fixed(config: KernelConfig, *sizes: int) -> Callable[[Any], None]:
+    """A launch by the kernel with a fixed number of tiles per program, for a config that takes them from a counter."""
+    always = Launchers(of_dw.__package__, ".dw:grouped_gemm_dw_kernel", ".specialized_dw:specialized_dw_kernel")
+    with mock.patch.object(of_dw, "OF_DW", always), mock.patch.object(of_dw, "is_scheduled", return_value=False):
+        return of_dw.prepare_dw(*sizes[:-1], config, sizes[-1])
+
+
 def skew(device: DeviceSpec, timer: Any) -> None:
-    family = find_measurable("grouped_gemm_dw")
+    """Print times with unequal groups over those with equal ones, and of dW with fixed tiles over a counter."""
     jobs = []
     for which, (groups, rows, n, k) in product(("fwd", "dx", "dw"), LAYERS):
         one = find_measurable(f"grouped_gemm_{which}")
         problem = Problem.of(one.name, groups=groups, rows=rows, n=n, k=k)
-        jobs += [(one.name, config, problem, device) for _, config in configs_of(one, which)]
+        jobs += [(one.name, config, problem, device) for _, config in chosen_of(which, problem, device)]
     compiled(jobs)
     if DRY:
         return
-    for groups, rows, n, k in LAYERS:
-        dims = {"groups": groups, "rows": rows, "n": n, "k": k}
-        tiles = cdiv(n, 128) * cdiv(k, 256)
-        lengths = {d: min(cdiv(cdiv(rows * tiles, d * device.sm_count), 128) * 128, rows) for d in DIVISORS}
-        lengths[1000] = rows  # no chunks
-        now = chunk_rows(rows, n, k, device.sm_count)
-        made = {"device": "cuda", "dtype": torch.bfloat16}
-        dy, x, dw = torch.randn(rows, n, **made), torch.randn(rows, k, **made), torch.empty(groups, n, k, **made)
-        say(f"dW {groups} x {n} x {k}: us; chunks of {now} today; chunks of (a share of an SM's work: rows) {lengths}")
-        chosen = dict(configs_of(family, "dw"))
-        chosen["predicted"] = make_shortlist(family, Problem.of(family.name, **dims), device, k=1).configs[0]
-        exact: dict[str, torch.Tensor] = {}
-        for label, config in chosen.items():
-            if label.startswith(("128x256x64 s3", "256x128x32")):
-                continue
-            launches, kept = {}, []
-            for routing in ("balanced", "uniform", "zipf", "hot", "hot128"):
-                sizes = torch.tensor(sizes_of(routing, rows, groups), dtype=torch.int32, device="cuda")
-                for divisor, length in {0: now, **lengths}.items():
-                    tile_map = TileMap.build(sizes, rows, length)
-                    launch = prepare_dw(rows, groups, length, n, k, config, device.sm_count)
-                    launches[f"{routing} {divisor}"] = partial(launch, (dy, x, dw, tile_map.entries))
-                    launches[f"{routing} {divisor}"]()
-                    found = dw[:, ::37, ::41].double()
-                    error = float((found - exact.setdefault(routing, found)).norm() / found.norm())
-                    if not error < 1e-2:
-                        say(f"    {label} {routing} {divisor}: wrong by {error}")
-                    kept.append(tile_map)
-                if routing == "hot" and label == "predicted":
-                    tile_map = TileMap.build(sizes, rows, now)
-                    partials = partial_sums(dw, tile_map)
-                    launches["sums 0"] = partial(add_partials, partials, dw, tile_map)
-            times = times_of(launches, timer, 5, 2)
-            say(f"  {label} {config if label == 'predicted' else ''}")
-            for routing in dict.fromkeys(name.split()[0] for name in times):
-                line = {int(name.split()[1]): us for name, us in times.items() if name.split()[0] == routing}
-                over = ", ".join(f"{d}: {us / times['balanced 0']:.3f}" for d, us in line.items() if d)
-                say(f"    {routing:9} {line[0]:.0f} us {line[0] / times['balanced 0']:.3f}; {over}")
-        del dy, x, dw
+    gains: dict[tuple[str, str], list[float]] = {}
+    for which, (groups, rows, n, k) in product(("dw", "fwd", "dx"), LAYERS):
+        family, dims = find_measurable(f"grouped_gemm_{which}"), {"groups": groups, "rows": rows, "n": n, "k": k}
+        most = chunk_rows(rows, n, k, device.sm_count)
+        ways: dict[str, Callable[[], Any]] = {}
+        for routing in ROUTINGS:
+            problem = Problem.of(family.name, ragged={"rows": sizes_of(routing, rows, groups)}, **dims)
+            inputs = family.inputs(problem, device)
+            reference = None
+            for label, config in chosen_of(which, problem, device):
+                ways[f"{label}/{routing}"] = partial(family.launch, inputs, config)
+                if which == "dw" and is_scheduled(config):
+                    tensors = inputs.left, inputs.right, inputs.out, inputs.tile_map.entries, inputs.group_sizes
+                    launch = fixed(config, rows, groups, most, n, k, device.sm_count)
+                    ways[f"{label} fixed/{routing}"] = partial(launch, tensors)
+                for name in (f"{label}/{routing}", f"{label} fixed/{routing}"):
+                    if name in ways:
+                        inputs.out.fill_(float("nan"))
+                        ways[name]()
+                        found = inputs.out.flatten()[::997].double()
+                        reference = found if reference is None else reference
+                        error = float((found - reference).norm() / reference.norm())
+                        if not error < 1e-2:
+                            say(f"    {name}: wrong by {error}")
+        times = times_of(ways, timer, 7, 2)
+        best: dict[str, dict[str, float]] = {}
+        say(f"{which} {groups} x {n} x {k}, {rows} rows: us if balanced; {', '.join(ROUTINGS[1:])} over it")
+        for label in dict.fromkeys(name.partition("/")[0] for name in times):
+            line = [times[f"{label}/{routing}"] for routing in ROUTINGS]
+            say(f"  {line[0]:.0f} us: {', '.join(f'{us / line[0]:.3f}' for us in line[1:])} {label}")
+            for routing, us in zip(ROUTINGS, line, strict=True):
+                kind = "fixed" if label.endswith("fixed") or "pingpong" in label else "counter"
+                best.setdefault(routing, {}).setdefault(kind, us)
+                best[routing][kind] = min(best[routing][kind], us)
+                if label.endswith(" fixed"):
+                    gains.setdefault(("same config", routing), []).append(us / times[f"{label[:-6]}/{routing}"])
+        if which == "dw":
+            base = min(best["balanced"].values())
+            for routing, us in best.items():
+                gains.setdefault(("best config", routing), []).append(us["fixed"] / us["counter"])
+                say(f"    best {routing}: fixed {us['fixed'] / base:.3f}, counter {us['counter'] / base:.3f}")
+        del inputs, ways
         torch.cuda.empty_cache()
-    for which, (groups, rows, n, k) in product(("fwd", "dx"), LAYERS[:2]):
-        one, dims = find_measurable(f"grouped_gemm_{which}"), {"groups": groups, "rows": rows, "n": n, "k": k}
-        chosen = dict(configs_of(one, which))
-        chosen["predicted"] = make_shortlist(one, Problem.of(one.name, **dims), device, k=1).configs[0]
-        launches = {}
-        for routing in ("balanced", "uniform", "hot", "hot128"):
-            sizes = sizes_of(routing, rows, groups)
-            inputs = one.inputs(Problem.of(one.name, ragged={"rows": sizes}, **dims), device)
-            for label, config in chosen.items():
-                launches[f"{label}/{routing}"] = partial(one.launch, inputs, config)
-                launches[f"{label}/{routing}"]()
-        times = times_of(launches, timer, 5, 2)
-        say(f"{which} {groups} x {n} x {k}: us if balanced; uniform, hot, hot128 relative to it")
-        for label in chosen:
-            base = times[f"{label}/balanced"]
-            over = ", ".join(f"{times[f'{label}/{r}'] / base:.3f}" for r in ("uniform", "hot", "hot128"))
-            say(f"  {base:.0f} us: {over} {label} {chosen[label] if label == 'predicted' else ''}")
-        torch.cuda.empty_cache()
+        if which == "dw" and (groups, rows, n, k) == LAYERS[-1]:
+            for (kind, routing), found in gains.items():
+                say(f"fixed over counter, {kind}, {routing}: mean {statistics.geometric_mean(found):.3f}, "
+                    f"least {min(found):.3f}, of {len(found)}")  # fmt: skip
+
+
+def chosen_of(which: str, problem: Problem, device: DeviceSpec) -> list[tuple[str, KernelConfig]]:
+    """The predicted config, and for dW those whose groups share a tile or take tiles in turns."""
+    family = find_measurable(problem.family)
+    known = configs_of(family, "dw") if which == "dw" else ()
+    found = [(label, config) for label, config in known if config["CONSUMERS"]]
+    predicted = make_shortlist(family, replace(problem, ragged=None), device, k=1).configs[0]
+    return [*found, (f"predicted {tile_of(predicted)}", predicted)]
+
+
+def tile_of(config: KernelConfig) -> str:
+    """The tile of a config and whether its groups take tiles in turns, as text."""
+    text = "x".join(str(config[f"BLOCK_{axis}"]) for axis in "MNK")
+    return f"{text} g{config['GROUP_M']}" + " ws" * bool(config["CONSUMERS"]) + " pingpong" * config["PINGPONG"]
 
 
 def quantizing(device: DeviceSpec, timer: Any) -> None:
@@ -344,73 +358,8 @@ def quantizing(device: DeviceSpec, timer: Any) -> None:
         torch.cuda.empty_cache()
 
 
-def scheduled(device: DeviceSpec, timer: Any) -> None:
-    """Print dW's times with tiles from a counter, for several chunks, relative to today's kernel on equal groups."""
-    if DRY:
-        return
-    if "--here" not in sys.argv:
-        command = [sys.executable, __file__, "scheduled", "--here"]
-        try:
-            subprocess.run(command, check=False, timeout=60)
-        except subprocess.TimeoutExpired:
-            say("the scheduled kernel hangs, or takes over 60 s")
-        return
-    from foretune.kernels.grouped_gemm.triton_kernels.scheduled_dw import scheduled_dw_kernel
-    from foretune.runtime.launching.launcher import Launcher, with_scratch
-
-    launcher = Launcher(scheduled_dw_kernel)
-    family = find_measurable("grouped_gemm_dw")
-    for groups, rows, n, k in LAYERS:
-        made = {"device": "cuda", "dtype": torch.bfloat16}
-        dy, x, dw = torch.randn(rows, n, **made), torch.randn(rows, k, **made), torch.empty(groups, n, k, **made)
-        now, tiles = chunk_rows(rows, n, k, device.sm_count), cdiv(n, 128) * cdiv(k, 256)
-        lengths = {"now": now}
-        for divisor in (1, 2, 3):
-            lengths[f"1/{divisor}"] = min(cdiv(cdiv(rows * tiles, divisor * device.sm_count), 128) * 128, rows)
-        for label, config in configs_of(family, "dw"):
-            if not config["CONSUMERS"]:
-                continue
-            launches, kept = {}, []
-            for routing in ("balanced", "uniform", "zipf", "hot", "hot128"):
-                sizes = torch.tensor(sizes_of(routing, rows, groups), dtype=torch.int32, device="cuda")
-                tile_map = TileMap.build(sizes, rows, now)
-                today = prepare_dw(rows, groups, now, n, k, config, device.sm_count)
-                launches[f"{routing} today"] = partial(today, (dy, x, dw, tile_map.entries))
-                launches[f"{routing} today"]()
-                expected = dw.clone()
-                for name, length in lengths.items():
-                    tile_map = TileMap.build(sizes, rows, length)
-                    numbers = (rows, groups, max(tile_map.slots, 1), n // 8, k // 8)
-                    prepared = with_scratch(
-                        launcher.prepare((device.sm_count, 1, 1), numbers, config, STAGES=config.num_stages)
-                    )
-                    counter = torch.zeros(1, dtype=torch.int32, device="cuda")
-
-                    def run(tile_map=tile_map, prepared=prepared, counter=counter, dw=dw, dy=dy, x=x) -> None:
-                        counter.zero_()
-                        partials = partial_sums(dw, tile_map)
-                        prepared((dy, x, dw, partials, tile_map.entries, counter))
-                        add_partials(partials, dw, tile_map)
-
-                    dw.fill_(float("nan"))
-                    run()
-                    error = float((dw.float() - expected.float()).norm() / expected.float().norm())
-                    if not error < 1e-2 or (name == "now" and not torch.equal(dw, expected)):
-                        say(f"    {label} {routing} {name}: wrong by {error}")
-                    launches[f"{routing} {name}"] = run
-                    kept.append(tile_map)
-            times = times_of(launches, timer, 5, 2)
-            base = times["balanced today"]
-            say(f"scheduled dW {groups} x {n} x {k} {label}, over {base:.0f} us; chunks {lengths}")
-            for routing in dict.fromkeys(name.split()[0] for name in times):
-                line = {name.split()[1]: us for name, us in times.items() if name.split()[0] == routing}
-                say(f"    {routing:9} {', '.join(f'{name} {us / base:.3f}' for name, us in line.items())}")
-        del dy, x, dw
-        torch.cuda.empty_cache()
-
-
 def main() -> None:
-    parts = {"quantizing": quantizing, "products": products, "skew": skew, "scheduled": scheduled}
+    parts = {"quantizing": quantizing, "products": products, "skew": skew}
     chosen = [name for name in sys.argv[1:] if name in parts] or list(parts)
     if DRY:
         device, timer = DeviceSpec.named("h100"), None

@@ -200,6 +200,8 @@ COUNTED = [((0, 3000, 1, 0, 129, 5000, 70, 0), 264, 520), ((5, 0), 8, 16), ((40,
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("tile", [(128, 256), (256, 128)], ids=named)
 def test_tiles_from_a_counter_are_right_and_the_same_in_any_order(tile, dtype, device):
+    import torch
+
     one = specialized(DW, 0, *tile, 4)
     if reason := DW.supports(one, problem(DW, dtype=dtype), device):
         pytest.skip(reason)

@@ -20,8 +20,8 @@ from foretune.kernels.grouped_gemm.triton_kernels import (
     gemm,
     ragged,
     ragged_boxes,
-    sorting,
     scheduled_dw,
+    sorting,
     specialized_dw,
     specialized_gemm,
     tiles,
@@ -30,6 +30,7 @@ from foretune.runtime.launching.source_hash import structure, undisturbed
 from grouped import DW, DX, FAMILIES, FORWARD
 from triton.runtime.jit import JITFunction
 
+MODULES = (dw, gemm, ragged, ragged_boxes, scheduled_dw, sorting, specialized_dw, specialized_gemm, tiles, warp_jobs)
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 
 
@@ -58,9 +59,7 @@ def kernels_of(family):
     """(module, name) of every kernel that a launch runs or calls, found by the names in their sources."""
     homes = {
         kernel: (module, name)
-        for module in (
-            dw, gemm, ragged, ragged_boxes, scheduled_dw, sorting, specialized_dw, specialized_gemm, tiles, warp_jobs
-        )  # fmt: skip
+        for module in MODULES
         for name, kernel in vars(module).items()
         if isinstance(kernel, JITFunction) and kernel.fn.__module__ == module.__name__
     }

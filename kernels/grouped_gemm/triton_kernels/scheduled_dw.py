@@ -25,7 +25,7 @@ from .tiles import load_chunk, load_chunk_count, tile_map_kernel, tile_position
 # Where the tile map, whose header has a free entry, holds the number of tiles that were taken beyond the first of each
 # program.
 _COUNTER = gl.constexpr(7)
-_FIELDS = gl.constexpr(5)  # of an entry of the queue: steps (0 after the last tile), m, n, matrix, whether it is partial
+_FIELDS = gl.constexpr(5)  # of a tile in the queue: steps (0 after the last tile), m, n, matrix, whether it is partial
 
 
 @triton.jit(do_not_specialize=["rows", "groups", "chunk_rows"])
