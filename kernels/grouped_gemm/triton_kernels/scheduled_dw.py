@@ -59,6 +59,7 @@ def scheduled_dw_kernel(
     CONSUMERS: gl.constexpr,
     PINGPONG: gl.constexpr,  # False
     STAGES: gl.constexpr,
+    COUNTS: gl.constexpr = 2,
 ):
     """Compute all tiles of all chunks; each program starts with tile number program_id(0).
 
@@ -97,7 +98,7 @@ def scheduled_dw_kernel(
         [
             (_multiply, (of_group, ROWS, BLOCK_N, STAGES, QUEUE, 0)),
             (_multiply, (of_group, ROWS, BLOCK_N, STAGES, QUEUE, 1)),
-            (_load, (of_loading, ROWS, BLOCK_N, BLOCK_K, STAGES, QUEUE)),
+            (_load, (of_loading, ROWS, BLOCK_N, BLOCK_K, STAGES, QUEUE, COUNTS)),
         ],
         [4, 1],
         [240, 24],
@@ -112,6 +113,7 @@ def _load(
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
     QUEUE: gl.constexpr,
+    COUNTS: gl.constexpr,
 ):
     """Run the loading warp: take tiles until there are none, queue them, and load their steps into empty stages.
 
@@ -122,6 +124,8 @@ def _load(
     n_tiles = gl.cdiv(K, BLOCK_N)
     chunk_tiles = m_tiles * n_tiles
     tiles = load_chunk_count(map_ptr) * chunk_tiles
+    of_warp: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    lanes = gl.arange(0, 32, layout=of_warp)
     step = 0
     turn = 0
     tile = gl.program_id(0)
@@ -134,7 +138,14 @@ def _load(
         matrix = gl.where(slot >= 0, slot * 2, group)
         _put(queue, queued, turn, QUEUE, _steps_of(row, row_end, BLOCK_K), m, n, matrix, is_partial)
         turn += 1
-        tile = gl.num_programs(0) + gl.atomic_add(map_ptr + _COUNTER, 1, sem="relaxed")
+        if COUNTS == 0:
+            tile += gl.num_programs(0)
+        if COUNTS == 1:
+            tile = gl.num_programs(0) + gl.atomic_add(map_ptr + _COUNTER, 1, sem="relaxed")
+        if COUNTS == 2:
+            taken = gl.atomic_add(
+                map_ptr + _COUNTER + lanes * 0, gl.full([32], 1, gl.int32, of_warp), mask=lanes == 0, sem="relaxed"
+            )
         for r in range(row, gl.maximum(row_end, row + 1), BLOCK_K):
             stage = step % STAGES
             is_full = full.index(stage)
@@ -144,6 +155,8 @@ def _load(
                 load_ragged(dy_desc, r, row_end, m + part * ROWS, is_full, dy_tiles.index(stage * 2 + part))
             load_ragged(x_desc, r, row_end, n, is_full, x_tiles.index(stage))
             step += 1
+        if COUNTS == 2:
+            tile = gl.num_programs(0) + gl.sum(gl.where(lanes == 0, taken, 0), 0)
     _put(queue, queued, turn, QUEUE, 0, 0, 0, 0, 0)
 
 
