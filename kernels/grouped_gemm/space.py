@@ -16,6 +16,7 @@ from ..config_limits import (
     KnobValues,
     accumulator_registers,
     exchange_bytes,
+    no_consumers,
     programs_that_fit,
     spilled,
     with_ranges,
@@ -103,21 +104,24 @@ def chunk_rows(rows: int, n: int, k: int, sm_count: int, *, per_sm: int = 6) -> 
     SMs busy. The result depends only on values that the host knows. If N x K is large no group is split, because its
     tiles alone balance the SMs.
 
-    Args:
-        rows: The number of rows.
-        n: N.
-        k: K.
-        sm_count: The number of the GPU's SMs.
-        per_sm: The number of chunks in the average work of an SM; 1 if programs take tiles from a counter.
-
     >>> chunk_rows(65536, 1536, 2048, 132), chunk_rows(65536, 14336, 4096, 132)
     (8064, 65536)
-    >>> chunk_rows(65536, 1536, 2048, 132, per_sm=1)
-    47744
     """
     tiles = cdiv(n, 128) * cdiv(k, 256)
     share = cdiv(rows * tiles, per_sm * sm_count)
     return min(max(cdiv(share, _MULTIPLE) * _MULTIPLE, _LEAST_ROWS), max(rows, 1))
+
+
+def chunks_of(rows: int, n: int, k: int, dtype: str, device: DeviceSpec) -> tuple[int, int]:
+    """Return the most rows of dW's chunks in kernels with a fixed number of tiles per program, and with a counter.
+
+    The latter is 0 where no config has a counter.
+    >>> chunks_of(65536, 1536, 2048, "bf16", DeviceSpec.named("h100"))
+    (8064, 47744)
+    """
+    counts = dtype != "fp32" and no_consumers({"CONSUMERS": 2}, device) is None
+    short, long = (chunk_rows(rows, n, k, device.sm_count, per_sm=parts) for parts in (6, 1))
+    return short, long if counts else 0
 
 
 def is_scheduled(config: Knobs) -> bool:
@@ -164,8 +168,7 @@ _OVER_ROWS = {(1, 128, 128): (5,), (0, 128, 256): (4,)}
 _OF_DW = {(1, 128, 128): (4, 5), (0, 128, 256): (4,), (0, 256, 128): (4,)}
 # Knobs that CONSUMERS > 0 fixes; it also requires all TMA knobs to be 1.
 _DECIDED = {"BLOCK_K": 64, "PROGRAMS_PER_SM": 1, "num_warps": 4}
-# Shared memory of the queue of tiles in scheduled_dw.py, as allocated.
-_QUEUE_BYTES = 208
+_QUEUE_BYTES = 104  # of scheduled_dw.py, as allocated
 # Shared memory and registers of an SM of sm_90 and sm_100, the largest that exist, for which the space is laid out.
 _SM_SMEM_BYTES, _SM_REGISTERS = 228 * 1024, 65536
 

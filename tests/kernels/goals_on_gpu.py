@@ -31,7 +31,7 @@ from configs_on_gpu import configs_of
 from foretune.datasets import DeviceSpec, KernelConfig, Problem
 from foretune.kernels import find_measurable
 from foretune.kernels.grouped_gemm.group_sizes import drawn_sizes
-from foretune.kernels.grouped_gemm.space import cdiv, chunk_rows, is_scheduled
+from foretune.kernels.grouped_gemm.space import cdiv, is_scheduled
 from foretune.kernels.grouped_gemm.triton_kernels import launches as of_dw
 from foretune.kernels.launchers import Launchers
 from foretune.kernels.matmul.space import KNOBS
@@ -58,11 +58,8 @@ SCALED_TILES = [
 #: Groups, rows, N, K.
 LAYERS = [
     (64, 65536, 2048, 1408), (64, 65536, 2816, 2048), (128, 65536, 1536, 2048), (32, 65536, 1536, 4096),
-    (64, 65536, 2048, 1024), (32, 8192, 7168, 2048), (128, 16384, 2816, 4096),
-]  # fmt: skip
-MORE = [
-    *LAYERS, (8, 8192, 28672, 4096), (128, 65536, 2048, 768), (60, 16384, 2816, 2048), (16, 4096, 2816, 2048),
-    (64, 4096, 2048, 1024),
+    (64, 65536, 2048, 1024), (32, 8192, 7168, 2048), (128, 16384, 2816, 4096), (8, 8192, 28672, 4096),
+    (128, 65536, 2048, 768), (60, 16384, 2816, 2048), (16, 4096, 2816, 2048), (64, 4096, 2048, 1024),
 ]  # fmt: skip
 ROUTINGS = ("balanced", "uniform", "zipf", "hot", "hot128")
 
@@ -241,16 +238,12 @@ def sizes_of(routing: str, rows: int, groups: int) -> tuple[int, ...]:
     return (rows - least * (groups - 1), *(least for _ in range(groups - 1)))
 
 
-def fixed(config: KernelConfig, *sizes: int) -> Callable[[Any], None]:
+def fixed(config: KernelConfig, inputs: Any, n: int, k: int, sm_count: int) -> Callable[[], None]:
     """A launch by the kernel with a fixed number of tiles per program, for a config that takes them from a counter."""
     always = Launchers(of_dw.__package__, ".dw:grouped_gemm_dw_kernel", ".specialized_dw:specialized_dw_kernel")
-    constants = {"STAGES": config.num_stages}
-    with (
-        mock.patch.object(of_dw, "OF_DW", always),
-        mock.patch.object(of_dw, "is_scheduled", return_value=False),
-        mock.patch.object(of_dw, "constants", return_value=constants),
-    ):
-        return of_dw.prepare_dw(*sizes[:-1], config, sizes[-1])
+    with mock.patch.object(of_dw, "OF_DW", always), mock.patch.object(of_dw, "is_scheduled", return_value=False):
+        launch = of_dw.prepare_dw(inputs.tile_map, n, k, config, sm_count)
+    return partial(launch, (inputs.left, inputs.right, inputs.out, inputs.tile_map.entries))
 
 
 def skew(device: DeviceSpec, timer: Any) -> None:
@@ -264,9 +257,8 @@ def skew(device: DeviceSpec, timer: Any) -> None:
     if DRY:
         return
     gains: dict[tuple[str, str], list[float]] = {}
-    for which, (groups, rows, n, k) in product(("dw", "fwd", "dx"), LAYERS):
+    for which, (groups, rows, n, k) in [*product(("dw",), LAYERS), *product(("fwd", "dx"), LAYERS[:4])]:
         family, dims = find_measurable(f"grouped_gemm_{which}"), {"groups": groups, "rows": rows, "n": n, "k": k}
-        most = chunk_rows(rows, n, k, device.sm_count)
         ways: dict[str, Callable[[], Any]] = {}
         for routing in ROUTINGS:
             problem = Problem.of(family.name, ragged={"rows": sizes_of(routing, rows, groups)}, **dims)
@@ -275,9 +267,7 @@ def skew(device: DeviceSpec, timer: Any) -> None:
             for label, config in chosen_of(which, problem, device):
                 ways[f"{label}/{routing}"] = partial(family.launch, inputs, config)
                 if which == "dw" and is_scheduled(config):
-                    tensors = inputs.left, inputs.right, inputs.out, inputs.tile_map.entries, inputs.group_sizes
-                    launch = fixed(config, rows, groups, most, n, k, device.sm_count)
-                    ways[f"{label} fixed/{routing}"] = partial(launch, tensors)
+                    ways[f"{label} fixed/{routing}"] = fixed(config, inputs, n, k, device.sm_count)
                 for name in (f"{label}/{routing}", f"{label} fixed/{routing}"):
                     if name in ways:
                         inputs.out.fill_(float("nan"))
@@ -310,70 +300,6 @@ def skew(device: DeviceSpec, timer: Any) -> None:
             for (kind, routing), found in gains.items():
                 say(f"fixed over counter, {kind}, {routing}: mean {statistics.geometric_mean(found):.3f}, "
                     f"least {min(found):.3f}, of {len(found)}")  # fmt: skip
-
-
-def variants(device: DeviceSpec, timer: Any) -> None:
-    """dW by the fixed kernel, by the queue with fixed tiles (q), and by the counter (c1, c2 without a broadcast)."""
-    family = find_measurable("grouped_gemm_dw")
-    configs = [(label, config) for label, config in configs_of(family, "dw") if config["CONSUMERS"]]
-    over: dict[tuple[str, str], list[float]] = {}
-    routings = ("balanced", "zipf", "hot")
-    for groups, rows, n, k in MORE:
-        most = chunk_rows(rows, n, k, device.sm_count)
-        dims = {"groups": groups, "rows": rows, "n": n, "k": k}
-        ways: dict[str, Callable[[], Any]] = {}
-        for routing in routings:
-            problem = Problem.of(family.name, ragged={"rows": sizes_of(routing, rows, groups)}, **dims)
-            inputs = family.inputs(problem, device)
-            tensors = inputs.left, inputs.right, inputs.out, inputs.tile_map.entries, inputs.group_sizes
-            reference = None
-            for label, config in configs:
-                kinds: dict[str, Callable[[Any], None]] = {}
-                told = rows, groups, most, n, k
-                if not is_scheduled(config):
-                    kinds["fixed"] = of_dw.prepare_dw(*told, config, device.sm_count)
-                else:
-                    kinds["fixed"] = fixed(config, *told, device.sm_count)
-                    for counts in (0, 1, 2):
-                        constants = {"STAGES": config.num_stages, "COUNTS": counts}
-                        with (
-                            mock.patch.object(of_dw, "constants", return_value=constants),
-                            mock.patch.object(of_dw, "is_scheduled", return_value=counts > 0),
-                        ):
-                            kinds[("q", "c1", "c2")[counts]] = of_dw.prepare_dw(*told, config, device.sm_count)
-                for kind, launch in kinds.items():
-                    inputs.out.fill_(float("nan"))
-                    launch(tensors)
-                    found = inputs.out.flatten()[::997].double()
-                    reference = found if reference is None else reference
-                    error = float((found - reference).norm() / reference.norm())
-                    if not error < 1e-2:
-                        say(f"    {label} {kind} {routing}: wrong by {error}")
-                    ways[f"{label}/{kind}/{routing}"] = partial(launch, tensors)
-            if routing == "balanced":
-                build = partial(of_dw.TileMap.build, inputs.group_sizes, rows, most, counts=True)
-                ways["map/map/balanced"] = build
-        times = times_of(ways, timer, 9, 2)
-        say(f"variants {groups} x {n} x {k}, {rows} rows: fixed us; q, c1, c2 over it; "
-            f"map {times.pop('map/map/balanced'):.1f} us")  # fmt: skip
-        best: dict[tuple[str, str], float] = {}
-        for name, us in times.items():
-            label, kind, routing = name.split("/")
-            best[kind, routing] = min(best.get((kind, routing), us), us)
-            if kind == "fixed":
-                ratios = {other: times.get(f"{label}/{other}/{routing}", 0) / us for other in ("q", "c1", "c2")}
-                say(f"  {routing:9} {us:6.0f} {', '.join(f'{r:.3f}' for r in ratios.values())} {label}")
-                for other, ratio in ratios.items():
-                    if ratio:
-                        over.setdefault((other, routing), []).append(ratio)
-        for routing in routings:
-            text = ", ".join(f"{kind} {best[kind, routing]:.0f}" for kind in ("fixed", "q", "c1", "c2"))
-            say(f"  best {routing}: {text}")
-        del inputs, ways, tensors
-        torch.cuda.empty_cache()
-    for (kind, routing), found in over.items():
-        say(f"{kind} over fixed, {routing}: mean {statistics.geometric_mean(found):.3f}, "
-            f"most {max(found):.3f}, least {min(found):.3f}")  # fmt: skip
 
 
 def chosen_of(which: str, problem: Problem, device: DeviceSpec) -> list[tuple[str, KernelConfig]]:
@@ -432,7 +358,7 @@ def quantizing(device: DeviceSpec, timer: Any) -> None:
 
 
 def main() -> None:
-    parts = {"quantizing": quantizing, "products": products, "skew": skew, "variants": variants}
+    parts = {"quantizing": quantizing, "products": products, "skew": skew}
     chosen = [name for name in sys.argv[1:] if name in parts] or list(parts)
     if DRY:
         device, timer = DeviceSpec.named("h100"), None

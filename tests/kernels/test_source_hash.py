@@ -17,6 +17,7 @@ from foretune.datasets.contents import kernel_sources, other_sources
 from foretune.kernels import find_family, warp_jobs
 from foretune.kernels.grouped_gemm.triton_kernels import (
     dw,
+    dw_map,
     gemm,
     ragged,
     ragged_boxes,
@@ -30,7 +31,8 @@ from foretune.runtime.launching.source_hash import structure, undisturbed
 from grouped import DW, DX, FAMILIES, FORWARD
 from triton.runtime.jit import JITFunction
 
-MODULES = (dw, gemm, ragged, ragged_boxes, scheduled_dw, sorting, specialized_dw, specialized_gemm, tiles, warp_jobs)
+MODULES = (dw, dw_map, gemm, ragged, ragged_boxes, scheduled_dw, sorting, specialized_dw, specialized_gemm, tiles)
+MODULES += (warp_jobs,)
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 
 
@@ -64,7 +66,7 @@ def kernels_of(family):
         if isinstance(kernel, JITFunction) and kernel.fn.__module__ == module.__name__
     }
     besides = [dw.sum_partials_kernel, sorting.sorted_rows_kernel, specialized_dw.specialized_dw_kernel]
-    besides += [scheduled_dw.scheduled_dw_kernel, scheduled_dw.counting_map_kernel]
+    besides += [scheduled_dw.scheduled_dw_kernel, dw_map.dw_map_kernel]
     besides = besides if family is DW else [specialized_gemm.specialized_gemm_kernel]
     found, left = set(), [family.kernel()[0], tiles.tile_map_kernel, *besides]
     while left:

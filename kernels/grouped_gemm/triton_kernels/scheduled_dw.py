@@ -3,36 +3,22 @@
 Configs with CONSUMERS run it, unless they have PINGPONG, whose kernel is in specialized_dw.py. There each program has a
 fixed number of tiles, so a group with many rows must be cut into short chunks, whose partial sums are written and read
 again. Here a program that is done early takes more tiles, those of the longest groups first, so a chunk may be as long
-as the average work of an SM (`space.chunk_rows`).
+as the average work of an SM (`space.chunks_of`).
 
-One warp takes the tiles and loads their operands. It passes the position of each tile to the multiplying groups through
-a queue in shared memory, so that these neither divide nor wait for the tile map.
+The loading warp takes the tiles, and passes their numbers to the multiplying groups through a queue in shared memory.
 """
 
 from __future__ import annotations
 
-import triton
-import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ...warp_jobs import mbarrier, stage_barriers, tma, warpgroup_mma, warpgroup_mma_wait
 from .dw import UNSPECIALIZED
+from .dw_map import COUNTER
 from .ragged_boxes import load_ragged, ragged_descriptor
 from .specialized_dw import _HELD, _matrix_descriptor, _steps_of, _store, _store_words
-from .tiles import load_chunk, load_chunk_count, tile_map_kernel, tile_position
-
-# Where the tile map, whose header has a free entry, holds the number of tiles that were taken beyond the first of each
-# program.
-_COUNTER = gl.constexpr(7)
-_FIELDS = gl.constexpr(5)  # of a tile in the queue: steps (0 after the last tile), m, n, matrix, whether it is partial
-
-
-@triton.jit(do_not_specialize=["rows", "groups", "chunk_rows"])
-def counting_map_kernel(group_sizes_ptr, map_ptr, rows, groups, chunk_rows, LANES: tl.constexpr):
-    """Build a tile map as `tile_map_kernel` does, with the counter at zero."""
-    tile_map_kernel(group_sizes_ptr, map_ptr, rows, groups, chunk_rows, LANES)
-    tl.store(map_ptr + _COUNTER, 0)
+from .tiles import load_chunk, load_chunk_count, tile_position
 
 
 # The parameters are those of the plain kernel; comments give the values that CONSUMERS > 0 fixes.
@@ -42,7 +28,7 @@ def scheduled_dw_kernel(
     x_ptr,
     dw_ptr,
     partial_ptr,
-    map_ptr,  # as `counting_map_kernel` builds it
+    map_ptr,  # the second map of `dw_map_kernel`
     rows,
     groups,
     slots,
@@ -59,7 +45,6 @@ def scheduled_dw_kernel(
     CONSUMERS: gl.constexpr,
     PINGPONG: gl.constexpr,  # False
     STAGES: gl.constexpr,
-    COUNTS: gl.constexpr = 2,
 ):
     """Compute all tiles of all chunks; each program starts with tile number program_id(0).
 
@@ -85,20 +70,22 @@ def scheduled_dw_kernel(
     x_tiles = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_K, BLOCK_N], of_tile)
     dw_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS, ROWS, HELD], of_tile)
     full, empty = stage_barriers(STAGES, CONSUMERS)
-    queue = gl.allocate_shared_memory(gl.int32, [QUEUE * _FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    queue = gl.allocate_shared_memory(gl.int32, [QUEUE, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     queued = gl.allocate_shared_memory(gl.int64, [QUEUE, 1], mbarrier.MBarrierLayout())
     for place in gl.static_range(QUEUE):
         mbarrier.init(queued.index(place), count=1)
 
-    of_loading = dy_desc, x_desc, dy_tiles, x_tiles, full, empty, queue, queued, map_ptr, rows, groups, N, K, GROUP_M
-    of_group = dw_desc, partial_desc, dy_tiles, x_tiles, dw_tiles, full, empty, queue, queued
+    descs = dy_desc, x_desc, dw_desc, partial_desc
+    shared = dy_tiles, x_tiles, dw_tiles, full, empty, queue, queued
+    sizes = rows, groups, gl.cdiv(N, BLOCK_M), gl.cdiv(K, BLOCK_N), GROUP_M
+    of_all = descs, shared, map_ptr, sizes
     # Constexprs must be passed to each function one by one: Triton 3.6 turns those in a named tuple into tensors. The
     # numbers of registers are per thread and use all 65536 for three times 128 threads.
     gl.warp_specialize(
         [
-            (_multiply, (of_group, ROWS, BLOCK_N, STAGES, QUEUE, 0)),
-            (_multiply, (of_group, ROWS, BLOCK_N, STAGES, QUEUE, 1)),
-            (_load, (of_loading, ROWS, BLOCK_N, BLOCK_K, STAGES, QUEUE, COUNTS)),
+            (_multiply, (of_all, ROWS, BLOCK_N, BLOCK_K, STAGES, QUEUE, 0)),
+            (_multiply, (of_all, ROWS, BLOCK_N, BLOCK_K, STAGES, QUEUE, 1)),
+            (_load, (of_all, ROWS, BLOCK_N, BLOCK_K, STAGES, QUEUE)),
         ],
         [4, 1],
         [240, 24],
@@ -107,45 +94,38 @@ def scheduled_dw_kernel(
 
 @gluon.jit
 def _load(
-    of_loading,
+    of_all,
     ROWS: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
     QUEUE: gl.constexpr,
-    COUNTS: gl.constexpr,
 ):
     """Run the loading warp: take tiles until there are none, queue them, and load their steps into empty stages.
 
-    ROWS is the number of a tile's rows per multiplying group.
+    `of_all` is (TMA descriptors, shared memory and barriers, tile map, sizes), the same for all warps. ROWS is the
+    number of a tile's rows per multiplying group.
     """
-    dy_desc, x_desc, dy_tiles, x_tiles, full, empty, queue, queued, map_ptr, rows, groups, N, K, GROUP_M = of_loading
-    m_tiles = gl.cdiv(N, 2 * ROWS)
-    n_tiles = gl.cdiv(K, BLOCK_N)
+    descs, shared, map_ptr, sizes = of_all
+    dy_desc, x_desc, _dw_desc, _partial_desc = descs
+    dy_tiles, x_tiles, _dw_tiles, full, empty, queue, queued = shared
+    rows, groups, m_tiles, n_tiles, GROUP_M = sizes
     chunk_tiles = m_tiles * n_tiles
     tiles = load_chunk_count(map_ptr) * chunk_tiles
-    of_warp: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    lanes = gl.arange(0, 32, layout=of_warp)
     step = 0
     turn = 0
     tile = gl.program_id(0)
     while tile < tiles:
-        group, row, row_end, slot = load_chunk(map_ptr, tile // chunk_tiles, rows, groups)
+        _put(queue, queued, turn, QUEUE, tile)
+        turn += 1
+        taken = gl.atomic_add(map_ptr + COUNTER, 1, sem="relaxed")
+        # One is added for each tile, so this is the last addition of the launch: zero for the next one.
+        if taken == tiles - 1:
+            gl.store(map_ptr + COUNTER, 0)
+        _group, row, row_end, _slot = load_chunk(map_ptr, tile // chunk_tiles, rows, groups)
         m_tile, n_tile = tile_position(tile % chunk_tiles, m_tiles, n_tiles, GROUP_M)
         m = m_tile * (2 * ROWS)
         n = n_tile * BLOCK_N
-        is_partial = (slot >= 0).to(gl.int32)
-        matrix = gl.where(slot >= 0, slot * 2, group)
-        _put(queue, queued, turn, QUEUE, _steps_of(row, row_end, BLOCK_K), m, n, matrix, is_partial)
-        turn += 1
-        if COUNTS == 0:
-            tile += gl.num_programs(0)
-        if COUNTS == 1:
-            tile = gl.num_programs(0) + gl.atomic_add(map_ptr + _COUNTER, 1, sem="relaxed")
-        if COUNTS == 2:
-            taken = gl.atomic_add(
-                map_ptr + _COUNTER + lanes * 0, gl.full([32], 1, gl.int32, of_warp), mask=lanes == 0, sem="relaxed"
-            )
         for r in range(row, gl.maximum(row_end, row + 1), BLOCK_K):
             stage = step % STAGES
             is_full = full.index(stage)
@@ -155,36 +135,40 @@ def _load(
                 load_ragged(dy_desc, r, row_end, m + part * ROWS, is_full, dy_tiles.index(stage * 2 + part))
             load_ragged(x_desc, r, row_end, n, is_full, x_tiles.index(stage))
             step += 1
-        if COUNTS == 2:
-            tile = gl.num_programs(0) + gl.sum(gl.where(lanes == 0, taken, 0), 0)
-    _put(queue, queued, turn, QUEUE, 0, 0, 0, 0, 0)
+        tile = gl.num_programs(0) + taken
+    _put(queue, queued, turn, QUEUE, tiles)
 
 
 @gluon.jit
 def _multiply(
-    of_group,
+    of_all,
     ROWS: gl.constexpr,
     BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
     QUEUE: gl.constexpr,
     CONSUMER: gl.constexpr,
 ):
     """Run one group of multiplying warps: its rows of all of the program's tiles. CONSUMER is its index."""
-    dw_desc, partial_desc, dy_tiles, x_tiles, dw_tiles, full, empty, queue, queued = of_group
+    descs, shared, map_ptr, sizes = of_all
+    _dy_desc, _x_desc, dw_desc, partial_desc = descs
+    dy_tiles, x_tiles, dw_tiles, full, empty, queue, queued = shared
+    rows, groups, m_tiles, n_tiles, GROUP_M = sizes
     of_sum: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
     )
     held = dw_tiles.index(CONSUMER)
+    chunk_tiles = m_tiles * n_tiles
+    tiles = load_chunk_count(map_ptr) * chunk_tiles
     step = 0
     turn = 0
-    steps = _wait_for_steps(queue, queued, turn, QUEUE)
-    # (Only the number of steps is carried to the next tile: Triton 3.6 used the first tile's position for all tiles in
-    # a loop that carried it.)
-    while steps > 0:
-        m = _field(queue, turn, QUEUE, 1) + CONSUMER * ROWS
-        n = _field(queue, turn, QUEUE, 2)
-        matrix = _field(queue, turn, QUEUE, 3)
-        is_partial = _field(queue, turn, QUEUE, 4)
+    tile = _get(queue, queued, turn, QUEUE)
+    while tile < tiles:
+        group, row, row_end, slot = load_chunk(map_ptr, tile // chunk_tiles, rows, groups)
+        m_tile, n_tile = tile_position(tile % chunk_tiles, m_tiles, n_tiles, GROUP_M)
+        m = m_tile * (2 * ROWS) + CONSUMER * ROWS
+        n = n_tile * BLOCK_N
+        steps = _steps_of(row, row_end, BLOCK_K)
         acc = gl.zeros((ROWS, BLOCK_N), gl.float32, of_sum)
         for k in range(steps):
             stage = step % STAGES
@@ -197,43 +181,28 @@ def _multiply(
             step += 1
         acc = warpgroup_mma_wait(0, [acc])
         mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
-        if is_partial != 0:
-            _store_words(acc, partial_desc, held, matrix, m, n)
+        if slot >= 0:
+            _store_words(acc, partial_desc, held, slot * 2, m, n)
         else:
-            _store(acc.to(held.dtype), dw_desc, held, matrix, m, n)
+            _store(acc.to(held.dtype), dw_desc, held, group, m, n)
         turn += 1
-        steps = _wait_for_steps(queue, queued, turn, QUEUE)
+        tile = _get(queue, queued, turn, QUEUE)
     tma.store_wait(0)
 
 
 @gluon.jit
-def _put(queue, queued, turn, QUEUE: gl.constexpr, steps, m, n, matrix, is_partial):
-    """Append a tile to the queue, as number `turn`."""
+def _put(queue, queued, turn, QUEUE: gl.constexpr, tile):
+    """Append a tile's number to the queue, as number `turn`."""
+    of_warp: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     place = turn % QUEUE
-    _write(queue, place * _FIELDS, steps)
-    _write(queue, place * _FIELDS + 1, m)
-    _write(queue, place * _FIELDS + 2, n)
-    _write(queue, place * _FIELDS + 3, matrix)
-    _write(queue, place * _FIELDS + 4, is_partial)
+    queue.index(place).store(gl.full([1], tile, gl.int32, of_warp))
     mbarrier.arrive(queued.index(place), count=1)
 
 
 @gluon.jit
-def _write(queue, index, value):
-    """Write one number of the queue."""
-    of_warp: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    queue.index(index).store(gl.full([1], value, gl.int32, of_warp))
-
-
-@gluon.jit
-def _wait_for_steps(queue, queued, turn, QUEUE: gl.constexpr):
-    """Wait for tile number `turn`, and return its number of steps."""
-    mbarrier.wait(queued.index(turn % QUEUE), (turn // QUEUE) & 1)
-    return _field(queue, turn, QUEUE, 0)
-
-
-@gluon.jit
-def _field(queue, turn, QUEUE: gl.constexpr, FIELD: gl.constexpr):
-    """Return one number of tile number `turn`."""
+def _get(queue, queued, turn, QUEUE: gl.constexpr):
+    """Wait for number `turn` of the queue, and return it."""
     of_group: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    return gl.max(queue.index(turn % QUEUE * _FIELDS + FIELD).load(of_group), 0)
+    place = turn % QUEUE
+    mbarrier.wait(queued.index(place), (turn // QUEUE) & 1)
+    return gl.max(queue.index(place).load(of_group), 0)

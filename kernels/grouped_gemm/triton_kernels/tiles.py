@@ -229,24 +229,30 @@ _launch = Launcher(tile_map_kernel)
 
 
 @cache
-def _counting() -> Launcher:
-    """Return the launcher of the kernel that builds a map with a counter, which needs Gluon."""
-    from .scheduled_dw import counting_map_kernel
+def _of_dw() -> Launcher:
+    """Return the launcher of the kernel that builds dW's map."""
+    from .dw_map import dw_map_kernel
 
-    return Launcher(counting_map_kernel)
+    return Launcher(dw_map_kernel)
 
 
 @lru_cache(maxsize=4096)  # calls of a layer have the same sizes
-def prepared_map(rows: int, groups: int, chunk_rows: int, counts: bool = False) -> tuple[int, PreparedLaunch]:
+def prepared_map(rows: int, groups: int, chunk_rows: int, long_rows: int = 0) -> tuple[int, PreparedLaunch]:
     """Return the length of a tile map for these sizes, and a function that launches its computation.
 
-    The function takes (group sizes, map). `counts` is as for `TileMap.build`.
+    The function takes (group sizes, map). With `long_rows` there is a second map.
     """
-    grid = (groups, len(BLOCKS_M) + 1, 1)
-    launcher = _counting() if counts else _launch
-    return _size(rows, groups, rows // chunk_rows), launcher.prepare(
-        grid, (rows, groups, chunk_rows), LANES=_LANES, num_warps=4
-    )
+    sizes, kinds, options = (rows, groups, chunk_rows), len(BLOCKS_M) + 1, {"LANES": _LANES, "num_warps": 4}
+    if not long_rows:
+        return _size(rows, groups, rows // chunk_rows), _launch.prepare((groups, kinds, 1), sizes, **options)
+    second = second_map(rows, groups, chunk_rows)
+    launch = _of_dw().prepare((groups, kinds + 1, 1), (*sizes, long_rows, second), **options)
+    return second + _size(rows, groups, rows // long_rows), launch
+
+
+def second_map(rows: int, groups: int, chunk_rows: int) -> int:
+    """Return the entry at which the second map begins, at a multiple of 16 bytes."""
+    return -(-_size(rows, groups, rows // chunk_rows) // 4) * 4
 
 
 def _size(rows: int, groups: int, splits: int) -> int:
@@ -275,11 +281,10 @@ class TileMap(NamedTuple):
     rows: int
     groups: int
     chunk_rows: int  # the most rows of a group that dW sums at a time
+    long_rows: int = 0  # those in the second map, for kernels that take tiles from a counter; 0: there is none
 
     @classmethod
-    def build(
-        cls, group_sizes: torch.Tensor, rows: int, chunk_rows: int | None = None, *, counts: bool = False
-    ) -> TileMap:
+    def build(cls, group_sizes: torch.Tensor, rows: int, chunk_rows: int | None = None, long_rows: int = 0) -> TileMap:
         """Return the tile map of group sizes: launch the kernel that builds it, without waiting for it.
 
         Args:
@@ -287,26 +292,31 @@ class TileMap(NamedTuple):
                 (`routing_shape`), whose own map is used if it has these chunks.
             rows: The number of rows.
             chunk_rows: The maximum number of rows per chunk (`space.chunk_rows`); if omitted, no group is split.
-            counts: The map is for one launch of dW whose programs take tiles from a counter, which the map contains.
+            long_rows: The same for kernels that take tiles from a counter; 0 if none will read the map.
         """
         import torch
 
         groups, chunk_rows = group_sizes.shape[-1], chunk_rows or max(rows, 1)
         if group_sizes.dim() == 2:
-            if chunk_rows == max(rows, 1) and not counts:
+            if chunk_rows == max(rows, 1) and not long_rows:
                 return cls(group_sizes, rows, groups, chunk_rows)
             group_sizes = sizes_of(group_sizes)
         if group_sizes.dtype != torch.int32:
             group_sizes = group_sizes.to(torch.int32)
-        size, launch = prepared_map(rows, groups, chunk_rows, counts)
+        size, launch = prepared_map(rows, groups, chunk_rows, long_rows)
         entries = group_sizes.new_empty(size)
         launch((group_sizes, entries))
-        return cls(entries, rows, groups, chunk_rows)
+        return cls(entries, rows, groups, chunk_rows, long_rows)
 
     @staticmethod
     def has_binary() -> bool:
         """Return whether the kernel that builds maps has been compiled in this process."""
         return _launch.is_known
+
+    def second(self, entries: torch.Tensor) -> TileMap:
+        """Return the second map, for kernels that take tiles from a counter, in the entries of a map of these sizes."""
+        start = second_map(self.rows, self.groups, self.chunk_rows)
+        return TileMap(entries[start:], self.rows, self.groups, self.long_rows)
 
     @property
     def most_chunks(self) -> int:
