@@ -242,12 +242,13 @@ def prepared_map(rows: int, groups: int, chunk_rows: int, long_rows: int = 0) ->
 
     The function takes (group sizes, map). With `long_rows` there is a second map.
     """
-    sizes, kinds, options = (rows, groups, chunk_rows), len(BLOCKS_M) + 1, {"LANES": _LANES, "num_warps": 4}
-    if not long_rows:
-        return _size(rows, groups, rows // chunk_rows), _launch.prepare((groups, kinds, 1), sizes, **options)
-    second = second_map(rows, groups, chunk_rows)
-    launch = _of_dw().prepare((groups, kinds + 1, 1), (*sizes, long_rows, second), **options)
-    return second + _size(rows, groups, rows // long_rows), launch
+    size, launcher, kinds = _size(rows, groups, rows // chunk_rows), _launch, len(BLOCKS_M) + 1
+    numbers: tuple[int, ...] = (rows, groups, chunk_rows)
+    if long_rows:
+        second = second_map(rows, groups, chunk_rows)
+        size, launcher, kinds = second + _size(rows, groups, rows // long_rows), _of_dw(), kinds + 1
+        numbers += (long_rows, second)
+    return size, launcher.prepare((groups, kinds, 1), numbers, LANES=_LANES, num_warps=4)
 
 
 def second_map(rows: int, groups: int, chunk_rows: int) -> int:
