@@ -89,8 +89,8 @@ def routed(inputs, sizes, chunk_rows=None):
     from foretune.kernels.grouped_gemm.triton_kernels.tiles import TileMap
 
     told = torch.tensor(sizes, dtype=torch.int32, device=inputs.out.device)
-    rows = inputs.tile_map.rows
-    return replace(inputs, group_sizes=told, tile_map=TileMap.build(told, rows, chunk_rows))
+    rows, long_rows = inputs.tile_map.rows, 3 * (chunk_rows or 1 << 20) if inputs.tile_map.long_rows else 0
+    return replace(inputs, group_sizes=told, tile_map=TileMap.build(told, rows, chunk_rows, long_rows))
 
 
 def as_they_count(sizes, rows):

@@ -131,7 +131,7 @@ class Layer:
             problem = replace(self.known, ragged=Ragged("rows", sizes))
             first = first or family.inputs(problem, device)
             given = torch.tensor(sizes, dtype=torch.int32, device=first.left.device)
-            tiles = TileMap.build(given, rows, family._chunk_rows(problem, device))
+            tiles = TileMap.build(given, rows, *family._chunks(problem, device))
             self.inputs.append(replace(first, group_sizes=given, tile_map=tiles, problem=problem))
 
     def launch(self, config: KernelConfig, routing: int) -> Any:

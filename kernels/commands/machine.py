@@ -46,7 +46,8 @@ _PREDICTIONS_CAPTION = (
 #: Defines the rows and columns of the tables of `bench kernels`.
 _KERNELS_CAPTION = (
     "Rows: problems. Columns: microseconds with the best known config, with the predicted config, of other "
-    "implementations, and the least that the rates of the GPU allow (roofline). Goals compare them over all problems."
+    "implementations, and the least that the rates of the GPU allow (roofline). A second table has the times of others "
+    "over ours with the predicted config, by routing or kind of problem. Goals compare them over all problems."
 )
 
 

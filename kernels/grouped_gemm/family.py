@@ -16,7 +16,18 @@ from ..gemm_family import Binaries, Configs, Groups, MeasuredFamily, RangedFamil
 from ..numerics import instruction_of, product_class
 from .features import feature_groups, feature_names
 from .group_sizes import plausible_problems
-from .space import DW, PERMUTATIONS, Ranges, Variant, full_space, knobs_of, smem_bytes, values_of, wrong_tile
+from .space import (
+    DW,
+    PERMUTATIONS,
+    Ranges,
+    Variant,
+    full_space,
+    is_scheduled,
+    knobs_of,
+    smem_bytes,
+    values_of,
+    wrong_tile,
+)
 
 DTYPES = ("bf16", "fp16", "fp32")
 #: The largest number of groups that is accepted; no known model has a tenth as many experts.
@@ -139,13 +150,13 @@ class GroupedGemmFamily(OverGroups, RangedFamily):
         return _wrong_size(self, config, problem.dtype_name, problem.itemsize, device)
 
     def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
-        """Return the numerics class of a config: the `product_class` of its tile, or for dW its matrix instruction.
+        """Return the numerics class of a config: the `product_class` of its tile.
 
-        If results of dW in this dtype depend on BLOCK_K, dW's class includes BLOCK_K.
+        dW's class is its matrix instruction, and whether its chunks are those of a kernel with a counter.
         """
         rows, warps, step = config["BLOCK_M"], config.num_warps, config["BLOCK_K"]
         if self.variant is DW:
-            return ("fma" if problem.dtype == "fp32" else instruction_of(rows, warps),)
+            return "fma" if problem.dtype == "fp32" else instruction_of(rows, warps), is_scheduled(config)
         return product_class(rows, warps, step, problem[self.variant.depth], problem.dtype_name, DTYPES)
 
     def grouped_features(

@@ -16,7 +16,7 @@ from ...runtime import Mode, stubbed
 from ...runtime.launching.ahead import only_compiling
 from ..op_calls import DTYPES, Call, ConfiguredLaunch, device_at, require
 from ..op_choice import HowChosen
-from .space import chunk_rows, is_few
+from .space import chunks_of, is_few
 from .triton_kernels.launches import prepare_dw, prepare_gemm
 from .triton_kernels.tiles import TileMap, sizes_of
 
@@ -84,7 +84,7 @@ class Step(Call[Shape]):
         self.gpu = place if self.device.backend != "cpu" and stubbed() is None else None  # its index
         self._how = HowChosen.of(options.mode)
         self.mode = self._how.mode
-        self.chunk_rows = chunk_rows(shape.rows, shape.n, shape.k, self.device.sm_count)
+        self.chunks = chunks_of(shape.rows, shape.n, shape.k, DTYPES[dtype], self.device)
         self._given = {
             "grouped_gemm_fwd": options.config,
             "grouped_gemm_dx": options.config_dx,
@@ -148,7 +148,7 @@ class Step(Call[Shape]):
     def _prepare_dw(self, config: KernelConfig, device: DeviceSpec, tensors: Sequence[Any]) -> Launch:
         """Return a function that launches the product dW (w's gradient) with a config, for tensors like these."""
         rows, groups, n, k = self.seen
-        return prepare_dw(rows, groups, self.chunk_rows, n, k, config, device.sm_count)
+        return prepare_dw(TileMap(tensors[3], rows, groups, *self.chunks), n, k, config, device.sm_count)
 
 
 def saved_of(tensors: tuple[Any, ...], needs: Needs) -> tuple[torch.Tensor | None, ...]:
@@ -222,7 +222,7 @@ def backward(
         dy = dy.clone()
     if not (rows and groups):
         return _nothing(step, dy, weights, bias, needs)
-    tile_map = TileMap.build(group_sizes, rows, step.chunk_rows if needs.w else None)
+    tile_map = TileMap.build(group_sizes, rows, *(step.chunks if needs.w else ()))
     dx = dw = dweights = dbias = None
     if needs.weights or needs.bias or (needs.x and step.options.permute_x):
         from .triton_kernels.rowwise import bias_grads, sum_rows, weight_grads

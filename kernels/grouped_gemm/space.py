@@ -16,6 +16,7 @@ from ..config_limits import (
     KnobValues,
     accumulator_registers,
     exchange_bytes,
+    no_consumers,
     programs_that_fit,
     spilled,
     with_ranges,
@@ -96,7 +97,7 @@ _LEAST_ROWS = 1024
 _MULTIPLE = 128
 
 
-def chunk_rows(rows: int, n: int, k: int, sm_count: int) -> int:
+def chunk_rows(rows: int, n: int, k: int, sm_count: int, *, per_sm: int = 6) -> int:
     """Return the maximum number of a group's rows that dW sums in one chunk: a sixth of the average work of an SM.
 
     Without chunks, one huge group among small ones would consist of N x K / (tile area) long jobs, too few to keep all
@@ -107,8 +108,25 @@ def chunk_rows(rows: int, n: int, k: int, sm_count: int) -> int:
     (8064, 65536)
     """
     tiles = cdiv(n, 128) * cdiv(k, 256)
-    share = cdiv(rows * tiles, 6 * sm_count)
+    share = cdiv(rows * tiles, per_sm * sm_count)
     return min(max(cdiv(share, _MULTIPLE) * _MULTIPLE, _LEAST_ROWS), max(rows, 1))
+
+
+def chunks_of(rows: int, n: int, k: int, dtype: str, device: DeviceSpec) -> tuple[int, int]:
+    """Return the most rows of dW's chunks in kernels with a fixed number of tiles per program, and with a counter.
+
+    The latter is 0 where no config has a counter.
+    >>> chunks_of(65536, 1536, 2048, "bf16", DeviceSpec.named("h100"))
+    (8064, 47744)
+    """
+    counts = dtype != "fp32" and no_consumers({"CONSUMERS": 2}, device) is None
+    short, long = (chunk_rows(rows, n, k, device.sm_count, per_sm=parts) for parts in (6, 1))
+    return short, long if counts else 0
+
+
+def is_scheduled(config: Knobs) -> bool:
+    """Return whether a config of dW runs `triton_kernels/scheduled_dw.py`, whose programs take tiles from a counter."""
+    return bool(config["CONSUMERS"]) and not config["PINGPONG"]
 
 
 #: A kernel without tiles is faster for at most so many rows, if there are twice as many groups (H100;
@@ -150,6 +168,7 @@ _OVER_ROWS = {(1, 128, 128): (5,), (0, 128, 256): (4,)}
 _OF_DW = {(1, 128, 128): (4, 5), (0, 128, 256): (4,), (0, 256, 128): (4,)}
 # Knobs that CONSUMERS > 0 fixes; it also requires all TMA knobs to be 1.
 _DECIDED = {"BLOCK_K": 64, "PROGRAMS_PER_SM": 1, "num_warps": 4}
+_QUEUE_BYTES = 104  # of scheduled_dw.py, as allocated
 # Shared memory and registers of an SM of sm_90 and sm_100, the largest that exist, for which the space is laid out.
 _SM_SMEM_BYTES, _SM_REGISTERS = 228 * 1024, 65536
 
@@ -386,7 +405,7 @@ def smem_bytes(variant: Variant, config: Knobs, itemsize: int, device: DeviceSpe
     """Return the shared memory of one program in bytes, for elements of `itemsize` bytes."""
     blocks = (config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"])
     if config["CONSUMERS"]:
-        return _specialized_smem_bytes(config)
+        return _specialized_smem_bytes(config) + (_QUEUE_BYTES if variant is DW and is_scheduled(config) else 0)
     left, right, out = variant.tma
     tma = config[left], config[right], config[out]
     needed = tile_smem_bytes(*blocks, config["num_stages"], config["num_warps"], tma, itemsize, arch=device.arch)

@@ -186,7 +186,7 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, FP8Family):
         from .triton_kernels.launches import prepare_scaled_dw
 
         i = inputs
-        entries, rows, groups, most = i.tile_map
+        entries, rows, groups, most, _ = i.tile_map
         _, n, k = i.out.shape
         blockwise = BLOCKWISE in i.problem.flags
         run = prepare_scaled_dw(

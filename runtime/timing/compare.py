@@ -11,7 +11,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -50,6 +50,7 @@ class Row:
     compute_us: float  # the FLOPs at the matrix rate for the dtype
     memory_us: float  # the bytes at the measured read bandwidth
     config: KernelConfig  # the best one, or the predicted one without a dataset
+    kind: str = ""  # such as the routing: rows of one kind are summarized together
 
     def __str__(self) -> str:
         times = {"predicted": self.predicted_us, "best": self.best_us, **self.others_us}
@@ -70,6 +71,7 @@ class Row:
         return {
             "name": self.name,
             "family": self.family,
+            "kind": self.kind,
             "problem": self.problem.to_json(),
             "best_us": self.best_us,
             "predicted_us": self.predicted_us,
@@ -89,6 +91,31 @@ class Goal:
     met: bool
     rows: int
     worst: str  # the row that is furthest from the goal
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The times of a contender over ours with the predicted config, for a family's rows of one kind."""
+
+    family: str
+    kind: str
+    other: str  # the contender
+    rows: int
+    mean: float  # geometric; above 1 ours is faster
+    least: float
+    worst: str  # the name of the row with the least
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> list[Summary]:
+        """Return the summary of each family, kind and contender, in the order of the rows."""
+        found: dict[tuple[str, str, str], list[tuple[float, str]]] = {}
+        for row in rows:
+            for other, us in row.others_us.items():
+                found.setdefault((row.family, row.kind, other), []).append((us / row.predicted_us, row.name))
+        return [
+            cls(*key, len(ratios), statistics.geometric_mean(ratio for ratio, _ in ratios), *min(ratios))
+            for key, ratios in found.items()
+        ]
 
 
 @dataclass(frozen=True)
@@ -175,6 +202,7 @@ class Compared:
         return {
             "device": self.device.to_json(),
             "rows": [row.to_json() for row in self.rows],
+            "summaries": [asdict(summary) for summary in Summary.of(self.rows)],
             "launch_paths": [asdict(path) | {"ratio": path.ratio} for path in self.launch_paths],
             "goals": [asdict(goal) for goal in self.goals],
             "left_out": self.left_out,
@@ -192,10 +220,19 @@ class Compared:
             ]
             for row in self.rows
         ]
+        ratios = [
+            [s.family, s.kind, s.other, s.rows, f"{s.mean:.2f}", f"{s.least:.2f}", s.worst]
+            for s in Summary.of(self.rows)
+        ]
         columns = ("family", "problem", "best", "predicted", *labels, "roofline")
         goals = [[g.goal, g.aim, g.figure, "yes" if g.met else "NO", g.worst] for g in self.goals]
         return Group(
             table(f"Kernel time on {self.device.name}, us", columns, times),
+            table(
+                f"Time over ours with the predicted config on {self.device.name}",
+                ("family", "rows", "other", "problems", "mean", "worst", "worst problem"),
+                ratios,
+            ),
             table("Goals", ("goal", "aim", "reached", "met", "worst"), goals),
             *(
                 f"A hot call of {path.op} takes {path.op_us:.1f} us of host time, a bare launch of its kernel "
@@ -245,7 +282,8 @@ def compare_kernels(
     for family, comparison in comparisons.items():
         rows = judged.setdefault(comparison, [])
         best = dict(_best_configs(family, dataset, device))
-        cases = {name: case.problem for name, case in comparison.suite(family).items() if only in name}
+        suite = {name: case for name, case in comparison.suite(family).items() if only in name}
+        cases = {name: case.problem for name, case in suite.items()}
         chosen: dict[str, list[KernelConfig]] = {}  # the predicted config, and the best ones of the dataset
         for name, problem in cases.items():
             predicted = make_shortlist(family, problem, device, k=1, bundle=bundle).configs[0]
@@ -257,7 +295,8 @@ def compare_kernels(
             if time.monotonic() > end:
                 left_out += 1
                 continue
-            rows.append(_row(name, comparison, family, problem, chosen[name], best, device, timer, against))
+            row = _row(name, comparison, family, problem, chosen[name], best, device, timer, against)
+            rows.append(replace(row, kind=" ".join((suite[name].scenario, *problem.flags)).strip()))
             on_row(rows[-1])
     for comparison, rows in judged.items():
         goals += comparison.goals(rows)

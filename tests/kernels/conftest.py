@@ -43,13 +43,13 @@ def kept_maps():
     build = TileMap.build
 
     @cache
-    def kept(sizes, rows, chunk_rows):
-        return build(torch.tensor(sizes, dtype=torch.int32), rows, chunk_rows)
+    def kept(sizes, rows, *chunks):
+        return build(torch.tensor(sizes, dtype=torch.int32), rows, *chunks)
 
-    def built(sizes, rows, chunk_rows=None):
+    def built(sizes, rows, *chunks):
         if sizes.dim() == 2:  # a routing, which has its own map
-            return build(sizes, rows, chunk_rows)
-        return kept(tuple(sizes.tolist()), rows, chunk_rows)
+            return build(sizes, rows, *chunks)
+        return kept(tuple(sizes.tolist()), rows, *chunks)
 
     return built
 

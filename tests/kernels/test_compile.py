@@ -12,7 +12,8 @@ from tempfile import NamedTemporaryFile
 import pytest
 from foretune.datasets import KernelConfig
 from foretune.kernels.grouped_gemm.contenders import autotuned
-from foretune.kernels.grouped_gemm.space import smem_bytes
+from foretune.kernels.grouped_gemm.space import chunks_of, smem_bytes
+from foretune.kernels.grouped_gemm.triton_kernels.tiles import TileMap
 from foretune.runtime import use_stub_driver
 from grouped import (
     A100,
@@ -275,6 +276,20 @@ def test_the_grid_is_what_the_device_holds_or_the_tiles_there_may_be():
     assert grids(DW, 2, *shapes) == [2, 264]
     assert grids(FORWARD, 0, *shapes) == [2, (9 + 512) * 2]
     assert grids(DW, 0, *shapes[:2]) == [2, 2 * 513]
+
+
+@pytest.mark.parametrize(("pingpong", "m", "n"), [(0, 128, 256), (0, 256, 128), (1, 128, 128)])
+def test_dw_takes_tiles_from_a_counter_if_its_groups_share_a_tile(pingpong, m, n):
+    """Then its chunks are as long as the average work of an SM."""
+    with use_stub_driver(H200) as driver:
+        inputs = inputs_of(DW, 4, 4096, 2048, 1024)
+        chunks = chunks_of(4096, 2048, 1024, "bf16", H200)
+        driver.launches.clear()
+        inputs = replace(inputs, tile_map=TileMap.build(inputs.group_sizes, 4096, *chunks))
+        DW.launch(inputs, specialized(DW, pingpong, m, n, 4))
+    kernel = "specialized_dw_kernel" if pingpong else "scheduled_dw_kernel"
+    assert [launch.kernel for launch in driver.launches] == ["dw_map_kernel", kernel, "sum_partials_kernel"]
+    assert driver.launches[-1].grid[1] == 4096 // (1024 if pingpong else 2048)  # groups that may be split
 
 
 def pruned_by(prune):

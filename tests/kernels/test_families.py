@@ -25,8 +25,8 @@ def no_maps(monkeypatch):
     """Inputs without the map that a launch would need, and that takes a device to make."""
     import torch
 
-    def build(sizes, rows, chunk_rows=None):
-        return tiles.TileMap(torch.empty(0, dtype=torch.int32), rows, len(sizes), chunk_rows or max(rows, 1))
+    def build(sizes, rows, chunk_rows=None, long_rows=0):
+        return tiles.TileMap(torch.empty(0, dtype=torch.int32), rows, len(sizes), chunk_rows or max(rows, 1), long_rows)
 
     monkeypatch.setattr(tiles.TileMap, "build", build)
 

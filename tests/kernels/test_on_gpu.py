@@ -37,6 +37,7 @@ from triton.backends.nvidia import compiler as nvidia
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("own_cache")]
 
 GROUPED = ("grouped_gemm_kernel", "grouped_gemm_dw_kernel", "specialized_gemm_kernel", "specialized_dw_kernel")
+GROUPED += ("scheduled_dw_kernel",)
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=named)
 
 
@@ -190,6 +191,31 @@ def test_one_binary_serves_every_shape(family, flags, device, path, compiles):
         others = [*(["sorted_rows_kernel"] if flags else []), "sum_partials_kernel", *others]
     assert sorted({name for name, _ in compiles} - set(GROUPED)) == others
     assert len(compiles) == len(others) + 1
+
+
+#: (group sizes, N, K): split groups and groups without rows; fewer tiles than programs; many tiles of one step.
+COUNTED = [((0, 3000, 1, 0, 129, 5000, 70, 0), 264, 520), ((5, 0), 8, 16), ((40,) * 64, 1032, 776)]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("tile", [(128, 256), (256, 128)], ids=named)
+def test_tiles_from_a_counter_are_right_and_the_same_in_any_order(tile, dtype, device):
+    import torch
+
+    one = specialized(DW, 0, *tile, 4)
+    if reason := DW.supports(one, problem(DW, dtype=dtype), device):
+        pytest.skip(reason)
+    for sizes, n, k in COUNTED:
+        inputs = made(DW, sizes, n=n, k=k, dtype=dtype, device=device)
+        assert check(DW, inputs, one) is None, sizes
+        first = inputs.out.clone()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            DW.launch(inputs, one)
+        for _ in range(20):
+            inputs.out.fill_(float("nan"))
+            graph.replay()
+            assert torch.equal(inputs.out, first), sizes
 
 
 @pytest.mark.parametrize("flags", FLAGS, ids=named)

@@ -52,6 +52,7 @@ def test_one_binary_of_each_kernel_serves_steps_of_any_shape(compiles):
     permutations = 2  # one gathers what the other scatters
     assert Counter(name for name, _ in compiles) == {
         "tile_map_kernel": 1,
+        "dw_map_kernel": 1,
         "grouped_gemm_kernel": 2 * permutations,  # forward and for dx
         "grouped_gemm_dw_kernel": 1,
         "sorted_rows_kernel": 1,
@@ -146,7 +147,7 @@ def test_a_hot_call_checks_and_prepares_nothing(monkeypatch, at_once):
         return lambda *given, **options: done.append(function.__name__) or function(*given, **options)
 
     monkeypatch.setattr(op, "check_call", counted(op.check_call))
-    monkeypatch.setattr(passes, "chunk_rows", counted(passes.chunk_rows))
+    monkeypatch.setattr(passes, "chunks_of", counted(passes.chunks_of))
     monkeypatch.setattr(passes, "prepare_gemm", counted(passes.prepare_gemm))
     monkeypatch.setattr(tiles, "prepared_map", lru_cache(counted(tiles.prepared_map.__wrapped__)))
     config = KernelConfig.of(**SMALL.to_json(), **WITHOUT_TMA)
@@ -155,7 +156,7 @@ def test_a_hot_call_checks_and_prepares_nothing(monkeypatch, at_once):
             x, w, sizes = torch.zeros(rows, 16), torch.zeros(2, 8, 16), torch.zeros(2, dtype=torch.int32)
             grouped_gemm(x, w, sizes, config=config)
         assert len(driver.launches) == 2 * 6
-    assert sorted(done) == sorted(["check_call", "chunk_rows", "prepare_gemm", "prepared_map"] * 2)
+    assert sorted(done) == sorted(["check_call", "chunks_of", "prepare_gemm", "prepared_map"] * 2)
 
 
 @pytest.mark.parametrize("why", ["no gradient", "timed on the tensors", "contents checked"])

@@ -17,9 +17,11 @@ from foretune.datasets.contents import kernel_sources, other_sources
 from foretune.kernels import find_family, warp_jobs
 from foretune.kernels.grouped_gemm.triton_kernels import (
     dw,
+    dw_map,
     gemm,
     ragged,
     ragged_boxes,
+    scheduled_dw,
     sorting,
     specialized_dw,
     specialized_gemm,
@@ -29,6 +31,8 @@ from foretune.runtime.launching.source_hash import structure, undisturbed
 from grouped import DW, DX, FAMILIES, FORWARD
 from triton.runtime.jit import JITFunction
 
+MODULES = (dw, dw_map, gemm, ragged, ragged_boxes, scheduled_dw, sorting, specialized_dw, specialized_gemm, tiles)
+MODULES += (warp_jobs,)
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 
 
@@ -57,11 +61,12 @@ def kernels_of(family):
     """(module, name) of every kernel that a launch runs or calls, found by the names in their sources."""
     homes = {
         kernel: (module, name)
-        for module in (dw, gemm, ragged, ragged_boxes, sorting, specialized_dw, specialized_gemm, tiles, warp_jobs)
+        for module in MODULES
         for name, kernel in vars(module).items()
         if isinstance(kernel, JITFunction) and kernel.fn.__module__ == module.__name__
     }
     besides = [dw.sum_partials_kernel, sorting.sorted_rows_kernel, specialized_dw.specialized_dw_kernel]
+    besides += [scheduled_dw.scheduled_dw_kernel, dw_map.dw_map_kernel]
     besides = besides if family is DW else [specialized_gemm.specialized_gemm_kernel]
     found, left = set(), [family.kernel()[0], tiles.tile_map_kernel, *besides]
     while left:

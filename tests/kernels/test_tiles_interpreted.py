@@ -80,6 +80,32 @@ def test_the_tiles(name, lanes):
         assert all(entry == [-7] * 3 for entry in entries[count:])
 
 
+@pytest.mark.parametrize("name", MAPS)
+def test_the_second_map_has_longer_chunks_and_a_counter_at_zero(name):
+    import torch
+    from foretune.kernels.grouped_gemm.triton_kernels.tiles import TileMap
+
+    rows, sizes = rows_of(name), torch.tensor(MAPS[name], dtype=torch.int32)
+    short, long = (TileMap.build(sizes, rows, chunk) for chunk in (128, 256))
+    both = TileMap.build(sizes, rows, 128, 256)
+    assert both[1:] == (rows, len(sizes), 128, 256)
+    second = both.second(both.entries)
+    assert second[1:] == long[1:]
+    assert second.entries.data_ptr() % 16 == both.entries.data_ptr() % 16
+    assert second.entries[7] == 0
+    chunks = 8 + len(BLOCKS_M) * tile_capacity(MAPS[name], rows) * 3
+    for made, expected, tiles in ((both, short, True), (second, long, False)):
+        counts, start = expected.entries[5:7].tolist(), chunks + 4 * (rows // expected.chunk_rows + len(sizes))
+        assert made.entries[5:7].tolist() == counts
+        parts = [slice(chunks, chunks + 4 * counts[0]), slice(start, start + 3 * counts[1])]
+        assert all(torch.equal(made.entries[part], expected.entries[part]) for part in parts)
+        if tiles:
+            for block, count in enumerate(expected.entries[:5].tolist()):
+                first = 8 + block * tile_capacity(MAPS[name], rows) * 3
+                assert torch.equal(*(one.entries[first : first + 3 * count] for one in (made, expected)))
+                assert made.entries[block] == count
+
+
 @pytest.mark.parametrize(("name", "chunk_rows", "lanes"), [
     ("ragged", 128, 1024),
     ("ragged", 100, 16),

@@ -19,6 +19,7 @@ from foretune.runtime.timing.compare import (
     Goal,
     LaunchPath,
     Row,
+    Summary,
     compare_kernels,
     judge_least,
     judge_most,
@@ -219,6 +220,31 @@ def test_contenders_are_chosen_by_name_and_one_that_fails_is_one_less(timers):
         compare_kernels({TimedFamily(): Several()}, DEVICE, None, None, only="second", against=["torch"])
     with pytest.raises(ForetuneError, match="against must be one of torch, slow but is 'cublas'"):
         compare_kernels({TimedFamily(): Several()}, DEVICE, None, None, against=["torch", "cublas"])
+
+
+def test_a_summary_is_of_the_rows_of_one_kind_and_contender():
+    times = {"balanced": [(10.0, 20.0), (10.0, 5.0)], "hot": [(4.0, 8.0)]}
+    rows = [
+        replace(ROW, name=f"{kind} {i}", kind=kind, predicted_us=ours, others_us={"torch": theirs})
+        for kind, pairs in times.items()
+        for i, (ours, theirs) in enumerate(pairs)
+    ]
+    rows.append(replace(rows[-1], others_us={}))
+    assert Summary.of(rows) == [
+        Summary("fake", "balanced", "torch", 2, pytest.approx(1.0), 0.5, "balanced 1"),
+        Summary("fake", "hot", "torch", 1, pytest.approx(2.0), 2.0, "hot 0"),
+    ]
+    assert Summary.of([]) == []
+
+
+def test_rows_have_the_scenario_and_the_flags_of_their_problem(timers):
+    class Kinds(Contenders):
+        def suite(self, family):
+            return {"skewed": replace(CASES[0], scenario="hot"), "plain": CASES[1]}
+
+    compared = compare_kernels({TimedFamily(): Kinds()}, DEVICE, None, None)
+    assert [row.kind for row in compared.rows] == ["hot", CASES[1].scenario]
+    assert [one["kind"] for one in compared.to_json()["summaries"]] == ["hot", CASES[1].scenario]
 
 
 def test_families_that_share_contenders_are_judged_together_and_others_by_themselves(timers):

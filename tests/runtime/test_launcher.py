@@ -30,7 +30,7 @@ class Calls:
     def __init__(self, monkeypatch):
         self.through_jit = 0
         self.launcher = Launcher(gemm.grouped_gemm_kernel)
-        monkeypatch.setitem(grouped_launches.OVER_ROWS.made, False, self.launcher)
+        monkeypatch.setitem(grouped_launches.OVER_ROWS.made, ".gemm:grouped_gemm_kernel", self.launcher)
         monkeypatch.setattr(gemm.grouped_gemm_kernel, "pre_run_hooks", [self._count])
 
     def _count(self, *arguments, **options):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....runtime.launching.launcher import Launcher, launch_nothing, with_scratch
 from ...launchers import Launchers, programs_of
+from ..space import is_scheduled
 from .tiles import TileMap
 
 if TYPE_CHECKING:
@@ -18,7 +19,12 @@ if TYPE_CHECKING:
     from ...launchers import Launch
 
 OVER_ROWS = Launchers(__package__, ".gemm:grouped_gemm_kernel", ".specialized_gemm:specialized_gemm_kernel")
-OF_DW = Launchers(__package__, ".dw:grouped_gemm_dw_kernel", ".specialized_dw:specialized_dw_kernel")
+OF_DW = Launchers(
+    __package__,
+    ".dw:grouped_gemm_dw_kernel",
+    ".scheduled_dw:scheduled_dw_kernel",
+    pingpong=".specialized_dw:specialized_dw_kernel",
+)
 _SUM_BLOCK = 4096
 
 
@@ -64,22 +70,23 @@ def prepare_gemm(
     return with_scratch(prepared) if config["TMA_X"] or config["TMA_W"] or config["TMA_Y"] else prepared
 
 
-def prepare_dw(rows: int, groups: int, chunk_rows: int, n: int, k: int, config: KernelConfig, sm_count: int) -> Launch:
+def prepare_dw(of_map: TileMap, n: int, k: int, config: KernelConfig, sm_count: int) -> Launch:
     """Return a function that launches dW's kernels, without waiting for them, on any tensors of these sizes.
 
     Its argument is (dy, x, dw, entries of a tile map): dy (rows, N) and x (rows, K), sorted by group, and dw
     (groups, N, K), all of which is written, with zeros for groups without rows.
 
     Args:
-        rows: The number of rows.
-        groups: The number of groups.
-        chunk_rows: The most rows that are summed in one chunk, as in the tile map.
+        of_map: A tile map of these sizes; its entries are not read.
         n: N.
         k: K.
         config: The config.
         sm_count: The number of the GPU's SMs.
     """
-    sizes = TileMap(None, rows, groups, chunk_rows)  # type: ignore[arg-type] # what every map of these sizes has
+    rows, is_second = of_map.rows, is_scheduled(config)
+    of_map = of_map._replace(entries=None)  # type: ignore[arg-type] # which the function below must not keep alive
+    assert of_map.long_rows or not is_second
+    sizes = of_map._replace(chunk_rows=of_map.long_rows) if is_second else of_map
     grid = grid_of(sizes.most_chunks * -(-n // config["BLOCK_M"]), k, config, sm_count)
 
     def launch(tensors: Sequence[Any]) -> None:
@@ -87,12 +94,12 @@ def prepare_dw(rows: int, groups: int, chunk_rows: int, n: int, k: int, config: 
         if rows == 0:  # no memory that a descriptor could point to
             dw.zero_()
         elif grid:
-            tile_map = TileMap(entries, *sizes[1:])
+            tile_map = of_map.second(entries) if is_second else of_map._replace(entries=entries)
             partial = partial_sums(dw, tile_map)
-            prepared((dy, x, dw, partial, entries))
+            prepared((dy, x, dw, partial, tile_map.entries))
             add_partials(partial, dw, tile_map)
 
-    numbers = (rows, groups, max(sizes.slots, 1), n // 8, k // 8)
+    numbers = (rows, of_map.groups, max(sizes.slots, 1), n // 8, k // 8)
     prepared: Launch = OF_DW.of(config).prepare((grid, 1, 1), numbers, config, **constants(config))
     if config["TMA_DY"] or config["TMA_X"] or config["TMA_DW"]:
         prepared = with_scratch(prepared)

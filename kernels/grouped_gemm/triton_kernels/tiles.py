@@ -6,7 +6,7 @@ which dW sums, so one map serves all configs, all projections of a layer and the
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import triton
@@ -228,16 +228,32 @@ def tile_position(tile, m_tiles, n_tiles, GROUP_M):
 _launch = Launcher(tile_map_kernel)
 
 
+@cache
+def _of_dw() -> Launcher:
+    """Return the launcher of the kernel that builds dW's map."""
+    from .dw_map import dw_map_kernel
+
+    return Launcher(dw_map_kernel)
+
+
 @lru_cache(maxsize=4096)  # calls of a layer have the same sizes
-def prepared_map(rows: int, groups: int, chunk_rows: int) -> tuple[int, PreparedLaunch]:
+def prepared_map(rows: int, groups: int, chunk_rows: int, long_rows: int = 0) -> tuple[int, PreparedLaunch]:
     """Return the length of a tile map for these sizes, and a function that launches its computation.
 
-    The function takes (group sizes, map).
+    The function takes (group sizes, map). With `long_rows` there is a second map.
     """
-    grid = (groups, len(BLOCKS_M) + 1, 1)
-    return _size(rows, groups, rows // chunk_rows), _launch.prepare(
-        grid, (rows, groups, chunk_rows), LANES=_LANES, num_warps=4
-    )
+    size, launcher, kinds = _size(rows, groups, rows // chunk_rows), _launch, len(BLOCKS_M) + 1
+    numbers: tuple[int, ...] = (rows, groups, chunk_rows)
+    if long_rows:
+        second = second_map(rows, groups, chunk_rows)
+        size, launcher, kinds = second + _size(rows, groups, rows // long_rows), _of_dw(), kinds + 1
+        numbers += (long_rows, second)
+    return size, launcher.prepare((groups, kinds, 1), numbers, LANES=_LANES, num_warps=4)
+
+
+def second_map(rows: int, groups: int, chunk_rows: int) -> int:
+    """Return the entry at which the second map begins, at a multiple of 16 bytes."""
+    return -(-_size(rows, groups, rows // chunk_rows) // 4) * 4
 
 
 def _size(rows: int, groups: int, splits: int) -> int:
@@ -266,9 +282,10 @@ class TileMap(NamedTuple):
     rows: int
     groups: int
     chunk_rows: int  # the most rows of a group that dW sums at a time
+    long_rows: int = 0  # those in the second map, for kernels that take tiles from a counter; 0: there is none
 
     @classmethod
-    def build(cls, group_sizes: torch.Tensor, rows: int, chunk_rows: int | None = None) -> TileMap:
+    def build(cls, group_sizes: torch.Tensor, rows: int, chunk_rows: int | None = None, long_rows: int = 0) -> TileMap:
         """Return the tile map of group sizes: launch the kernel that builds it, without waiting for it.
 
         Args:
@@ -276,25 +293,31 @@ class TileMap(NamedTuple):
                 (`routing_shape`), whose own map is used if it has these chunks.
             rows: The number of rows.
             chunk_rows: The maximum number of rows per chunk (`space.chunk_rows`); if omitted, no group is split.
+            long_rows: The same for kernels that take tiles from a counter; 0 if none will read the map.
         """
         import torch
 
         groups, chunk_rows = group_sizes.shape[-1], chunk_rows or max(rows, 1)
         if group_sizes.dim() == 2:
-            if chunk_rows == max(rows, 1):
+            if chunk_rows == max(rows, 1) and not long_rows:
                 return cls(group_sizes, rows, groups, chunk_rows)
             group_sizes = sizes_of(group_sizes)
         if group_sizes.dtype != torch.int32:
             group_sizes = group_sizes.to(torch.int32)
-        size, launch = prepared_map(rows, groups, chunk_rows)
+        size, launch = prepared_map(rows, groups, chunk_rows, long_rows)
         entries = group_sizes.new_empty(size)
         launch((group_sizes, entries))
-        return cls(entries, rows, groups, chunk_rows)
+        return cls(entries, rows, groups, chunk_rows, long_rows)
 
     @staticmethod
     def has_binary() -> bool:
         """Return whether the kernel that builds maps has been compiled in this process."""
         return _launch.is_known
+
+    def second(self, entries: torch.Tensor) -> TileMap:
+        """Return the second map, for kernels that take tiles from a counter, in the entries of a map of these sizes."""
+        start = second_map(self.rows, self.groups, self.chunk_rows)
+        return TileMap(entries[start:], self.rows, self.groups, self.long_rows)
 
     @property
     def most_chunks(self) -> int:

@@ -1,0 +1,381 @@
+"""Figures behind the goals that kernels do not reach: `python tests/kernels/goals_on_gpu.py [PART ...]`.
+
+- products: dense products, of 16-bit operands and of fp8 with one scale per tensor, with the predicted config, the best
+  of many (also outside of the space: SPLIT_K of any number), and cuBLAS. First all configs in few rounds with a cold
+  L2, then the fastest again; the last two columns are times in CUDA graphs, where kernels follow each other.
+- skew: the grouped GEMMs with unequal groups relative to equal ones, and dW by `scheduled_dw.py`, whose programs take
+  tiles from a counter, next to the kernel with a fixed number of tiles per program.
+- quantizing: the kernels that quantize along rows, next to eager PyTorch.
+
+Configs are compiled by all cores first. `--dry` counts the configs without a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from multiprocessing import get_context
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from configs_on_gpu import configs_of
+from foretune.datasets import DeviceSpec, KernelConfig, Problem
+from foretune.kernels import find_measurable
+from foretune.kernels.grouped_gemm.group_sizes import drawn_sizes
+from foretune.kernels.grouped_gemm.space import cdiv, is_scheduled
+from foretune.kernels.grouped_gemm.triton_kernels import launches as of_dw
+from foretune.kernels.launchers import Launchers
+from foretune.kernels.matmul.space import KNOBS
+from foretune.kernels.registry import comparison_of
+from foretune.runtime import use_stub_driver
+from foretune.runtime.shortlist import make_shortlist
+
+DRY = "--dry" in sys.argv
+BEGAN = time.perf_counter()
+FINALISTS, GRAPH_BYTES = 5, 300e6
+
+MATMUL_TILES = [
+    *((128, n, k, 4, s) for n, k, s in ((32, 64, 6), (32, 128, 4), (64, 64, 5), (64, 128, 4), (128, 64, 5))),
+    *((128, n, k, 8, s) for n, k, s in ((128, 64, 5), (128, 128, 3), (256, 64, 4), (256, 32, 6))),
+    *((64, n, k, 4, s) for n, k, s in ((64, 64, 6), (64, 128, 5), (128, 64, 5), (128, 128, 4), (256, 64, 4))),
+    (256, 64, 64, 8, 4), (256, 128, 64, 8, 4),
+]  # fmt: skip
+SCALED_TILES = [
+    *((128, n, 4, s) for n, s in ((32, 6), (64, 5), (128, 4))),
+    *((128, n, 8, s) for n, s in ((64, 5), (128, 4), (256, 4))),
+    *((64, n, 4, s) for n, s in ((64, 6), (128, 5), (256, 4))),
+    *((256, n, 8, s) for n, s in ((32, 5), (64, 5), (128, 4))),
+]
+#: Groups, rows, N, K.
+LAYERS = [
+    (64, 65536, 2048, 1408), (64, 65536, 2816, 2048), (128, 65536, 1536, 2048), (32, 65536, 1536, 4096),
+    (64, 65536, 2048, 1024), (32, 8192, 7168, 2048), (128, 16384, 2816, 4096), (8, 8192, 28672, 4096),
+    (128, 65536, 2048, 768), (60, 16384, 2816, 2048), (16, 4096, 2816, 2048), (64, 4096, 2048, 1024),
+]  # fmt: skip
+ROUTINGS = ("balanced", "uniform", "zipf", "hot", "hot128")
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def compile_one(job: tuple[str, KernelConfig, Problem, DeviceSpec]) -> str | None:
+    """Compile one config into Triton's cache; return what is wrong with it, or None."""
+    name, config, problem, device = job
+    try:
+        with use_stub_driver(device):
+            find_measurable(name).compile(config, problem)
+    except Exception as error:  # noqa: BLE001 - a config that does not compile is left out
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def compiled(jobs: list[tuple[str, KernelConfig, Problem, DeviceSpec]]) -> set[Any]:
+    """Compile one job per binary in parallel; return the keys of the binaries that exist."""
+    unique = {(name, find_measurable(name).binary_key(config, problem)): (name, config, problem, device)
+              for name, config, problem, device in jobs}  # fmt: skip
+    say(f"{len(jobs)} configs, {len(unique)} binaries, after {time.perf_counter() - BEGAN:.0f} s")
+    if DRY:
+        keys = random.Random(0).sample(sorted(unique, key=repr), 4)
+        say(str([compile_one(unique[key]) for key in keys]))
+        return set(unique)
+    with get_context("spawn").Pool(max((os.cpu_count() or 2) - 1, 2)) as pool:
+        wrong = pool.map(compile_one, unique.values(), chunksize=1)
+    for text in sorted({str(one)[:150] for one in wrong if one}):
+        say(f"  {text}")
+    say(f"compiled after {time.perf_counter() - BEGAN:.0f} s")
+    return {key for key, reason in zip(unique, wrong, strict=True) if reason is None}
+
+
+def times_of(launches: dict[str, Callable[[], Any]], timer: Any, rounds: int, samples: int) -> dict[str, float]:
+    """The median time of each launch with a cold L2, in rounds of random order."""
+    times: dict[str, list[float]] = {name: [] for name in launches}
+    order, shuffled = list(launches), random.Random(0)
+    for _ in range(rounds):
+        shuffled.shuffle(order)
+        for name in order:
+            times[name] += timer.sample(launches[name], samples)
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def graph_times(candidates: dict[str, list[Callable[[], Any]]]) -> dict[str, float]:
+    """The median time of each candidate's launches in a CUDA graph, per launch."""
+    graphs, times = {}, {name: [] for name in candidates}
+    for name, launches in candidates.items():
+        launches[0]()
+        torch.cuda.synchronize()
+        graphs[name] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graphs[name]):
+            for launch in launches:
+                launch()
+    order, shuffled = list(graphs), random.Random(0)
+    for turn in range(9):
+        shuffled.shuffle(order)
+        for name in order:
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(100_000)
+            first.record()
+            graphs[name].replay()
+            last.record()
+            last.synchronize()
+            if turn > 1:
+                times[name].append(first.elapsed_time(last) * 1e3 / len(candidates[name]))
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def shown(config: KernelConfig) -> str:
+    c = config
+    text = f"{c['BLOCK_M']}x{c['BLOCK_N']}x{c['BLOCK_K']} g{c['GROUP_M']} split{c['SPLIT_K']}"
+    for name, value in c.to_json().items():
+        if name.startswith(("TMA", "SWAP", "CONS", "PING", "PROG", "num")):
+            text += f" {name.lower().replace('programs_per_sm', 'p').replace('num_', '')}{value}"
+    return text
+
+
+def product_problems() -> Iterator[tuple[str, Any, Problem]]:
+    family = find_measurable("matmul")
+    for name, case in comparison_of(family).suite(family).items():
+        if name.endswith(("forward 128", "square 1024")) or name.startswith("batched"):
+            yield name, family, case.problem
+    family = find_measurable("scaled_gemm")
+    for name, case in comparison_of(family).suite(family).items():
+        if name.endswith("256 tensorwise") or "kv_a 4096 tensor" in name:
+            yield name, family, case.problem
+
+
+def candidates(family: Any, problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
+    """The most promising configs, and split contractions of large tiles."""
+    found = list(make_shortlist(family, problem, device, k=40).configs)
+    if family.name == "matmul":
+        tiles = [(m, n, k, warps, stages) for m, n, k, warps, stages in MATMUL_TILES]
+    else:
+        tiles = [(m, n, 128, warps, stages) for m, n, warps, stages in SCALED_TILES]
+    batch = problem["batch"] if family.name == "matmul" else 1
+    for (m, n, k, warps, stages), splits in product(tiles, (1, 2, 3, 4, 5, 6, 8)):
+        programs = batch * cdiv(problem["m"], m) * cdiv(problem["n"], n) * splits
+        if (splits > 1 and not 64 <= programs <= 600) or (splits == 1 and programs < 60):
+            continue
+        knobs = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8, "SPLIT_K": splits, "PROGRAMS_PER_SM": 0}
+        if family.name == "matmul":
+            knobs |= {"TMA": 1, "CONSUMERS": 0, "PINGPONG": 0}
+        else:
+            knobs |= {"SWAP_AB": 0, "TMA_LOAD": 1, "TMA_STORE": 0, "CONSUMERS": 0}
+        config = KernelConfig.of(**knobs, num_warps=warps, num_stages=stages)
+        if config not in found and family.supports(config, problem, device) is None:
+            found.append(config)
+    return found
+
+
+def products(device: DeviceSpec, timer: Any) -> None:
+    rows = [
+        (name, family, problem, candidates(family, problem, device)) for name, family, problem in product_problems()
+    ]
+    able = compiled([(f.name, config, problem, device) for _, f, problem, configs in rows for config in configs])
+    say("us with a cold L2 (in graphs): cuBLAS, predicted, best of all; cuBLAS over predicted, over best")
+    for name, family, problem, configs in rows:
+        if DRY:
+            say(f"  {name}: {len(configs)} configs; {shown(configs[0])}")
+            continue
+        inputs = family.inputs(problem, device)
+        reference = family.reference(inputs).flatten()[::7]
+        launches: dict[str, Callable[[], Any]] = {}
+        for place, config in enumerate(configs):
+            if (family.name, family.binary_key(config, problem)) not in able:
+                continue
+            launch = partial(family.launch, inputs, config)
+            try:
+                out = launch().flatten()[::7].float()
+            except Exception as error:  # noqa: BLE001 - such as too much shared memory
+                say(f"    {shown(config)}: {type(error).__name__}")
+                continue
+            error = float((out - reference).norm() / reference.norm())
+            if error < 1e-2:
+                launches[f"{place}"] = launch
+            else:
+                say(f"    {shown(config)} is wrong by {error:.2g}")
+        predicted, library = "0", "cublas" if family.name == "matmul" else "torch"
+        theirs = comparison_of(family).contenders(family, problem, inputs, device, {})[library]
+        theirs()
+        times = times_of(launches, timer, 3, 2)
+        final = sorted(times, key=times.__getitem__)[:FINALISTS]
+        final = list(dict.fromkeys([predicted, *final]))
+        times = times_of({label: launches[label] for label in final} | {"lib": theirs}, timer, 9, 3)
+        copies = max(1, min(40, int(GRAPH_BYTES // family.bytes(problem))))
+        all_inputs = [inputs, *(family.inputs(problem, device, seed=seed) for seed in range(1, copies))]
+        ways = {label: [partial(family.launch, one, configs[int(label)]) for one in all_inputs] for label in final}
+        ways["lib"] = [
+            comparison_of(family).contenders(family, problem, one, device, {})[library] for one in all_inputs
+        ]
+        in_graph = graph_times(ways)
+        best = min(final, key=times.__getitem__)
+        best_in_graph = min(final, key=in_graph.__getitem__)
+        say(
+            f"  {name:32} {times['lib']:.1f} ({in_graph['lib']:.1f}), "
+            f"{times[predicted]:.1f} ({in_graph[predicted]:.1f}), {times[best]:.1f} ({in_graph[best_in_graph]:.1f}); "
+            f"{times['lib'] / times[predicted]:.3f} ({in_graph['lib'] / in_graph[predicted]:.3f}), "
+            f"{times['lib'] / times[best]:.3f} ({in_graph['lib'] / in_graph[best_in_graph]:.3f})"
+        )
+        for label in sorted(final, key=times.__getitem__):
+            say(f"    {label:>4} {times[label]:.1f} ({in_graph[label]:.1f}) {shown(configs[int(label)])}")
+        del inputs, all_inputs, ways, reference, launches, theirs
+        torch.cuda.empty_cache()
+
+
+def sizes_of(routing: str, rows: int, groups: int) -> tuple[int, ...]:
+    """Group sizes; in "hot128" one expert has about half the rows, and all are multiples of 128."""
+    if routing != "hot128":
+        return tuple(drawn_sizes(routing, rows, groups, np.random.default_rng(1)))
+    least = rows // 2 // groups // 128 * 128
+    return (rows - least * (groups - 1), *(least for _ in range(groups - 1)))
+
+
+def fixed(config: KernelConfig, inputs: Any, n: int, k: int, sm_count: int) -> Callable[[], None]:
+    """A launch by the kernel with a fixed number of tiles per program, for a config that takes them from a counter."""
+    always = Launchers(of_dw.__package__, ".dw:grouped_gemm_dw_kernel", ".specialized_dw:specialized_dw_kernel")
+    with mock.patch.object(of_dw, "OF_DW", always), mock.patch.object(of_dw, "is_scheduled", return_value=False):
+        launch = of_dw.prepare_dw(inputs.tile_map, n, k, config, sm_count)
+    return partial(launch, (inputs.left, inputs.right, inputs.out, inputs.tile_map.entries))
+
+
+def skew(device: DeviceSpec, timer: Any) -> None:
+    """Print times with unequal groups over those with equal ones, and of dW with fixed tiles over a counter."""
+    jobs = []
+    for which, (groups, rows, n, k) in product(("fwd", "dx", "dw"), LAYERS):
+        one = find_measurable(f"grouped_gemm_{which}")
+        problem = Problem.of(one.name, groups=groups, rows=rows, n=n, k=k)
+        jobs += [(one.name, config, problem, device) for _, config in chosen_of(which, problem, device)]
+    compiled(jobs)
+    if DRY:
+        return
+    gains: dict[tuple[str, str], list[float]] = {}
+    for which, (groups, rows, n, k) in [*product(("dw",), LAYERS), *product(("fwd", "dx"), LAYERS[:4])]:
+        family, dims = find_measurable(f"grouped_gemm_{which}"), {"groups": groups, "rows": rows, "n": n, "k": k}
+        ways: dict[str, Callable[[], Any]] = {}
+        for routing in ROUTINGS:
+            problem = Problem.of(family.name, ragged={"rows": sizes_of(routing, rows, groups)}, **dims)
+            inputs = family.inputs(problem, device)
+            reference = None
+            for label, config in chosen_of(which, problem, device):
+                ways[f"{label}/{routing}"] = partial(family.launch, inputs, config)
+                if which == "dw" and is_scheduled(config):
+                    ways[f"{label} fixed/{routing}"] = fixed(config, inputs, n, k, device.sm_count)
+                for name in (f"{label}/{routing}", f"{label} fixed/{routing}"):
+                    if name in ways:
+                        inputs.out.fill_(float("nan"))
+                        ways[name]()
+                        found = inputs.out.flatten()[::997].double()
+                        reference = found if reference is None else reference
+                        error = float((found - reference).norm() / reference.norm())
+                        if not error < 1e-2:
+                            say(f"    {name}: wrong by {error}")
+        times = times_of(ways, timer, 7, 2)
+        best: dict[str, dict[str, float]] = {}
+        say(f"{which} {groups} x {n} x {k}, {rows} rows: us if balanced; {', '.join(ROUTINGS[1:])} over it")
+        for label in dict.fromkeys(name.partition("/")[0] for name in times):
+            line = [times[f"{label}/{routing}"] for routing in ROUTINGS]
+            say(f"  {line[0]:.0f} us: {', '.join(f'{us / line[0]:.3f}' for us in line[1:])} {label}")
+            for routing, us in zip(ROUTINGS, line, strict=True):
+                kind = "fixed" if label.endswith("fixed") or "pingpong" in label else "counter"
+                best.setdefault(routing, {}).setdefault(kind, us)
+                best[routing][kind] = min(best[routing][kind], us)
+                if label.endswith(" fixed"):
+                    gains.setdefault(("same config", routing), []).append(us / times[f"{label[:-6]}/{routing}"])
+        if which == "dw":
+            base = min(best["balanced"].values())
+            for routing, us in best.items():
+                gains.setdefault(("best config", routing), []).append(us["fixed"] / us["counter"])
+                say(f"    best {routing}: fixed {us['fixed'] / base:.3f}, counter {us['counter'] / base:.3f}")
+        del inputs, ways
+        torch.cuda.empty_cache()
+        if which == "dw" and (groups, rows, n, k) == LAYERS[-1]:
+            for (kind, routing), found in gains.items():
+                say(f"fixed over counter, {kind}, {routing}: mean {statistics.geometric_mean(found):.3f}, "
+                    f"least {min(found):.3f}, of {len(found)}")  # fmt: skip
+
+
+def chosen_of(which: str, problem: Problem, device: DeviceSpec) -> list[tuple[str, KernelConfig]]:
+    """The predicted config, and for dW those whose groups share a tile or take tiles in turns."""
+    family = find_measurable(problem.family)
+    known = configs_of(family, "dw") if which == "dw" else ()
+    found = [(label, config) for label, config in known if config["CONSUMERS"]]
+    predicted = make_shortlist(family, replace(problem, ragged=None), device, k=1).configs[0]
+    return [*found, (f"predicted {tile_of(predicted)}", predicted)]
+
+
+def tile_of(config: KernelConfig) -> str:
+    """The tile of a config and whether its groups take tiles in turns, as text."""
+    text = "x".join(str(config[f"BLOCK_{axis}"]) for axis in "MNK")
+    return f"{text} g{config['GROUP_M']}" + " ws" * bool(config["CONSUMERS"]) + " pingpong" * config["PINGPONG"]
+
+
+def quantizing(device: DeviceSpec, timer: Any) -> None:
+    from foretune.kernels.scaled_gemm.operators import QUANTIZED
+    from foretune.kernels.scaled_gemm.quantize import quantize_w, quantize_x
+    from foretune.kernels.scaled_gemm.space import GRANULARITIES
+    from foretune.kernels.scaled_gemm.triton_kernels import one_way
+
+    if DRY:
+        return
+    say("quantizing, us with a cold L2: eager, the kernels (TB/s of reading bf16 and writing fp8 once)")
+    shapes = (("x", (65536, 7168)), ("x", (65536, 2048)), ("x", (128, 7168)), ("w", (32, 4096, 7168)))
+    for kind, (name, shape) in product(GRANULARITIES, shapes):
+        x, weights = torch.randn(shape, device="cuda", dtype=torch.bfloat16), name == "w"
+        eager = partial(quantize_w, x, kind) if weights else partial(quantize_x, x, kind)
+        kernel = partial(QUANTIZED.call, x, "e4m3", kind, weights)
+        (fp8, scale), (expected, expected_scale) = kernel(), eager()
+        is_same = torch.equal(scale, expected_scale) and torch.equal(fp8.view(torch.uint8), expected.view(torch.uint8))
+        ways = {"eager": eager, "kernel": kernel}
+        options = one_way._ROWS, one_way._COLUMNS, one_way._BLOCK_ROWS, dict(one_way._OPTIONS)
+        for rows, columns, block, warps in ((4, 1024, 64, 4), (4, 1024, 128, 8), (4, 1024, 32, 4), (2, 1024, 32, 8),
+                                            (1, 2048, 64, 8), (8, 512, 16, 4), (2, 2048, 64, 16), (8, 1024, 64, 8),
+                                            (1, 1024, 16, 2)):  # fmt: skip
+
+            def varied(rows=rows, columns=columns, block=block, warps=warps, kernel=kernel, options=options) -> None:
+                one_way._ROWS, one_way._COLUMNS, one_way._BLOCK_ROWS = rows, columns, block
+                one_way._OPTIONS["num_warps"] = warps
+                kernel()
+                one_way._ROWS, one_way._COLUMNS, one_way._BLOCK_ROWS, before = options
+                one_way._OPTIONS.update(before)
+
+            varied()
+            ways[f"{rows}/{columns}/{block}/w{warps}"] = varied
+        times = times_of(ways, timer, 3, 2)
+        rate = x.numel() * 3e-6 / times["kernel"]
+        rest = ", ".join(f"{label} {us:.0f}" for label, us in sorted(times.items(), key=lambda one: one[1])[:5])
+        say(f"  {kind:10} {name} {shape}: {times['eager']:.0f}, {times['kernel']:.0f} ({rate:.2f} TB/s) {rest}; "
+            f"{'same bits' if is_same else 'OTHER BITS'}")  # fmt: skip
+        del x, fp8, scale, expected, ways, eager, kernel
+        torch.cuda.empty_cache()
+
+
+def main() -> None:
+    parts = {"quantizing": quantizing, "products": products, "skew": skew}
+    chosen = [name for name in sys.argv[1:] if name in parts] or list(parts)
+    if DRY:
+        device, timer = DeviceSpec.named("h100"), None
+    else:
+        from foretune.runtime.timing.timer import Timer
+
+        device, timer = DeviceSpec.live(), Timer()
+    say(f"{device.name}, torch {torch.__version__}; knobs of matmul {KNOBS}")
+    for name in chosen:
+        try:
+            parts[name](device, timer)
+        except Exception:  # noqa: BLE001 - the other parts are worth their figures
+            import traceback
+
+            traceback.print_exc(file=sys.stdout)
+        say(f"{name} done after {time.perf_counter() - BEGAN:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
