@@ -283,8 +283,7 @@ class Problem:
 
         Args:
             family: The name of the kernel's family.
-            dtype: One name of `DTYPES` for all operands, or a mapping from operand to name. "bf16" if left out, also
-                for a family that does not have it.
+            dtype: One name of `DTYPES` for all operands, or a mapping from operand to name. "bf16" for every family.
             flags: The flags that are set, as in `("b_kn", "bias")`; the family names them.
             ragged: The segment sizes of the ragged dimension, as `{dimension: sizes}` or a `Ragged`.
             **dims: The size of each dimension.
@@ -296,18 +295,15 @@ class Problem:
         >>> str(Problem.of("matmul", batch=1, m=64, n=1024, k=1024, dtype="fp16", flags=("b_kn",)))
         'matmul batch=1 k=1024 m=64 n=1024 fp16 b_kn'
         """
-        if given := [name for name, size in dims.items() if isinstance(size, bool)]:
-            raise ForetuneError(
-                f"dimension {given[0]} must be an integer between 0 and {MOST_SIZE} but got {dims[given[0]]}; a flag "
-                f"is given as flags=({given[0]!r},)"
-            )
+        for dim, size in dims.items():
+            if isinstance(size, bool):
+                expected = f"dimension {dim} must be an integer between 0 and {MOST_SIZE} but got {size}"
+                raise ForetuneError(f"{expected}; a flag is given as flags=({dim!r},)")
         if isinstance(ragged, Mapping):
             if len(ragged) != 1:
-                raise ForetuneError(
-                    f"ragged must name exactly one dimension but has {', '.join(map(str, ragged)) or 'none'}"
-                )
-            ((dim, sizes),) = ragged.items()
-            ragged = Ragged(dim, sizes)  # type: ignore[arg-type]  # converted by the constructor
+                names = ", ".join(map(str, ragged)) or "none"
+                raise ForetuneError(f"ragged must name exactly one dimension but has {names}")
+            ragged = Ragged(*next(iter(ragged.items())))  # type: ignore[arg-type]  # converted by the constructor
         return cls(family, tuple(dims.items()), dtype, flags, ragged)  # type: ignore[arg-type]
 
     def __getitem__(self, dim: str) -> int:

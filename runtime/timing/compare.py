@@ -50,7 +50,7 @@ class Row:
     compute_us: float  # the FLOPs at the matrix rate for the dtype
     memory_us: float  # the bytes at the measured read bandwidth
     config: KernelConfig  # the best one, or the predicted one without a dataset
-    kind: str = ""  # such as the routing: rows of one kind are summarized together
+    kind: str = ""  # rows of one kind are summarized together
 
     def __str__(self) -> str:
         times = {"predicted": self.predicted_us, "best": self.best_us, **self.others_us}
