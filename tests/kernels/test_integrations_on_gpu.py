@@ -92,7 +92,7 @@ def test_experts_in_fp8_are_what_a_loop_over_them_gives(has_gate):
         assert error(one, other) < 1e-2
     experts.is_exact = True
     for one, other in zip(found, results(experts.looped), strict=True):
-        assert 1e-2 < error(one, other) < 0.08  # what fp8 costs
+        assert 1e-2 < error(one, other) < 0.15  # what fp8 costs
 
 
 def test_the_seam_is_what_torchs_own_grouped_product_is():
