@@ -28,7 +28,7 @@ _TILE = tl.constexpr(3)
 _CHUNK = tl.constexpr(4)
 _SPLIT = tl.constexpr(3)
 _BLOCKS = tl.constexpr(len(BLOCKS_M))
-_LANES = 128, 1024  # the fewest and the most groups that a program reads at a time
+_LANES = 128  # more cost more than another step: a lane divides several times in 64 bits, with or without a group
 _CHUNK_STEP = tl.constexpr(128)
 
 
@@ -234,11 +234,9 @@ def prepared_map(rows: int, groups: int, chunk_rows: int) -> tuple[int, Prepared
 
     The function takes (group sizes, map).
     """
-    grid, (fewest, most) = (groups, len(BLOCKS_M) + 1, 1), _LANES
-    # Lanes without a group cost as much as the others: several divisions in 64 bits.
-    lanes = min(max(1 << (groups - 1).bit_length(), fewest), most)
+    grid = (groups, len(BLOCKS_M) + 1, 1)
     return _size(rows, groups, rows // chunk_rows), _launch.prepare(
-        grid, (rows, groups, chunk_rows), LANES=lanes, num_warps=4
+        grid, (rows, groups, chunk_rows), LANES=_LANES, num_warps=2
     )
 
 
