@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     import torch
 
 _LANES = 1024
-_MOST_ALONE = 4096  # a program for each group reads so many rows; of more, it sorts one of at most `_MOST_PARTS` parts
-_MOST_PARTS = 64
+_MOST_ALONE = 4096  # a program for each group reads so many rows; of more, it sorts one part
+_PROGRAMS = 2048  # for all groups and parts; each program also reads all their counts
 
 
 @triton.jit(do_not_specialize=["rows", "groups", "part_rows"])
 def count_kernel(choice_ptr, counts_ptr, rows, groups, part_rows, LANES: tl.constexpr):
     """Write to counts (groups + 1, parts) how many rows of part p chose group g, in program (g, p)."""
     group, part = tl.program_id(0), tl.program_id(1)
-    count = tl.zeros((), tl.int32)
+    count = tl.zeros((LANES,), tl.int32)
     for start in range(part * part_rows, tl.minimum((part + 1) * part_rows, rows), LANES):
-        count += tl.sum((load_choice(choice_ptr, start + tl.arange(0, LANES), rows, groups) == group).to(tl.int32))
-    tl.store(counts_ptr + group * tl.num_programs(1) + part, count)
+        count += (load_choice(choice_ptr, start + tl.arange(0, LANES), rows, groups) == group).to(tl.int32)
+    tl.store(counts_ptr + group * tl.num_programs(1) + part, tl.sum(count))
 
 
 @triton.jit(do_not_specialize=["rows", "groups", "part_rows"])
@@ -87,8 +87,7 @@ def prepare_route(rows: int, groups: int) -> Callable[[torch.Tensor, torch.Tenso
 
     Its arguments are (choice (rows,), order (rows,), a routing, see `routing_shape`).
     """
-    # Each program also reads the counts of all groups and parts, which should not be more than the rows.
-    parts = 1 if rows <= _MOST_ALONE else min(cdiv(rows, _LANES), _MOST_PARTS, max(rows // groups, 1))
+    parts = 1 if rows <= _MOST_ALONE else min(cdiv(rows, _LANES), max(_PROGRAMS // (groups + 1), 1))
     part_rows = cdiv(rows, parts * _LANES) * _LANES
     grid, integers = (groups + 1, parts, 1), (rows, groups, part_rows)
     count, sort = (kernel.prepare(grid, integers, LANES=_LANES, num_warps=4) for kernel in (_count, _route))
