@@ -5,8 +5,8 @@ are compiled by Inductor's default mode, by its max-autotune, and with `foretune
 with empty caches before each. Then all run interleaved, from Python and as CUDA graphs. The tables show medians of the
 run time, the seconds of the first call, and ratios next to their goals. Each GPU (of CUDA_VISIBLE_DEVICES, or `--gpus`)
 has a process for its share of the models and of the cores. A result is kept in `--out` when its model is done, so that
-a run that is cut off continues there. `--breakdown` also prints where the time of the first call went; `--tiny` runs
-small models on the CPU without CUDA graphs, to try the script.
+a run that is cut off continues there. `--breakdown` also prints where the time of the first call went, and the kernels
+of a call; `--tiny` runs small models on the CPU without CUDA graphs, to try the script.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
-ROUNDS, SAMPLES = 7, 5
+#: Rounds in which all modes take turns. Called from Python, a call of a small model waits for the host, whose speed
+#: varies far more than the GPU's.
+ROUNDS, ROUNDS_OF_GRAPHS, SAMPLES = 40, 7, 5
 #: Relative error of the Frobenius norm up to which a mode agrees with eager mode in bf16 after a few layers; it may
 #: also be twice that of the default mode, because near ties send a token to other experts.
 MOST_OFF = 3e-2
@@ -66,11 +68,11 @@ GOALS: dict[tuple[str, str, str], tuple[float, float | None]] = {
     ("auto", "max-autotune", "compile_s"): (0.4, None),
     ("k=1", "default", "compile_s"): (1.1, None),
 }
-#: The shortest part of the breakdown, in seconds.
-LEAST_PART_S = 0.1
+#: The shortest part of the breakdown, in seconds, and how many kernels it lists.
+LEAST_PART_S, MOST_KERNELS = 0.1, 12
 
 
-def measure(name: str, modes: list[str], tiny: bool) -> dict[str, Any]:
+def measure(name: str, modes: list[str], tiny: bool, breakdown: bool) -> dict[str, Any]:
     """Return the seconds of the first call and the run times in microseconds, by mode."""
     import torch
     from model_workloads import WORKLOADS
@@ -103,12 +105,29 @@ def measure(name: str, modes: list[str], tiny: bool) -> dict[str, Any]:
     if wrong := [mode for mode, off in found["off"].items() if not off < limit]:
         raise AssertionError(f"{name}: {wrong[0]} differs from eager mode by {found['off'][wrong[0]]:.3g} of the norm")
     with torch.compiler.set_stance("fail_on_recompile"):
-        found["us"] = interleaved(calls, where)
-        found["graph_us"] = interleaved(graphs, where) if graphs else found["us"]
+        found["us"] = interleaved(calls, where, 2 if tiny else ROUNDS)
+        found["graph_us"] = interleaved(graphs, where, ROUNDS_OF_GRAPHS) if graphs else found["us"]
+        if breakdown and where == "cuda":
+            found["kernels"] = {mode: kernels_of(of_mode[0]) for mode, of_mode in calls.items()}
     return found
 
 
-def measure_all(names: list[str], modes: list[str], out: Path, tiny: bool) -> None:
+def kernels_of(call: Callable[[], Any]) -> dict[str, tuple[int, float]]:
+    """Return how often a call launches each kernel, and the microseconds of all these launches."""
+    import torch
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
+        call()
+        torch.cuda.synchronize()
+    found: dict[str, tuple[int, float]] = {}
+    for event in profiled.events():
+        if event.device_type.name == "CUDA":
+            count, us = found.get(event.name, (0, 0.0))
+            found[event.name] = count + 1, us + event.time_range.elapsed_us()
+    return found
+
+
+def measure_all(names: list[str], modes: list[str], out: Path, tiny: bool, breakdown: bool) -> None:
     """Measure models one after the other, and add a line to the file of results for each that succeeds."""
     import torch
     from torch._inductor.async_compile import AsyncCompile
@@ -118,7 +137,7 @@ def measure_all(names: list[str], modes: list[str], out: Path, tiny: bool) -> No
     warmed_up(*(("cpu", torch.float32) if tiny else ("cuda", torch.bfloat16)))
     for name in names:
         try:
-            found = measure(name, modes, tiny)
+            found = measure(name, modes, tiny, breakdown)
         except Exception:  # noqa: BLE001 - the next one may succeed
             traceback.print_exc()
             continue
@@ -200,12 +219,12 @@ def captured(call: Callable[[], Any]) -> Callable[[], Any]:
     return replay
 
 
-def interleaved(calls: dict[str, list[Callable[[], Any]]], where: str) -> dict[str, list[float]]:
+def interleaved(calls: dict[str, list[Callable[[], Any]]], where: str, rounds: int) -> dict[str, list[float]]:
     """Return the median time of each mode's calls in microseconds. The calls take turns in random order."""
     import torch
 
     times: dict[str, list[list[float]]] = {mode: [[] for _ in each] for mode, each in calls.items()}
-    for turn in range(ROUNDS + 1):
+    for turn in range(rounds + 1):
         for mode in random.Random(turn).sample(list(calls), len(calls)):
             for place, call in enumerate(calls[mode]):
                 if where == "cuda":
@@ -250,6 +269,10 @@ def show(out: Path, breakdown: bool) -> None:
         for mode, spent in line["spent"].items():
             parts = sorted(spent.items(), key=lambda part: -part[1])
             print(f"{name}, {mode}: " + ", ".join(f"{part} {amount:.4g}" for part, amount in parts))
+        for mode, kernels in line.get("kernels", {}).items():
+            print(f"{name}, {mode}: {sum(count for count, _ in kernels.values())} kernels")
+            for kernel, (count, us) in sorted(kernels.items(), key=lambda one: -one[1][1])[:MOST_KERNELS]:
+                print(f"  {us:8.1f} us, {count:3} x {kernel[:110]}")
     modes = list(dict.fromkeys(mode for line in lines.values() for mode in line["compile_s"]))
     devices = ", ".join(sorted({line["device"] for line in lines.values()}))
     for title, what, unit in (
@@ -293,14 +316,14 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", choices=tuple(MODES), default=list(USUAL))
     parser.add_argument("--models", nargs="+", default=list(WORKLOADS), help="only those whose names begin so")
     parser.add_argument("--threads", type=int, help="compiling processes for each GPU")
-    parser.add_argument("--breakdown", action="store_true", help="print the parts of the first call")
+    parser.add_argument("--breakdown", action="store_true", help="print the parts of the first call, and the kernels")
     parser.add_argument("--tiny", action="store_true", help="small models on the CPU")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     if options.measure:
-        measure_all(options.models, options.modes, out, options.tiny)
+        measure_all(options.models, options.modes, out, options.tiny, options.breakdown)
         return
     deadline = time.monotonic() + options.budget_s
     known = results(out)
@@ -312,7 +335,13 @@ def main() -> None:
     gpus = options.gpus.split(",")
     with tempfile.TemporaryDirectory(prefix="models-", ignore_cleanup_errors=True) as caches:
         shares = [(left[place :: len(gpus)], gpu) for place, gpu in enumerate(gpus)]
-        running = [start(share, gpu, len(gpus), options, caches) for share, gpu in shares if share]
+        cores = sorted(os.sched_getaffinity(0))
+        each = max(len(cores) // len(gpus), 1)
+        running = [
+            start(share, gpu, cores[place * each :][:each] or cores, options, caches)
+            for place, (share, gpu) in enumerate(shares)
+            if share
+        ]
         while any(process.poll() is None for process in running) and time.monotonic() < deadline:
             time.sleep(0.2)
         for process in running:
@@ -323,15 +352,17 @@ def main() -> None:
         print(f"Not measured: {', '.join(missing)}; see {out / 'log.txt'}")
 
 
-def start(names: list[str], gpu: str, gpus: int, options: argparse.Namespace, caches: str) -> subprocess.Popen[bytes]:
-    """Start the process that measures models on a GPU."""
+def start(
+    names: list[str], gpu: str, cores: list[int], options: argparse.Namespace, caches: str
+) -> subprocess.Popen[bytes]:
+    """Start the process that measures models on a GPU, on cores of its own, as the others' compilations disturb it."""
     from inductor_on_gpu import torchs_ptxas
 
     environment = {
         **torchs_ptxas(),
         **os.environ,
         "CUDA_VISIBLE_DEVICES": gpu,
-        "TORCHINDUCTOR_COMPILE_THREADS": str(options.threads or max(len(os.sched_getaffinity(0)) // gpus, 1)),
+        "TORCHINDUCTOR_COMPILE_THREADS": str(options.threads or len(cores)),
         "PYTHONPATH": os.pathsep.join([str(ROOT.parent), os.environ.get("PYTHONPATH", "")]),
         "TMPDIR": tempfile.mkdtemp(dir=caches),
     }
@@ -346,9 +377,10 @@ def start(names: list[str], gpu: str, gpus: int, options: argparse.Namespace, ca
         "--models",
         *names,
     ]
-    command += ["--tiny"] if options.tiny else []
+    command += ["--tiny"] * options.tiny + ["--breakdown"] * options.breakdown
+    pin = partial(os.sched_setaffinity, 0, cores)
     with open(Path(options.out) / "log.txt", "ab") as log:
-        return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=log, preexec_fn=pin)
 
 
 if __name__ == "__main__":

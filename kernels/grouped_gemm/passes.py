@@ -231,24 +231,21 @@ def backward(
     if needs.x or needs.weights:
         assert w is not None
         # The gradient of topk_weights is computed from the unweighted dx, so dx is multiplied by the weights
-        # afterwards.
+        # afterwards: in the same kernel, or in that which adds up its rows.
         dx = dy.new_empty(rows, step.seen.k)
         scale = None if needs.weights else weights
         step.launch_of("grouped_gemm_dx").here((dy, w, dx, tile_map.entries, indices, scale, None))
         if needs.weights:
             assert x is not None
             assert weights is not None
-            permutes = (step.options.permute_x, step.options.permute_y)
-            dweights = weight_grads(dx, x, dy, bias, tile_map, indices, step.options.topk, *permutes).to(weights.dtype)
+            dweights = weight_grads(dx, x, dy, bias, tile_map, indices, weights, *step.options[:3])
         if not needs.x:
             dx = None
         elif step.options.permute_x:  # dx has one row for each of the topk rows of a token
             zero_ungrouped(dx, tile_map, indices)
             dx = sum_rows(dx, step.options.topk, weights if needs.weights else None)
         else:
-            if needs.weights:
-                dx = sum_rows(dx, scale=weights, indices=indices)
-            zero_ungrouped(dx, tile_map)  # last, because the weights of such rows are arbitrary
+            zero_ungrouped(dx, tile_map)
     if needs.w:
         assert x is not None
         dw = _dw(step, dy, x, tile_map, indices, weights)
@@ -305,9 +302,9 @@ def _dw(
         assert indices is not None
         dy = sorted_rows(dy, indices, scale=weights)
     elif weights is not None and n <= k:
-        dy = sum_rows(dy, scale=weights, indices=indices)
+        dy = sum_rows(dy, scale=weights)
     elif weights is not None:
-        x = sum_rows(x, scale=weights, indices=indices)
+        x = sum_rows(x, scale=weights)
     dw = torch.empty((groups, n, k), dtype=x.dtype, device=x.device)
 
     step.launch_of("grouped_gemm_dw").here((dy, x, dw, tile_map.entries))

@@ -153,7 +153,7 @@ class Limits:
         """Return a generated kernel's source, with predicted configs if it is a reduction that the bundle has learned.
 
         These are at most `MOST_TIMED` configs predicted fastest, and the one of Inductor's list predicted fastest. With
-        k=1 there is one config (see `chosen`), or on an arch that the bundle does not know, Inductor's own list.
+        k=1 there is one config (see `chosen`), or for a rare kernel and on an unknown arch, Inductor's own list.
 
         Args:
             source: The kernel's source.
@@ -167,7 +167,7 @@ class Limits:
         configs = kernel.candidates()
         most = MOST_TIMED if self.k == "auto" else min(self.k, MOST_TIMED)
         fastest = [configs[place] for place in self._fastest(kernel.problem, configs, most)]
-        if not fastest or (self.k == 1 and len(fastest) > 1):
+        if not fastest or (self.k == 1 and (len(fastest) > 1 or kernel.is_rare)):
             return source
         device = self.device or device_here()
         return kernel.with_configs(chosen(kernel, fastest[:most], device, self.bundle))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import sys
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
@@ -19,16 +20,20 @@ import triton.language as tl
 from foretune.datasets import DeviceSpec, KernelConfig
 from foretune.kernels.fused_moe import warming
 from foretune.kernels.fused_moe.engines import ENGINES, SGLANG, VLLM, Layer, file_name, folder_name, installed
-from foretune.kernels.fused_moe.launching import wrong_for
+from foretune.kernels.fused_moe.launching import Product, wrong_for
+from foretune.kernels.fused_moe.measurable import blocks_of
 from foretune.kernels.fused_moe.tuned_files import row_for
 from foretune.kernels.fused_moe.tuning import tune_layer
 from foretune.kernels.integrations import engines as plugins
+from foretune.kernels.scaled_gemm.quantize import dequantized_weight, quantize_w, quantize_x
 from foretune.runtime import ForetuneWarning, arguments
 from foretune.runtime.testing import use_stub_device
 from foretune.runtime.tuning import packages
 from foretune.runtime.tuning.triton_adapter import Attachment
+from loops import error
+from torch.nn.functional import silu
 
-H200 = DeviceSpec.named("h200")
+H200, LIVE = DeviceSpec.named("h200"), DeviceSpec.live
 LAYER = Layer(72, 6, 4096, 1280)  # neither engine ships a file for it
 PLUGS = {VLLM: plugins.plug_into_vllm, SGLANG: plugins.plug_into_sglang}
 FP8 = replace(LAYER, dtype="fp8e4m3")
@@ -39,6 +44,13 @@ MAMBA = {
     VLLM: "vllm.model_executor.layers.mamba.ops.ssd_bmm",
     SGLANG: "sglang.kernels.ops.mamba.triton_ops.ssd_bmm",
 }
+
+
+#: SGLang's own code from a layer's call to the launch of its kernel.
+LAYER_CODE = (
+    "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe",
+    "sglang.kernels.ops.moe.fused_moe_triton_kernels",
+)
 
 
 def folder_of(engine):
@@ -105,12 +117,13 @@ def engine(request, monkeypatch):
     values |= {"enable_swap_ab": lambda rows, columns: rows < 64 <= columns, "resolve_moe_use_td": lambda: False}
     values |= {"VLLM_BATCH_INVARIANT": False, "VLLM_TUNED_CONFIG_FOLDER": None}  # of vllm.envs
     values |= {"current_platform": SimpleNamespace(is_rocm=lambda: False, is_cuda=lambda: True)}
-    sys.meta_path.insert(0, StandIns(name, values))
+    stand_ins = StandIns(name, values)
+    sys.meta_path.insert(0, stand_ins)
     PLUGS[name]()
     assert plugins._MODULES[name] not in sys.modules
     module = importlib.import_module(plugins._MODULES[name])
     assert module.__file__.endswith(f"{module.__name__.replace('.', '/')}.py")
-    return SimpleNamespace(name=name, module=module, envs=values, mode=mode)
+    return SimpleNamespace(name=name, module=module, envs=values, mode=mode, stand_ins=stand_ins)
 
 
 def looked_up(engine, tokens, layer=LAYER, **more):
@@ -303,6 +316,106 @@ def test_the_autotuned_packages_are_the_engines(engine):
     lora = Path(folder, {VLLM: "lora/ops/triton_ops", SGLANG: "kernels/ops/lora"}[engine])
     assert list(lora.rglob("*.py"))
     assert not any("triton.autotune" in file.read_text() for file in lora.rglob("*.py"))
+
+
+# On a card.
+
+
+@pytest.fixture
+def sglang(engine, monkeypatch):
+    """SGLang with its own code for a layer of experts; what it takes from compiled packages is plain PyTorch here."""
+    if engine.name != SGLANG:
+        pytest.skip("vLLM's code for a layer needs its compiled operators")
+
+    def aligned(chosen, block, experts):
+        problem = replace(LAYER, experts=experts, topk=chosen.shape[1]).problem("fused_moe", SGLANG, len(chosen))
+        blocks = blocks_of(Product(problem, False), chosen, block)
+        return blocks.sorted_rows, blocks.experts, blocks.padded
+
+    def gated(h, out, **_):
+        gate, up = h.float().chunk(2, -1)
+        out.copy_(silu(gate) * up)
+
+    def quantized(x, group_size, **_):
+        assert group_size == 128
+        return quantize_x(x, "blockwise")
+
+    def summed(y, out, factor):
+        out.copy_(y.float().sum(1) * factor)
+
+    own = [SimpleNamespace(enable_fused_moe_sum_all_reduce=False), engine.mode]
+    engine.envs |= {"get_exec": lambda: SimpleNamespace(moe=own[0], deterministic=own[1])}
+    engine.envs |= {"get_device_name": torch.cuda.get_device_name, "get_moe_padding_size": lambda _: 0}
+    engine.envs |= {"is_cuda": lambda: True, "is_sm90_supported": lambda: True, "is_arch_support_pdl": lambda: True}
+    engine.envs |= dict.fromkeys(("is_cpu", "is_xpu", "is_musa", "cpu_has_amx_support"), lambda: False)
+    engine.envs |= {"is_batch_invariant_mode_enabled": lambda: False, "autotune_cache_kwargs": {}}
+    engine.envs |= {"register_custom_op": lambda **_: lambda function: function}
+    engine.envs |= {"moe_align_block_size": aligned, "silu_and_mul": gated}
+    engine.envs |= {"sglang_per_token_group_quant_fp8": quantized, "per_token_group_quant": quantized}
+    monkeypatch.setitem(sys.modules, "sgl_kernel", SimpleNamespace(moe_sum_reduce=summed))
+    monkeypatch.setattr(logging.Logger, "warning_once", logging.Logger.warning, raising=False)
+    monkeypatch.setattr(DeviceSpec, "live", LIVE)
+    engine.stand_ins.real += (*LAYER_CODE, MAMBA[SGLANG].replace("ssd_bmm", "autotune"))
+    sys.modules.pop(plugins._MODULES[SGLANG])  # which has its functions from the stand-ins of a machine without a card
+    plugins._plug_into.cache_clear()
+    plugins.plug_into_sglang()
+    return engine
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("layer", "tokens"), [(LAYER, 3), (LAYER, 64), (LAYER, 2000), (FP8, 64), (FP8, 2000)])
+def test_sglangs_own_layer_runs_what_the_plugin_answers(layer, tokens, sglang, tuned, monkeypatch):
+    experts = importlib.import_module(LAYER_CODE[0])
+    launched, launch = [], experts.invoke_fused_moe_kernel
+    kernel_config = launch.__code__.co_varnames.index("config")
+
+    def spied(*given, **named):
+        launched.append(dict(given[kernel_config]))
+        launch(*given, **named)
+
+    monkeypatch.setattr(experts, "invoke_fused_moe_kernel", spied)
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        x = torch.randn(tokens, layer.hidden, dtype=torch.bfloat16)
+        chosen = torch.rand(tokens, layer.experts).topk(layer.topk).indices.to(torch.int32)
+        factors = torch.rand(tokens, layer.topk)
+        sizes = ((2 * layer.inter, layer.hidden), (layer.hidden, layer.inter))
+        weights = [torch.randn(layer.experts, n, k, dtype=torch.bfloat16) / k**0.5 for n, k in sizes]
+    how = {}
+    if layer is FP8:
+        (w13, how["w1_scale"]), (w2, how["w2_scale"]) = (quantize_w(w, "blockwise") for w in weights)
+        weights = [w13, w2]
+        how |= {"use_fp8_w8a8": True, "block_shape": [128, 128]}
+    scales = [how.get("w1_scale"), how.get("w2_scale")]
+    expected = torch.zeros(tokens, layer.hidden, device="cuda")
+    for expert in chosen.unique().tolist():
+        token, which = (chosen == expert).nonzero(as_tuple=True)
+        w13, w2 = (
+            w[expert].float() if scale is None else dequantized_weight(w[expert], scale[expert], "blockwise")
+            for w, scale in zip(weights, scales, strict=True)
+        )
+        gate, up = (x[token].float() @ w13.T).chunk(2, -1)
+        y = (silu(gate) * up) @ w2.T * factors[token, which][:, None]
+        expected.index_add_(0, token, y)
+    found = experts.fused_experts_impl(x, *weights, factors, chosen, **how)
+    assert error(found, expected) < (6e-2 if layer is FP8 else 1e-2)  # activations are quantized twice
+    up, *down = (
+        {int(batch): row for batch, row in table.items() if batch.isdigit()} for table in tuned[0].tables().values()
+    )
+    first, second = row_for(up, tokens), row_for((down or [up])[0], tokens)
+    without_tma = [{knob: value for knob, value in row.items() if knob != "USE_TMA"} for row in (first, second)]
+    assert launched == without_tma
+
+
+@pytest.mark.gpu
+def test_an_attached_kernel_of_sglang_runs_on_the_card(sglang):
+    module = importlib.import_module(MAMBA[SGLANG])
+    assert Attachment.of(module._bmm_chunk_fwd_kernel) is not None
+    a, b = torch.randn(2, 1, 1024, 4, 128, device="cuda", dtype=torch.bfloat16)
+    for _ in range(2):
+        found = module._bmm_chunk_fwd(a, b, 256, output_dtype=torch.float32)
+    expected = torch.einsum("bcigk,bcjgk->bcgij", *(one.float().unflatten(1, (4, 256)) for one in (a, b)))
+    assert error(found, expected) < 1e-3
 
 
 # With modules that stand in for an engine's.

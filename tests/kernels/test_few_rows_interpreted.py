@@ -220,7 +220,7 @@ def test_a_few_rows_have_no_gradient_of_their_own():
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize(("rows", "groups"), [(1, 1), (37, 7), (1025, 3), (0, 4)])
+@pytest.mark.parametrize(("rows", "groups"), [(1, 1), (37, 7), (1025, 3), (0, 4), (5000, 3)])
 def test_routing_sorts_stably_and_has_the_tile_map(rows, groups, dtype):
     chosen = torch.randint(-1, groups + 1, (rows,), generator=torch.Generator().manual_seed(rows)).to(dtype)
     order, routing = route(chosen, groups)

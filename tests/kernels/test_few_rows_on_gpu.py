@@ -53,7 +53,9 @@ def test_a_few_rows_of_experts(topk, dtype):
     assert error(y, exact.view(tokens, topk, k).sum(1)) < 2 * TOLERANCES[dtype]
 
 
-@pytest.mark.parametrize(("rows", "groups"), [(8, 128), (512, 128), (65536, 64), (3000, 1)])
+@pytest.mark.parametrize(
+    ("rows", "groups"), [(8, 128), (512, 128), (5000, 4000), (65536, 64), (300_000, 200), (3000, 1)]
+)
 def test_routing_sorts_stably(rows, groups):
     chosen = torch.randint(-1, groups + 1, (rows,), device="cuda")
     order, routing = route(chosen, groups)

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from experts import Experts, routed
+from experts import Experts, Fp8Experts, routed
 from loops import error
 from moe_models import MODELS, made
 
 import foretune  # isort: skip - after moe_models, which mends the path
-from foretune.kernels.integrations.experts import experts_forward, multiply
+from foretune.kernels.integrations.experts import experts_forward, fp8_experts_forward, multiply
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::foretune.runtime.ForetuneWarning")]
 
@@ -74,6 +74,25 @@ def test_compiled_whole_it_is_what_it_is_in_eager_mode():
     expected = experts_forward(experts, *given)
     found = torch.compile(lambda *given: experts_forward(experts, *given), fullgraph=True)(*given)
     assert error(found, expected) < 1e-2
+
+
+@pytest.mark.parametrize("has_gate", [True, False])
+def test_experts_in_fp8_are_what_a_loop_over_them_gives(has_gate):
+    experts = Fp8Experts(has_gate=has_gate).cuda()
+    x, chosen, weights = (tensor.cuda() for tensor in routed(tokens=500, hidden=Fp8Experts.HIDDEN))
+
+    def results(forward):
+        given = x.clone().requires_grad_(), chosen, weights.clone().requires_grad_()
+        y = forward(*given)
+        loss = (y * torch.linspace(-1, 1, y.numel(), device="cuda").view_as(y)).sum()
+        return [y.detach(), *torch.autograd.grad(loss, [given[0], given[2]])]
+
+    found = results(lambda *given: fp8_experts_forward(experts, *given))
+    for one, other in zip(found, results(experts.looped), strict=True):
+        assert error(one, other) < 1e-2
+    experts.is_exact = True
+    for one, other in zip(found, results(experts.looped), strict=True):
+        assert 1e-2 < error(one, other) < 0.15  # what fp8 costs
 
 
 def test_the_seam_is_what_torchs_own_grouped_product_is():

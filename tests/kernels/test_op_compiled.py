@@ -58,7 +58,7 @@ def test_one_binary_of_each_kernel_serves_steps_of_any_shape(compiles):
         "sorted_rows_kernel": 1,
         "sum_partials_kernel": 1,  # of the one shape whose groups may be split
         "weight_grads_kernel": permutations,
-        "sum_rows_kernel": 2,  # weights with indices and without
+        "sum_rows_kernel": 1,
         "bias_partials_kernel": permutations,
         "bias_grads_kernel": 1,
         "zero_ungrouped_kernel": permutations,

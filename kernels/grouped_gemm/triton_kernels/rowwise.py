@@ -28,7 +28,6 @@ _DOT_TILE, _BIAS_TILE = 16, 256  # the heights of the map's M tiles that one pro
 def sum_rows_kernel(
     x_ptr,  # (rows * topk, width)
     scale_ptr,  # (rows * topk,), or None
-    indices_ptr,  # (rows * topk,), or None: the position of each row's scale
     y_ptr,  # (rows, width)
     rows,
     width8,  # width // 8
@@ -47,8 +46,7 @@ def sum_rows_kernel(
         source = row.to(tl.int64) * topk + i
         x = tl.load(x_ptr + source[:, None] * width + column[None, :], within, other=0.0).to(tl.float32)
         if scale_ptr is not None:
-            scaled_by, inside = load_permuted(indices_ptr, source, row < rows, rows * topk)
-            x *= tl.load(scale_ptr + scaled_by, inside, other=0.0).to(tl.float32)[:, None]
+            x *= tl.load(scale_ptr + source, row < rows, other=0.0).to(tl.float32)[:, None]
         acc += x
     y_ptrs = y_ptr + row.to(tl.int64)[:, None] * width + column[None, :]
     tl.store(y_ptrs, acc.to(y_ptr.dtype.element_ty), within)
@@ -62,7 +60,8 @@ def weight_grads_kernel(
     bias_ptr,  # (groups, N), or None
     map_ptr,  # a TileMap's entries
     indices_ptr,  # (rows,), or None
-    grads_ptr,  # (rows,) float32, permuted as the weights are
+    scale_ptr,  # (rows,), permuted as the weights are, or None: what dx is multiplied by
+    grads_ptr,  # (rows,), permuted as the weights are
     rows,
     groups,
     N8,
@@ -73,7 +72,7 @@ def weight_grads_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
-    """Compute the gradient of topk_weights for one M tile of 16 rows.
+    """Compute the gradient of topk_weights for one M tile of 16 rows, and multiply the rows of dx by their scales.
 
     A row of y is weight * (x @ w.T + bias), so the gradient of its weight is dy . (x @ w.T + bias) = dx . x + dy .
     bias.
@@ -88,13 +87,18 @@ def weight_grads_kernel(
         dx_row = permuted if PERMUTE_X else sorted_row
         x_row = permuted // topk if PERMUTE_X else sorted_row
         acc = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
+        if scale_ptr is not None:
+            scale = tl.load(scale_ptr + permuted, inside, other=0.0).to(tl.float32)[:, None]
         K = K8 * 8
         for k in range(0, K, BLOCK_COLUMNS):
             column = k + columns
             within = inside[:, None] & (column < K)[None, :]
-            dx = tl.load(dx_ptr + dx_row[:, None] * K + column[None, :], within, other=0.0)
+            dx_ptrs = dx_ptr + dx_row[:, None] * K + column[None, :]
+            dx = tl.load(dx_ptrs, within, other=0.0).to(tl.float32)
             x = tl.load(x_ptr + x_row[:, None] * K + column[None, :], within, other=0.0)
-            acc += dx.to(tl.float32) * x.to(tl.float32)
+            acc += dx * x.to(tl.float32)
+            if scale_ptr is not None:
+                tl.store(dx_ptrs, (dx * scale).to(dx_ptr.dtype.element_ty), within)
         if bias_ptr is not None:
             dy_row = permuted if PERMUTE_Y else sorted_row
             N = N8 * 8
@@ -104,7 +108,7 @@ def weight_grads_kernel(
                 dy = tl.load(dy_ptr + dy_row[:, None] * N + column[None, :], within, other=0.0)
                 bias = tl.load(bias_ptr + group.to(tl.int64) * N + column, column < N, other=0.0)
                 acc += dy.to(tl.float32) * bias.to(tl.float32)[None, :]
-        tl.store(grads_ptr + permuted, tl.sum(acc, 1), inside)
+        tl.store(grads_ptr + permuted, tl.sum(acc, 1).to(grads_ptr.dtype.element_ty), inside)
 
 
 @triton.jit(do_not_specialize=["rows", "groups", "N8"])
@@ -181,16 +185,13 @@ _sum_rows, _weight_grads = Launcher(sum_rows_kernel), Launcher(weight_grads_kern
 _bias_partials, _bias_grads = Launcher(bias_partials_kernel), Launcher(bias_grads_kernel)
 
 
-def sum_rows(
-    x: torch.Tensor, topk: int = 1, scale: torch.Tensor | None = None, indices: torch.Tensor | None = None
-) -> torch.Tensor:
+def sum_rows(x: torch.Tensor, topk: int = 1, scale: torch.Tensor | None = None) -> torch.Tensor:
     """Return y[t] = the sum of x[t * topk + i] over i < topk, each row times its scale.
 
     Args:
         x: (rows * topk, width), width a multiple of 8.
         topk: The number of rows per sum.
-        scale: (rows * topk,), or None. The scale of row r is scale[r], or scale[indices[r]].
-        indices: (rows * topk,), or None.
+        scale: (rows * topk,), or None.
 
     Returns:
         y, (rows, width).
@@ -200,7 +201,7 @@ def sum_rows(
     if rows:
         _sum_rows(
             (cdiv(rows, _ROWS) * cdiv(width, _COLUMNS), 1, 1),
-            (x, scale, indices, y),
+            (x, scale, y),
             (rows, width // 8, topk),
             BLOCK_ROWS=_ROWS,
             BLOCK_COLUMNS=_COLUMNS,
@@ -215,11 +216,14 @@ def weight_grads(
     bias: torch.Tensor | None,
     tile_map: TileMap,
     indices: torch.Tensor | None,
+    weights: torch.Tensor,
     topk: int,
     permute_x: bool,
     permute_y: bool,
 ) -> torch.Tensor:
-    """Return the gradient of topk_weights, (rows,) float32; zero for rows that belong to no group.
+    """Return the gradient of topk_weights, (rows,), zero for rows that belong to no group; multiply dx by the weights.
+
+    With `permute_x`, dx is left as it is, because its rows are then still to be added up.
 
     Args:
         dx: (rows, K), the gradient of x as if all weights were 1, before it is added up over topk.
@@ -228,14 +232,15 @@ def weight_grads(
         bias: (groups, N), or None.
         tile_map: The map of the group sizes.
         indices: (rows,), or None.
+        weights: The topk_weights, (rows,).
         topk: The number of rows per token.
         permute_x: As in the forward pass.
         permute_y: As in the forward pass.
     """
-    grads = torch.zeros(tile_map.rows, dtype=torch.float32, device=dx.device)
+    grads = torch.zeros_like(weights)
     _weight_grads(
         (cdiv(tile_map.rows, _DOT_TILE) + tile_map.groups, 1, 1),
-        (dx, x, dy, bias, tile_map.entries, indices, grads),
+        (dx, x, dy, bias, tile_map.entries, indices, None if permute_x else weights, grads),
         (tile_map.rows, tile_map.groups, dy.shape[1] // 8, x.shape[1] // 8, topk),
         PERMUTE_X=permute_x,
         PERMUTE_Y=permute_y,

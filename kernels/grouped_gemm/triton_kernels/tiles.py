@@ -28,7 +28,7 @@ _TILE = tl.constexpr(3)
 _CHUNK = tl.constexpr(4)
 _SPLIT = tl.constexpr(3)
 _BLOCKS = tl.constexpr(len(BLOCKS_M))
-_LANES = 1024
+_LANES = 128  # more cost more than another step: a lane divides several times in 64 bits, with or without a group
 _CHUNK_STEP = tl.constexpr(128)
 
 
@@ -248,7 +248,7 @@ def prepared_map(rows: int, groups: int, chunk_rows: int, long_rows: int = 0) ->
         second = second_map(rows, groups, chunk_rows)
         size, launcher, kinds = second + _size(rows, groups, rows // long_rows), _of_dw(), kinds + 1
         numbers += (long_rows, second)
-    return size, launcher.prepare((groups, kinds, 1), numbers, LANES=_LANES, num_warps=4)
+    return size, launcher.prepare((groups, kinds, 1), numbers, LANES=_LANES, num_warps=2)
 
 
 def second_map(rows: int, groups: int, chunk_rows: int) -> int:

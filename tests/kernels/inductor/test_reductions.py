@@ -176,6 +176,14 @@ def test_in_doubt_the_one_config_is_inductors(slower, looped, learned, tmp_path,
     assert (changed[0] in theirs) == (slower < reduction.DOUBT)
 
 
+def test_a_loop_over_short_rows_is_left_to_inductor_unless_several_are_timed(looped, learned):
+    ((_, source),) = looped.items()
+    short = source.replace("r0_numel = 20000", "r0_numel = 197")
+    assert short != source
+    assert inductor.Limits(1, device=H200).of_reduction(short, lambda: 1) == short
+    assert inductor.Limits("auto", device=H200).of_reduction(short, lambda: 1) != short
+
+
 @pytest.mark.parametrize("found", ["looped", "persistent"])
 def test_what_inductor_lists_is_read_without_its_kernel(found, tmp_path, request):
     ((name, source),) = request.getfixturevalue(found).items()
