@@ -19,9 +19,10 @@ Array: TypeAlias = NDArray[np.float64]
 #: The shares of the covariance between configs: a sum over single knobs, a product over all knobs, and the part of a
 #: config that its knobs do not explain.
 _ADDITIVE, _PRODUCT, _OWN = 0.4, 0.55, 0.05
-#: The covariance between distant problems, relative to equal ones, and the distance in standard deviations of the
-#: sizes (per dimension) over which it falls to that.
-_FAR, _REACH = 0.1, 0.5
+#: The covariance between distant problems, relative to equal ones: without and with a prior, which predicts how the
+#: times depend on sizes, so that what it misses has more to do with the kernel. And the distance in standard deviations
+#: of the sizes (per dimension) over which the covariance falls to that.
+_FAR, _FAR_WITH_PRIOR, _REACH = 0.1, 0.5, 0.5
 #: The least standard deviation of a dimension, in octaves.
 _LEAST_STD = 1.0
 #: The variances of a problem's level and of the noise, relative to that of the configs' differences.
@@ -67,7 +68,8 @@ class Predicted:
         times -= 0.0 if prior is None else prior[problem, config]
         count = np.bincount(problem, minlength=len(points))
         level = np.bincount(problem, times, len(points)) / np.maximum(count, 1)
-        near = _FAR + (1 - _FAR) * np.exp(-0.5 * _squares(points) / _REACH**2)
+        far = _FAR if prior is None else _FAR_WITH_PRIOR
+        near = far + (1 - far) * np.exp(-0.5 * _squares(points) / _REACH**2)
         self._knobs = _scaled(knobs)
         alike, same = self._alike(config), problem[:, None] == problem
         covariance = near[np.ix_(problem, problem)] * alike[:, config] + _LEVEL * same + _NOISE * np.eye(len(rows))

@@ -18,12 +18,13 @@ from .gaussian_process import MOST_SLOWDOWN, Array, Predicted, distances, far_ap
 
 #: A search goes on while the next config's expected gain, over this many seconds of a problem's launches, exceeds what
 #: compiling and timing the config takes.
-_LAUNCHES_S = 60.0
+_LAUNCHES_S = 30.0
 #: Seconds to compile and time a config, if they are not known: 4 side by side, as fla's and Liger's kernels compile.
 USUAL_COST_S = 0.15
 #: The number of configs that are compiled and timed together; of those that start the search on a kernel without any
-#: timing, as a share of the list; and the share of these that a prior selects.
-AT_ONCE, _START, _PREDICTED = 4, 0.2, 0.3
+#: timing, as a share of the list; the share of these that a prior selects; and the share of the list from which the
+#: others are chosen, if there is a prior: those that it predicts to be the fastest.
+AT_ONCE, _START, _PREDICTED, _PLAUSIBLE = 4, 0.2, 0.3, 0.75
 #: The number of measurements that the model uses, those of the nearest problems. More make a step slower.
 _MOST_ROWS = 200
 
@@ -127,7 +128,7 @@ class OwnTimings:
             problem: A problem of this kernel.
             configs: The configs to choose from.
             k: The largest number of configs to time on this problem. "auto" ends the search when the expected gain of
-                the next config, over 60 seconds of launches, is less than `cost_s`.
+                the next config, over 30 seconds of launches, is less than `cost_s`.
             cost_s: The seconds that compiling and timing a config takes.
             at_once: The largest number of configs that are timed before this is asked again, except for those that
                 start the search on a kernel without timings.
@@ -159,11 +160,15 @@ class OwnTimings:
         # If fewer configs were timed than any search starts with, the list was shorter.
         is_finished = is_finished and bool(timed) and (len(points) > 1 or len(tried) >= min(start, len(configs)))
         if untimed and most and not rows and (expected is None or k == "auto"):
-            fast = [0]
-            if expected is not None:  # a prior may be wrong about a kernel, so most configs are far from its first ones
-                fast = expected[-1, untimed].argsort(kind="stable")[: math.ceil(start * _PREDICTED)].tolist()
-            apart = far_apart(knob_values([configs[at] for at in untimed]), min(most, start), fast)
-            new = [untimed[at] for at in sorted(apart)]
+            pool, n_fast = untimed, 1
+            if expected is not None:
+                # A prior may be wrong about a kernel, so most configs are far from its first ones. Its last ones are
+                # left out, because tiles that are far too large for their threads also take longest to compile.
+                plausible = max(start, math.ceil(len(untimed) * _PLAUSIBLE))
+                pool = sorted(untimed, key=expected[-1].tolist().__getitem__)[:plausible]
+                n_fast = math.ceil(start * _PREDICTED)
+            apart = far_apart(knob_values([configs[at] for at in pool]), min(most, start), range(n_fast))
+            new = sorted(pool[at] for at in apart)
         elif untimed and most and not is_finished:
             # The model does not know from a kernel's first configs alone how far it errs: it chooses once in any case.
             is_start = len(points) == 1 and len(tried) <= start

@@ -449,7 +449,7 @@ def test_without_a_family_it_learns_from_its_own_timings(filler, bench, tuned, m
     kernel = tuned(family=False)
     for m in range(64, 128, 8):
         filler.launch(kernel, m=m)
-    assert len(bench.timed) == 19
+    assert len(bench.timed) == 18
     bench.timed.clear()
     for again in (kernel, tuned(family=False)):  # in this process, and in the next
         filler.launch(again, m=100)

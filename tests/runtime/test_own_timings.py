@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from foretune.datasets import ForetuneError, KernelConfig, Problem
+from foretune.runtime.tuning.gaussian_process import Predicted
 from foretune.runtime.tuning.own_timings import OwnTimings
 
 CONFIGS = tuple(
@@ -248,3 +249,19 @@ def test_problems_without_a_prior_count_too():
     own = learned(rows=(256, 512))
     timed = searched(0.7 * logs_of(400), own=own)
     assert int(np.argmin(logs_of(400))) in timed
+
+
+def test_the_first_round_leaves_out_what_a_prior_predicts_to_be_slowest():
+    prior = logs_of(400)
+    slowest = {*np.argsort(prior)[-len(CONFIGS) // 4 :].tolist()}
+    assert slowest & {*own_timings().advise(problem(400), CONFIGS).new}
+    assert not slowest & {*own_timings().advise(problem(400), CONFIGS, prior=prior).new}
+
+
+def test_what_a_prior_misses_on_one_problem_is_expected_on_distant_ones_too():
+    far_apart, knobs, rows, log_times = np.array([[0.0], [9.0]]), np.array([[0.0], [1.0]]), [(0, 0), (0, 1)], [0.0, 1.0]
+    alone, with_prior = (
+        np.diff(Predicted(far_apart, knobs, rows, log_times, prior).mean)[0] for prior in (None, np.zeros((2, 2)))
+    )
+    assert 0 < alone < 0.2
+    assert 0.4 < with_prior < 0.6

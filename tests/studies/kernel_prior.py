@@ -34,9 +34,10 @@ from foretune.kernels import find_family
 from foretune.model.scoring.trees import Forest
 from foretune.runtime.facts.prior import NAMES, Prior, launch_features
 from foretune.runtime.launching.kernel import Kernel
+from foretune.runtime.tuning import gaussian_process, own_timings
 from foretune.runtime.tuning.gaussian_process import MOST_SLOWDOWN
 from foretune.runtime.tuning.launches import LaunchFamily, autotuners_named
-from foretune.runtime.tuning.own_timings import OwnTimings
+from foretune.runtime.tuning.own_timings import USUAL_COST_S, OwnTimings
 
 _CORPUS = Path(__file__).parents[2] / "datasets" / "h100_corpus" / "corpus.jsonl.gz"
 _SEARCHES = Path(__file__).parents[1] / "third_party" / "tunings_h200.jsonl.gz"
@@ -60,6 +61,8 @@ _SHARED = {
 }
 _H200, _H100 = DeviceSpec.named("h200"), DeviceSpec.named("h100")
 _SEED, _LEAST_CONFIGS = 0, 6
+#: The packages of the recorded searches.
+_JUDGED = ("fla-core", "liger-kernel")
 
 
 @dataclass
@@ -73,6 +76,7 @@ class Key:
     times: np.ndarray  # log times (n_configs,); inf for a failed config
     features: np.ndarray  # (n_configs, 2 * len(NAMES))
     wide: bool = False  # whether the list is wider than the authors'
+    seconds: np.ndarray | None = None  # to compile and, as the authors do, to time each config (n_configs, 2)
 
     @property
     def slowdowns(self) -> np.ndarray:
@@ -114,8 +118,13 @@ def _kernel(package: str, name: str) -> Kernel:
     return Kernel(getattr(importlib.import_module(_functions(package)[name]), name))
 
 
-def third_party(path: Path) -> Iterator[Key]:
-    """The searches of fla-core and liger-kernel that `autotuners_on_gpu.py` recorded, which have no grid."""
+def third_party(path: Path, least: int = _LEAST_CONFIGS) -> Iterator[Key]:
+    """The searches of fla-core and liger-kernel that `autotuners_on_gpu.py` recorded, which have no grid.
+
+    Args:
+        path: Their file.
+        least: The length of the shortest lists.
+    """
     sys.path.insert(0, str(path.parent))
     from autotuners_on_gpu import tunings_in
     from key_search import _Recorded
@@ -123,7 +132,7 @@ def third_party(path: Path) -> Iterator[Key]:
     seen = set()
     for line in tunings_in(path):
         key, name = (line["kernel"], json.dumps(line["key"])), line["kernel"]
-        if key in seen or len(line["times"]) < _LEAST_CONFIGS:
+        if key in seen or len(line["times"]) < least:
             continue
         seen.add(key)
         module = next(one for one in ("fla", "liger_kernel") if name in _functions(one))
@@ -133,7 +142,8 @@ def third_party(path: Path) -> Iterator[Key]:
         times = np.log([math.inf if ms is None else ms for _, ms, *_ in line["times"]])
         features = launch_features(_kernel(module, name), given, knobs, _H200)
         full = f"{_functions(module)[name]}.{name}"
-        yield Key(package, full, _Recorded(line).problem_from_call(given), _configs(knobs), times, features)
+        problem, seconds = _Recorded(line).problem_from_call(given), np.array([s for _, _, *s, _ in line["times"]])
+        yield Key(package, full, problem, _configs(knobs), times, features, seconds=seconds)
 
 
 def _configs(knobs: Sequence[Mapping[str, Any]]) -> tuple[KernelConfig, ...]:
@@ -475,6 +485,58 @@ def replay(keys: Sequence[Key], priors: Mapping[str, Sequence[Any] | None], kern
         print(f"{part[0]:8} {part[1]:6} {part[2]:{width}}{share:7.2f}{percents}", flush=True)
 
 
+def first_eight(keys: Sequence[Key], path: Path = _SEARCHES) -> None:
+    """Print what the first eight keys of fla-core's and Liger's kernels take, in the order of key_search_on_gpu.py.
+
+    The prior is that of the other packages. A key's seconds are compared with those of the authors' search.
+    """
+    recorded: dict[str, list[tuple[Key, np.ndarray]]] = defaultdict(list)
+    models = {name: trees([key for key in keys if key.package != name], columns_without()) for name in _JUDGED}
+    for key in third_party(path, least=2):
+        recorded[key.kernel].append((key, TRUST * models[key.package](key)))
+    for label in ("without a prior", "with the prior"):
+        places: dict[tuple[str, str], list[Any]] = defaultdict(list)  # shares, rounds and seconds of keys
+        lost: dict[str, list[list[float]]] = defaultdict(list)  # of each kernel's keys
+        for some in recorded.values():
+            own, here = OwnTimings(SimpleNamespace(name=some[0][0].problem.family)), list[float]()
+            length = "lists of 16-48" if len(some[0][0].configs) >= 16 else "lists of 3-9"
+            for place, (key, prior) in enumerate(some[:8]):
+                timed, rounds, *spent = _timed(key, prior if label == "with the prior" else None, own)
+                row = (len(timed) / len(key.configs), rounds, *spent, key.seconds.sum())
+                part = ("key 1", "key 2", *["key 3-7"] * 5, "key 8")[place]
+                for of in ((length, part), (length, "all"), ("all", "all")):
+                    places[of].append(row)
+                here.append(regret(key, timed))
+            lost[length].append(here)
+            lost["all"].append(here)
+        print(f"{label:32}{'keys':>6}{'share':>7}{'rounds':>8}{'compiling s':>13}{'timing s':>10}{'authors s':>11}")
+        for (length, part), some in sorted(places.items()):
+            share, rounds, compiling, timing, authors = np.mean(some, axis=0)
+            line = f"{length:16}{part:16}{len(some):6}{share:7.2f}{rounds:8.1f}{compiling:13.2f}{timing:10.2f}"
+            line += f"{authors:11.1f}"
+            if part == "all":
+                means, worst = [np.mean(here) for here in lost[length]], max(max(here) for here in lost[length])
+                said = f"regret {100 * math.expm1(np.mean(means)):.2f} % (worst {100 * math.expm1(worst):.1f})"
+                line += f"{(compiling + timing) / authors:7.3f} of the authors' seconds, {said}"
+            print(line)
+        print(flush=True)
+
+
+def _timed(key: Key, prior: np.ndarray | None, own: OwnTimings) -> tuple[list[int], int, float, float]:
+    """The configs that the product times on a key, the rounds, and the seconds of compiling and timing."""
+    from key_search import seconds_of
+
+    here, rounds, spent, cost = list[int](), 0, np.zeros(2), USUAL_COST_S
+    while new := own.advise(key.problem, key.configs, cost_s=cost, prior=prior).new:
+        times = {key.configs[at]: math.exp(key.times[at]) if math.isfinite(key.times[at]) else None for at in new}
+        own.learn(key.problem, times)
+        here += new
+        rounds += 1
+        spent += seconds_of(key.seconds[[*new], 0])
+        cost = spent.sum() / len(here)
+    return here, rounds, *spent
+
+
 def with_wide_lists(keys: Sequence[Key]) -> None:
     """Print what priors lose that are trained without wide lists, and with them if there are any; three seeds each."""
     columns, seeds = columns_without(), range(3)
@@ -523,7 +585,14 @@ def curve(keys: Sequence[Key]) -> None:
             table.row(f"{kernels} kernels", lambda at, key, p=prior: searched(key, TRUST * p[at], count_of(key, 1 / 8)))
 
 
-PARTS = {"compare": compare, "later": later, "worth": worth, "curve": curve, "wide": with_wide_lists}
+PARTS = {
+    "compare": compare,
+    "later": later,
+    "eight": first_eight,
+    "worth": worth,
+    "curve": curve,
+    "wide": with_wide_lists,
+}
 
 
 def main() -> None:
@@ -534,8 +603,13 @@ def main() -> None:
     parser.add_argument(
         "--parts", nargs="*", default=[*PARTS][:-1], choices=[*PARTS], metavar="PART", help=", ".join(PARTS)
     )
+    parser.add_argument("--launches-s", type=float, default=own_timings._LAUNCHES_S, help="see own_timings.py")
+    parser.add_argument("--plausible", type=float, default=own_timings._PLAUSIBLE, help="see own_timings.py")
+    parser.add_argument("--far", type=float, default=gaussian_process._FAR_WITH_PRIOR, help="see gaussian_process.py")
     parser.add_argument("--save", type=Path, help="train on everything and write the prior to this file")
     options = parser.parse_args()
+    own_timings._LAUNCHES_S, own_timings._PLAUSIBLE = options.launches_s, options.plausible
+    gaussian_process._FAR_WITH_PRIOR = options.far
     problems: list[str] = []
     keys = [*third_party(options.searches), *own_families(), *corpus(options.corpus, problems)]
     keys += corpus(options.wide, problems, wide=True) if options.wide else []

@@ -253,14 +253,18 @@ def stopping(
             steps.append(time.process_time() - began)
             if not new:
                 break
-            compiling = kernel.compile_s[key, list(new)]
-            spent_s += _CONTENTION * max(compiling.max(), compiling.sum() / _COMPILERS) + len(new) * _TIMING_S
+            spent_s += sum(seconds_of(kernel.compile_s[key, list(new)]))
             times = {kernel.configs[at]: math.exp(kernel.times[key, at]) for at in new}
             own.learn(kernel.problems[key], {one: t if math.isfinite(t) else None for one, t in times.items()})
             here += new
         if seconds is not None:
             seconds.append(spent_s)
         yield here
+
+
+def seconds_of(compile_s: np.ndarray) -> tuple[float, float]:
+    """The seconds in which configs that take so long alone compile side by side, and those in which they are timed."""
+    return _CONTENTION * max(compile_s.max(), compile_s.sum() / _COMPILERS), len(compile_s) * _TIMING_S
 
 
 def share_of_seconds(kernels: dict[str, Kernel], orders: int) -> float:

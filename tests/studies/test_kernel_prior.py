@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from foretune.datasets import KernelConfig, Problem
+from foretune.runtime.tuning.own_timings import OwnTimings
 from studies import kernel_prior
 
 
@@ -48,3 +52,13 @@ def test_wide_lists_have_a_column_and_rows_of_their_own(capsys):
     assert ["first", "wide", "yes"] in rows
     assert ["2", "to", "8", "wide", "none"] in rows
     assert ["first", "6-15", "none"] in rows
+
+
+def test_a_round_takes_as_long_as_its_slowest_compile(monkeypatch):
+    monkeypatch.syspath_prepend(Path(kernel_prior.__file__).parent)  # as for the command
+    one = key("a")
+    one.seconds = np.array([[1.0, 0.1]] * 5 + [[2.0, 0.1]])
+    timed, rounds, compiling, timing = kernel_prior._timed(one, None, OwnTimings(SimpleNamespace(name="kernel")))
+    assert 5 in timed
+    assert compiling == pytest.approx(1.3 * (rounds + 1))  # eight compile side by side, each 1.3 times as long as alone
+    assert timing == pytest.approx(0.03 * len(timed))

@@ -5,7 +5,8 @@ force, on empty caches. For each of the first eight keys of the part's kernels, 
 are compiled side by side and timed for the regret of the choice: the fastest three and the choice again, interleaved.
 As many processes run at the same time as there are GPUs; each has its own GPU and its own share of the CPU cores. The
 seconds of the authors' search are those of tunings_h200.jsonl.gz. OUT keeps what is done: run it again to continue.
-Prints a table last, and needs fla-core, liger-kernel and einops.
+With `--recorded`, regrets are those of the times in that file, from another card: nothing but the search is timed, so
+that one GPU needs less than four minutes. Prints a table last, and needs fla-core, liger-kernel and einops.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from autotuners_on_gpu import call, plain, shapes
 FIRST = 8
 #: The workload of each process, which of the parts of its kernels it judges, and the number of these parts.
 PARTS = (("chunk_gla", 0, 1), ("fused_moe", 0, 2), ("fused_moe", 1, 2), ("layer_norm", 0, 1), ("matmul", 0, 1))
+#: The same if nothing is judged: halves of a workload would both search all of its kernels.
+WHOLE = tuple((workload, 0, 1) for workload in ("layer_norm", "matmul", "chunk_gla", "fused_moe"))
 TUNINGS = Path(__file__).with_name("tunings_h200.jsonl.gz")
 #: What the first eight keys took of the authors' search while they were tuned fully (issue 46).
 BEFORE = 0.25
@@ -55,7 +58,17 @@ def regret_of(tuner, args, kwargs, allowed, chosen) -> tuple[float, int]:
     return medians[chosen] / min(medians.values()) - 1, len(times)
 
 
-def watch(out: Path, workload: str, part: int, parts: int, deadline: float) -> None:
+def recorded_regret(tuning: dict | None, chosen: dict) -> float:
+    """How much slower the chosen knobs are than the best ones in a recorded search; nan if they are not in it."""
+    times = {_given(knobs): ms for knobs, ms, *_ in tuning["times"] if ms} if tuning else {}
+    return times[_given(chosen)] / min(times.values()) - 1 if _given(chosen) in times else math.nan
+
+
+def _given(knobs: dict) -> str:
+    return json.dumps({name: value for name, value in sorted(knobs.items()) if value is not None})
+
+
+def watch(out: Path, workload: str, part: int, parts: int, deadline: float, recorded: bool) -> None:
     """Has a line written to `out` for each new key among the first eight of each kernel of the part."""
     from foretune.runtime.tuning import triton_adapter
     from foretune.runtime.tuning.session import TuningSession
@@ -65,6 +78,7 @@ def watch(out: Path, workload: str, part: int, parts: int, deadline: float) -> N
     done = {(line["kernel"], line["key"]) for line in lines}
     seen: dict[str, int] = defaultdict(int)
     state = {"allowed": (), "timed": 0, "failed": 0}
+    known = known_tunings(TUNINGS)
     run, keep, make = Autotuner.run, TuningSession.keep, triton_adapter.KeyTuning
 
     def kept(self, candidate, measured, error=None):
@@ -91,7 +105,10 @@ def watch(out: Path, workload: str, part: int, parts: int, deadline: float) -> N
             chosen = self.cache[key]
             line = {"workload": workload, "kernel": name, "key": text, "place": place, "seconds": seconds}
             line |= {"timed": state["timed"], "failed": state["failed"], "configs": len(state["allowed"])}
-            regret, line["working"] = regret_of(self, args, kwargs, state["allowed"], chosen)
+            if recorded:
+                regret = recorded_regret(known.get((workload, name, text)), knobs_of(chosen))
+            else:
+                regret, line["working"] = regret_of(self, args, kwargs, state["allowed"], chosen)
             with out.open("a") as file:
                 file.write(json.dumps(line | {"regret": regret, "chosen": knobs_of(chosen)}) + "\n")
         return result
@@ -99,13 +116,13 @@ def watch(out: Path, workload: str, part: int, parts: int, deadline: float) -> N
     Autotuner.run, TuningSession.keep, triton_adapter.KeyTuning = watched_run, kept, made
 
 
-def work(out: Path, workload: str, part: int, parts: int, deadline: float) -> None:
+def work(out: Path, workload: str, part: int, parts: int, deadline: float, recorded: bool) -> None:
     from importlib import import_module
 
     import foretune
     import torch
 
-    watch(out, workload, part, parts, deadline)
+    watch(out, workload, part, parts, deadline, recorded)
     with foretune.attached(import_module(PACKAGES[workload])):
         for index, shape in enumerate(shapes(workload)[: FIRST + 4]):  # some shapes share keys
             if time.time() > deadline:
@@ -132,21 +149,22 @@ def report(lines: list[dict]) -> str:
         each = [sum(c + t for _, _, c, t, _ in one["times"]) for one in full if one]
         authors = sum(each) / len(each) * len(some) if each else math.nan
         seconds = sum(one["seconds"] for one in some)
-        logs = [math.log1p(max(one["regret"], 0.0)) for one in some]
+        logs = [math.log1p(max(one["regret"], 0.0)) for one in some if not math.isnan(one["regret"])] or [math.nan]
         shares = [
             [one["timed"] / one["configs"] for one in some if (one["place"] == 0) is first] for first in (True, False)
         ]
-        totals.append((authors, seconds, sum(logs) / len(logs)))
+        totals.append((authors, seconds, _mean(logs)))
         said.append(
             f"{name:42} {len(some):4} {some[0]['configs']:7} {_mean(shares[0]):7.2f} {_mean(shares[1]):5.2f} "
             f"{sum(one['failed'] for one in some):6} {authors:9.1f} {seconds:7.1f} {seconds / authors:6.3f} "
-            f"{100 * math.expm1(sum(logs) / len(logs)):8.2f} {100 * math.expm1(max(logs)):7.1f}"
+            f"{100 * math.expm1(_mean(logs)):8.2f} {100 * math.expm1(max(logs)):7.1f}"
         )
     if totals:
-        authors, seconds, mean = (sum(column) for column in zip(*totals, strict=True))
+        authors, seconds, _ = (sum(column) for column in zip(*totals, strict=True))
+        mean = _mean([lost for *_, lost in totals if not math.isnan(lost)])
         said.append(
             f"all: {seconds / authors:.3f} of the authors' {authors:.0f} s (all of a key's configs: {BEFORE}), "
-            f"regret {100 * math.expm1(mean / len(totals)):.2f} % over {len(totals)} kernels"
+            f"regret {100 * math.expm1(mean):.2f} % over {len(totals)} kernels"
         )
     return "\n".join(said)
 
@@ -155,7 +173,9 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else math.nan
 
 
-def run_part(out: Path, free: SimpleQueue[tuple[str, set[int]]], until: float, part: tuple[str, int, int]) -> None:
+def run_part(
+    out: Path, free: SimpleQueue[tuple[str, set[int]]], until: float, options: list[str], part: tuple[str, int, int]
+) -> None:
     """Run the process of a part on the next free GPU and its cores."""
     gpu, cores_here = free.get()
     try:
@@ -163,7 +183,7 @@ def run_part(out: Path, free: SimpleQueue[tuple[str, set[int]]], until: float, p
         environment = os.environ | {"FLA_CACHE_RESULTS": "0", "CUDA_VISIBLE_DEVICES": gpu}
         environment["FORETUNE_CACHE_DIR"] = str(file.with_suffix(".cache"))
         environment["TRITON_CACHE_DIR"] = str(file.with_suffix(".triton"))
-        command = [sys.executable, __file__, file, "--deadline", until, "--work", *part]
+        command = [sys.executable, __file__, file, "--deadline", until, *options, "--work", *part]
         os.sched_setaffinity(0, cores_here)  # of this thread, whose processes inherit it
         subprocess.run([str(word) for word in command], env=environment, check=False)
     finally:
@@ -175,11 +195,12 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--deadline", type=float, default=200.0, help="seconds after which no shape is begun")
     parser.add_argument("--gpus", type=int, default=1, help="the number of GPUs to use")
+    parser.add_argument("--recorded", action="store_true", help="take regrets from recorded searches")
     parser.add_argument("--work", nargs=3, help="(internal) a part")
     options = parser.parse_args()
     if options.work:
         workload, part, parts = options.work
-        work(options.out, workload, int(part), int(parts), options.deadline)
+        work(options.out, workload, int(part), int(parts), options.deadline, options.recorded)
         return
     until = time.time() + options.deadline
     options.out.mkdir(parents=True, exist_ok=True)
@@ -188,7 +209,8 @@ def main() -> None:
     for at, gpu in enumerate(visible[: options.gpus]):
         free.put((gpu, {*allowed[at :: options.gpus]} or {*allowed}))
     with ThreadPoolExecutor(len(PARTS)) as pool:
-        list(pool.map(partial(run_part, options.out, free, until), PARTS))
+        parts, given = (WHOLE, ["--recorded"]) if options.recorded else (PARTS, [])
+        list(pool.map(partial(run_part, options.out, free, until, given), parts))
     files = sorted(options.out.glob("*.jsonl"))
     print(report([json.loads(line) for file in files for line in file.read_text().splitlines()]))
 
