@@ -17,7 +17,7 @@ from ..how_many import Length, check_length
 from .gaussian_process import MOST_SLOWDOWN, Array, Predicted, distances, far_apart
 
 #: A search goes on while the next config's expected gain, over this many seconds of a problem's launches, exceeds what
-#: compiling and timing the config takes.
+#: compiling and timing the config takes; twice as many without a prior, as later problems lose more then.
 _LAUNCHES_S = 30.0
 #: Seconds to compile and time a config, if they are not known: 4 side by side, as fla's and Liger's kernels compile.
 USUAL_COST_S = 0.15
@@ -128,7 +128,7 @@ class OwnTimings:
             problem: A problem of this kernel.
             configs: The configs to choose from.
             k: The largest number of configs to time on this problem. "auto" ends the search when the expected gain of
-                the next config, over 30 seconds of launches, is less than `cost_s`.
+                the next config, over 30 seconds of launches (60 without a prior), is less than `cost_s`.
             cost_s: The seconds that compiling and timing a config takes.
             at_once: The largest number of configs that are timed before this is asked again, except for those that
                 start the search on a kernel without timings.
@@ -172,7 +172,8 @@ class OwnTimings:
         elif untimed and most and not is_finished:
             # The model does not know from a kernel's first configs alone how far it errs: it chooses once in any case.
             is_start = len(points) == 1 and len(tried) <= start
-            worth = 0.0 if is_start or k != "auto" else cost_s / _LAUNCHES_S
+            launches_s = 2 * _LAUNCHES_S if expected is None else _LAUNCHES_S
+            worth = 0.0 if is_start or k != "auto" else cost_s / launches_s
             model = Predicted(points, knob_values(configs), rows, log_times, expected)
             new = model.next(untimed, math.log(timed[0][0]) if timed else None, worth, min(most, at_once))
         reason = f"{len(tried)} timed, {len(new)} to time; learned from {len(points) - 1} other problems"

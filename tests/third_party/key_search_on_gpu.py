@@ -5,8 +5,9 @@ force, on empty caches. For each of the first eight keys of the part's kernels, 
 are compiled side by side and timed for the regret of the choice: the fastest three and the choice again, interleaved.
 As many processes run at the same time as there are GPUs; each has its own GPU and its own share of the CPU cores. The
 seconds of the authors' search are those of tunings_h200.jsonl.gz. OUT keeps what is done: run it again to continue.
-With `--recorded`, regrets are those of the times in that file, from another card: nothing but the search is timed, so
-that one GPU needs less than four minutes. Prints a table last, and needs fla-core, liger-kernel and einops.
+With `--unjudged`, nothing but the search is timed, so that one GPU needs less than four minutes. (Recorded times do not
+help to judge: they are those of another launch where keys omit sizes.) Prints a table last, and needs fla-core,
+liger-kernel and einops.
 """
 
 from __future__ import annotations
@@ -58,17 +59,7 @@ def regret_of(tuner, args, kwargs, allowed, chosen) -> tuple[float, int]:
     return medians[chosen] / min(medians.values()) - 1, len(times)
 
 
-def recorded_regret(tuning: dict | None, chosen: dict) -> float:
-    """How much slower the chosen knobs are than the best ones in a recorded search; nan if they are not in it."""
-    times = {_given(knobs): ms for knobs, ms, *_ in tuning["times"] if ms} if tuning else {}
-    return times[_given(chosen)] / min(times.values()) - 1 if _given(chosen) in times else math.nan
-
-
-def _given(knobs: dict) -> str:
-    return json.dumps({name: value for name, value in sorted(knobs.items()) if value is not None})
-
-
-def watch(out: Path, workload: str, part: int, parts: int, deadline: float, recorded: bool) -> None:
+def watch(out: Path, workload: str, part: int, parts: int, deadline: float, judged: bool) -> None:
     """Has a line written to `out` for each new key among the first eight of each kernel of the part."""
     from foretune.runtime.tuning import triton_adapter
     from foretune.runtime.tuning.session import TuningSession
@@ -78,7 +69,6 @@ def watch(out: Path, workload: str, part: int, parts: int, deadline: float, reco
     done = {(line["kernel"], line["key"]) for line in lines}
     seen: dict[str, int] = defaultdict(int)
     state = {"allowed": (), "timed": 0, "failed": 0}
-    known = known_tunings(TUNINGS)
     run, keep, make = Autotuner.run, TuningSession.keep, triton_adapter.KeyTuning
 
     def kept(self, candidate, measured, error=None):
@@ -105,9 +95,8 @@ def watch(out: Path, workload: str, part: int, parts: int, deadline: float, reco
             chosen = self.cache[key]
             line = {"workload": workload, "kernel": name, "key": text, "place": place, "seconds": seconds}
             line |= {"timed": state["timed"], "failed": state["failed"], "configs": len(state["allowed"])}
-            if recorded:
-                regret = recorded_regret(known.get((workload, name, text)), knobs_of(chosen))
-            else:
+            regret = math.nan
+            if judged:
                 regret, line["working"] = regret_of(self, args, kwargs, state["allowed"], chosen)
             with out.open("a") as file:
                 file.write(json.dumps(line | {"regret": regret, "chosen": knobs_of(chosen)}) + "\n")
@@ -116,13 +105,13 @@ def watch(out: Path, workload: str, part: int, parts: int, deadline: float, reco
     Autotuner.run, TuningSession.keep, triton_adapter.KeyTuning = watched_run, kept, made
 
 
-def work(out: Path, workload: str, part: int, parts: int, deadline: float, recorded: bool) -> None:
+def work(out: Path, workload: str, part: int, parts: int, deadline: float, judged: bool) -> None:
     from importlib import import_module
 
     import foretune
     import torch
 
-    watch(out, workload, part, parts, deadline, recorded)
+    watch(out, workload, part, parts, deadline, judged)
     with foretune.attached(import_module(PACKAGES[workload])):
         for index, shape in enumerate(shapes(workload)[: FIRST + 4]):  # some shapes share keys
             if time.time() > deadline:
@@ -195,12 +184,12 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--deadline", type=float, default=200.0, help="seconds after which no shape is begun")
     parser.add_argument("--gpus", type=int, default=1, help="the number of GPUs to use")
-    parser.add_argument("--recorded", action="store_true", help="take regrets from recorded searches")
+    parser.add_argument("--unjudged", action="store_true", help="do not measure regrets")
     parser.add_argument("--work", nargs=3, help="(internal) a part")
     options = parser.parse_args()
     if options.work:
         workload, part, parts = options.work
-        work(options.out, workload, int(part), int(parts), options.deadline, options.recorded)
+        work(options.out, workload, int(part), int(parts), options.deadline, not options.unjudged)
         return
     until = time.time() + options.deadline
     options.out.mkdir(parents=True, exist_ok=True)
@@ -209,7 +198,7 @@ def main() -> None:
     for at, gpu in enumerate(visible[: options.gpus]):
         free.put((gpu, {*allowed[at :: options.gpus]} or {*allowed}))
     with ThreadPoolExecutor(len(PARTS)) as pool:
-        parts, given = (WHOLE, ["--recorded"]) if options.recorded else (PARTS, [])
+        parts, given = (WHOLE, ["--unjudged"]) if options.unjudged else (PARTS, [])
         list(pool.map(partial(run_part, options.out, free, until, given), parts))
     files = sorted(options.out.glob("*.jsonl"))
     print(report([json.loads(line) for file in files for line in file.read_text().splitlines()]))
