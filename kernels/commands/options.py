@@ -221,7 +221,7 @@ Invariant = Annotated[
     str | None,
     option(
         "Choose only configs of one class of bits for all sizes of this dimension, so that the result of a row does "
-        "not depend on the other rows. m: the rows of any family.",
+        "not depend on the other rows. It is one that the family declares as independent; m: the first of these.",
         "none",
         dimension_names,
         metavar="DIM",
