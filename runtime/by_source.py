@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SourcePrediction:
-    """What the shipped prior predicts for the candidates of a problem, from facts about the kernel's source."""
+    """The shipped prior's prediction for the candidates of a problem, from facts about the kernel's source."""
 
     positions: tuple[int, ...]  # (n_candidates,) the candidates' positions in the list to choose from
     launch: tuple[Any, ...]  # the arguments of `Prior.log_slowdowns`

@@ -280,7 +280,7 @@ def make_explanation(
 
 @dataclass(frozen=True)
 class _Reasons:
-    """The prediction for a problem's candidates, and what is known of it, from a bundle or from the prior."""
+    """The prediction for a problem's candidates with its reasons, from a bundle or from the prior."""
 
     slowdowns: NDArray[np.float64]  # (n_candidates,)
     parts: list[tuple[Contribution, ...]]  # (n,) of each config on the shortlist; empty if there are none

@@ -158,7 +158,7 @@ class ReductionSource:
 
     @property
     def is_rare(self) -> bool:
-        """Whether it loops over contiguous rows that Inductor usually keeps in registers, of which data are few."""
+        """True if it loops over contiguous rows that Inductor usually keeps in registers; few were measured."""
         looped = self.problem.family == InductorReduction.name
         return looped and INNER in self.problem.flags and self.problem["r"] <= _MOST_PERSISTENT
 

@@ -223,7 +223,7 @@ def weight_grads(
 ) -> torch.Tensor:
     """Return the gradient of topk_weights, (rows,), zero for rows that belong to no group; multiply dx by the weights.
 
-    With `permute_x`, dx is left as it is, because its rows are then still to be added up.
+    With `permute_x`, dx does not change, because its rows are added up later.
 
     Args:
         dx: (rows, K), the gradient of x as if all weights were 1, before it is added up over topk.
