@@ -53,8 +53,8 @@ def joined(groups: Sequence[FeatureGroup], place: int = 0) -> NDArray[np.float32
 def stacked(each: Sequence[Sequence[FeatureGroup]]) -> tuple[FeatureGroup, ...]:
     """Concatenate the feature groups of several problems on the same configs along the axis of problems.
 
-    The first groups of all problems must have the same columns, and so must the second ones, and so on. A lasting
-    group is shared by all problems and kept once.
+    The first groups of all problems must have the same columns, and so must the second ones, and so on. A group
+    with `lasting` is the same for all problems, and is kept once.
 
     >>> import numpy as np
     >>> one, two = (FeatureGroup((0,), np.array([[[size]]], np.float32), np.array([0, 0])) for size in (4.0, 8.0))

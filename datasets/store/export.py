@@ -123,7 +123,7 @@ def _t4(dataset: Dataset, rows: pd.DataFrame, out: Path) -> int:
 
 
 def _t4_outcome(passes: Sequence[Mapping[str, Any]], dates: Mapping[str, str]) -> dict[str, Any]:
-    """Return the T4 result of a config from its passes, with the date of their run (`dates`, by run id).
+    """Return the result of a config in the T4 format from its passes, with the date of their run (`dates`, by run id).
 
     The last failed pass, if any, decides the status.
     """

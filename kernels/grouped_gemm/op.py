@@ -218,7 +218,7 @@ def _find(place: int, *arguments: Any) -> Step:
 
 
 def _find_backward(place: int, dy: torch.Tensor, *arguments: Any) -> Step:
-    """Return the `Step` that launches a backward pass on GPU `place`; the forward pass has been checked."""
+    """Return the `Step` that launches a backward pass on GPU `place`, without checks: the forward pass made them."""
     return Step(_shape(dy, *arguments[:3]), dy.dtype, place, Options(*arguments[6:-1]))
 
 

@@ -132,8 +132,9 @@ class Limits:
     def is_left_to_aten(self, inputs: Any, op: str, tf32: bool | None = None) -> bool:
         """Return whether a call of `op` keeps none of Inductor's templates, because ATen is expected to be faster.
 
-        If several choices are kept, that is only so for products in exact float32. Before templates are listed, `tf32`
-        is not known; the answer is then True only if it is so in both cases.
+        With k=1, it depends on which of the two is expected to be faster. With k="auto", templates are dropped that are
+        not worth timing, and with every k > 1 those of slow products in exact float32. `tf32` is None before Inductor
+        lists templates, as it is not known then; products in exact float32 are not recognized then.
         """
         from torch._inductor.utils import use_aten_gemm_kernels
 

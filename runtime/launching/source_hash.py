@@ -140,7 +140,9 @@ def _with_dependencies(base: str, kernels: Iterable[Any], covered: Iterable[Any]
 class _Dependencies:
     """The functions that kernels call, directly or indirectly, as texts that refer to each other by number.
 
-    `has_more` is True if they depend on more than the sources of the `covered` functions, each under its own name.
+    `has_more` is True if the sources of the `covered` functions, which are hashed already, do not tell everything: if a
+    function is not one of these, shares its name with another, is marked noinline, or refers to constants or to a
+    function by another name.
     """
 
     def __init__(self, covered: Iterable[Any]) -> None:

@@ -324,7 +324,7 @@ def listed(configs: Sequence[str]) -> str:
 
 
 def _timeout_s(group: Any) -> float:
-    """Return the timeout in seconds that the group was created with."""
+    """Return the timeout in seconds that a process group was created with."""
     try:
         timeout = group._get_backend(group._device_types[0]).options._timeout
     except Exception:  # noqa: BLE001 - a backend without options
