@@ -192,7 +192,7 @@ class ConfiguredLaunch:
         return prepared(choose(self._family, self._problem, self._device, self._mode, launch))
 
     def _refining(self, chooses: Refinement[KernelConfig], prepared: Callable[[KernelConfig], Launch]) -> Launch:
-        """Return a function whose every call asks `chooses` for a config, and launches what `prepared` returns for it."""
+        """Return a function whose every call asks `chooses` for a config, and launches `prepared` of it."""
         scale = predicted_us(self._family, self._problem, self._device, chooses.candidates[0])
 
         def launch(tensors: Sequence[torch.Tensor | None]) -> None:

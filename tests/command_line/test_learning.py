@@ -71,7 +71,8 @@ def test_a_report_is_one_page(bundle, softmax, tmp_path):
 
 @pytest.mark.parametrize("function", [foretune.train, foretune.evaluate, foretune.report])
 def test_families_that_are_not_registered_must_be_given(function):
-    with pytest.raises(ForetuneError, match=r"measured_h200 has .*: pass --family package\.module:Class \(family= in"):
+    either = r"package\.module:Class or path/to/file\.py:Class \(family= in"
+    with pytest.raises(ForetuneError, match=rf"measured_h200 has .*: pass --family {either}"):
         function(DATA)
 
 
