@@ -283,7 +283,7 @@ class Problem:
 
         Args:
             family: The name of the kernel's family.
-            dtype: One name of `DTYPES` for all operands, or a mapping from operand to name. "bf16" for every family.
+            dtype: One name of `DTYPES` for all operands, or a mapping from operand to name; "bf16" if left out.
             flags: The flags that are set, as in `("b_kn", "bias")`; the family names them.
             ragged: The segment sizes of the ragged dimension, as `{dimension: sizes}` or a `Ragged`.
             **dims: The size of each dimension.

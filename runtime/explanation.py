@@ -104,8 +104,8 @@ class Explanation(InNotebooks):
     device: str
     given: int  # the configs to choose from
     candidates: int  # those that may be on the shortlist: supported, and right when measured
-    #: log2 of the factor by which the problem is outside the training domain; 0.0 = within, None = nothing of the
-    #: family was measured, so that there is no such domain.
+    #: How far the problem is outside the training domain, in factors of two; 0.0 = within, None = there is no such
+    #: domain, because nothing of the family was measured.
     octaves: float | None
     outside: str  # what is outside the training domain, or if there is none, the declared ranges; "" = nothing
     configs: tuple[ExplainedConfig, ...]  # (n,) in the order in which to try them

@@ -310,7 +310,7 @@ class GroupedGemmDW(GroupedGemm):
     _operands = ("dy", "x", "dw")
     # Today's hash, and that of the sources before configs with CONSUMERS and without PINGPONG got the counter, which
     # recorded data have. With uniform groups, for which configs are chosen, times are 0.98 of those (0.91 to 1.02;
-    # kernels/NOTES.md); data measured since may be up to 0.71 of them with skewed groups.
+    # kernels/NOTES.md); with skewed groups, times measured since are down to 0.64 of them.
     _same_times: ClassVar[dict[str, str]] = {"b20ace3efe518e62+e58d5a1fbd4b5ed7": "037307fb8c7f56d3+af828593194bc74c"}
 
     def source_hash(self) -> str:

@@ -133,8 +133,8 @@ class Limits:
         """Return whether a call of `op` keeps none of Inductor's templates, because ATen is expected to be faster.
 
         With k=1, it depends on which of the two is expected to be faster. With k="auto", templates are dropped that are
-        not worth timing, and with every k > 1 those of slow products in exact float32. `tf32` is None before Inductor
-        lists templates, as it is not known then; products in exact float32 are not recognized then.
+        not worth timing, and with every k > 1 those of slow products in exact float32. `tf32` is None until Inductor
+        lists templates; so long, products in exact float32 are not recognized.
         """
         from torch._inductor.utils import use_aten_gemm_kernels
 

@@ -186,13 +186,21 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, FP8Family):
         from .triton_kernels.launches import prepare_scaled_dw
 
         i = inputs
-        entries, rows, groups, most, _ = i.tile_map
+        of_map = i.tile_map
         _, n, k = i.out.shape
         blockwise = BLOCKWISE in i.problem.flags
         run = prepare_scaled_dw(
-            rows, groups, most, n, k, config, i.device.sm_count, blockwise=blockwise, gradient=i.dy.dtype
+            of_map.rows,
+            of_map.groups,
+            of_map.chunk_rows,
+            n,
+            k,
+            config,
+            i.device.sm_count,
+            blockwise=blockwise,
+            gradient=i.dy.dtype,
         )
-        run((i.dy, i.x, i.dy_scale, i.x_scale, i.out, entries))
+        run((i.dy, i.x, i.dy_scale, i.x_scale, i.out, of_map.entries))
         return i.out
 
     def reference(self, inputs: DWInputs) -> torch.Tensor:
