@@ -228,10 +228,9 @@ def replacing(path: Path | str, *, is_cache: bool = False) -> Iterator[Path]:
         with blaming(path):
             yield path
         return
-    try:
-        target = path.absolute() if is_cache else path.resolve()  # a symbolic link stays a link
-    except RuntimeError:  # a link that leads to itself
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
+    if not is_cache:
+        _reach(path)
+    target = path.absolute() if is_cache else path.resolve()  # a symbolic link stays a link
     temporary = target.with_name(f".{target.name[:100]}.{os.urandom(8).hex()}.tmp")
     with blaming(path, temporary):
         try:
@@ -305,6 +304,7 @@ def check_file(path: Path | str) -> None:
     """
     path = Path(path)
     try:
+        _reach(path)
         if path.is_dir():
             raise ForetuneError(f"{path} is a folder: name a file")
         if path.is_socket():
@@ -318,8 +318,6 @@ def check_file(path: Path | str) -> None:
         _try(parent)
     except OSError as error:
         raise ForetuneError(f"{path} cannot be written: {error.strerror}") from None
-    except RuntimeError:  # raised by `resolve`
-        raise ForetuneError(f"{path} cannot be written: it is a symbolic link that leads to itself") from None
 
 
 def check_folder(path: Path | str) -> None:
@@ -331,6 +329,7 @@ def check_folder(path: Path | str) -> None:
     """
     path = Path(path)
     try:
+        _reach(path)
         there = next(one for one in (path, *path.parents) if one.exists())
         if there == path and not path.is_dir():
             raise ForetuneError(f"{path} is a file: name a folder")
@@ -362,6 +361,15 @@ def few(names: Sequence[str]) -> str:
     'a, b, c, ...'
     """
     return ", ".join(names[:3]) + ", ..." * (len(names) > 3)
+
+
+def _reach(path: Path) -> None:
+    """Raise `OSError` if a path is a link that leads to itself, has too long a name, or may not be looked up.
+
+    Since Python 3.14 `Path.exists` and similar methods ignore these errors, and since 3.13 `Path.resolve`.
+    """
+    with suppress(FileNotFoundError, NotADirectoryError):
+        path.stat()
 
 
 def _try(folder: Path) -> None:

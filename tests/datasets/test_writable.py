@@ -31,7 +31,7 @@ def test_a_file_may_be_new_or_old_or_what_a_link_points_to(tmp_path: Path) -> No
 
 def test_a_link_that_leads_to_itself_is_named(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(ForetuneError, match="loop cannot be written: it is a symbolic link that leads to itself"):
+    with pytest.raises(ForetuneError, match="loop cannot be written: Too many levels of symbolic links"):
         check_file(tmp_path / "loop")
     with pytest.raises(OSError, match="symbolic links") as caught, replacing(tmp_path / "loop"):
         pass
