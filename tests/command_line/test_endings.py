@@ -99,14 +99,14 @@ def run(*words: str, **settings: Any) -> subprocess.CompletedProcess[str]:
 
 
 INTERRUPTED = """
-import signal, threading
+import signal, threading, time
 from foretune import __main__, datasets
 def wait():
     {first}
     signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes of a shell ignore it
     print("ready", flush=True)
     while True:
-        signal.pause()
+        time.sleep(0.01)  # a signal just before a long sleep would be handled only after it
 datasets.names = wait
 __main__.main()
 """
