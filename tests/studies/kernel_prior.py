@@ -455,11 +455,11 @@ def compare(keys: Sequence[Key]) -> None:
 
 
 def later(keys: Sequence[Key]) -> None:
-    """Print what the product loses on up to eight keys of each kernel, in two orders, with and without the prior."""
+    """Print what the product loses on up to eight keys of each kernel, in eight orders, with and without the prior."""
     replay(keys, {"no": None, "yes": held_out(keys, trees, columns_without())})
 
 
-def replay(keys: Sequence[Key], priors: Mapping[str, Sequence[Any] | None], kernel: str = "", orders: int = 2) -> None:
+def replay(keys: Sequence[Key], priors: Mapping[str, Sequence[Any] | None], kernel: str = "", orders: int = 8) -> None:
     """Print what the product loses with each of some priors, on all kernels or the one of this name."""
     by_list: dict[tuple[str, Any], dict[Problem, int]] = defaultdict(dict)
     for at, key in enumerate(keys):
@@ -555,7 +555,7 @@ def with_wide_lists(keys: Sequence[Key]) -> None:
     print()
     replay(keys, {label: prior for label, prior in priors.items() if label.endswith("seed 0")})
     print("\nchunk_fwd_kernel_h")
-    replay(keys, {"none": None, **priors}, ".chunk_fwd_kernel_h", 4)
+    replay(keys, {"none": None, **priors}, ".chunk_fwd_kernel_h")
 
 
 def worth(keys: Sequence[Key]) -> None:
@@ -607,6 +607,7 @@ def main() -> None:
     parser.add_argument("--plausible", type=float, default=own_timings._PLAUSIBLE, help="see own_timings.py")
     parser.add_argument("--far", type=float, default=gaussian_process._FAR_WITH_PRIOR, help="see gaussian_process.py")
     parser.add_argument("--save", type=Path, help="train on everything and write the prior to this file")
+    parser.add_argument("--without", nargs="+", default=(), metavar="PACKAGE", help="leave these out of --save")
     options = parser.parse_args()
     own_timings._LAUNCHES_S, own_timings._PLAUSIBLE = options.launches_s, options.plausible
     gaussian_process._FAR_WITH_PRIOR = options.far
@@ -617,11 +618,14 @@ def main() -> None:
         print(f"left out: {problem}")
     counted = {(key.package, key.kernel) for key in keys}
     print(f"{len(keys)} keys of {len(counted)} kernels in {len({package for package, _ in counted})} packages")
+    if unknown := {*options.without} - {package for package, _ in counted}:
+        parser.error(f"--without {min(unknown)}: packages are {', '.join(sorted({package for package, _ in counted}))}")
     for part in options.parts:
         print(f"\n{part}")
         PARTS[part](keys)
     if options.save:
-        forest = Forest.from_lightgbm(booster(keys, columns_without()).dump_model()).affine(TRUST).compact()
+        known = [key for key in keys if key.package not in options.without]
+        forest = Forest.from_lightgbm(booster(known, columns_without()).dump_model()).affine(TRUST).compact()
         options.save.write_bytes(Prior(forest).dumps())
 
 

@@ -125,14 +125,14 @@ def work(out: Path, workload: str, part: int, parts: int, deadline: float, judge
 
 
 def report(lines: list[dict]) -> str:
-    """A row for each kernel, and one for all."""
+    """A row for each kernel, and rows for long and short lists and for all."""
     known = known_tunings(TUNINGS)
     head = f"{'first eight keys':42} {'keys':>4} {'configs':>7} {'share 1':>7} {'2-8':>5} {'failed':>6}"
     said = [f"{head} {'authors s':>9} {'s':>7} {'ratio':>6} {'regret %':>8} {'worst %':>7}"]
     groups = defaultdict(list)
     for line in lines:
         groups[line["kernel"]].append(line)
-    totals = []
+    totals = defaultdict(list)
     for name, some in groups.items():
         full = [known.get((one["workload"], name, one["key"])) for one in some]
         each = [sum(c + t for _, _, c, t, _ in one["times"]) for one in full if one]
@@ -142,19 +142,25 @@ def report(lines: list[dict]) -> str:
         shares = [
             [one["timed"] / one["configs"] for one in some if (one["place"] == 0) is first] for first in (True, False)
         ]
-        totals.append((authors, seconds, _mean(logs)))
+        length = "lists of 16-48" if some[0]["configs"] >= 16 else "lists of 3-9"
+        for of in (length, "all"):
+            totals[of].append((len(some), *map(_mean, shares), authors, seconds, _mean(logs), max(logs)))
         said.append(
             f"{name:42} {len(some):4} {some[0]['configs']:7} {_mean(shares[0]):7.2f} {_mean(shares[1]):5.2f} "
             f"{sum(one['failed'] for one in some):6} {authors:9.1f} {seconds:7.1f} {seconds / authors:6.3f} "
             f"{100 * math.expm1(_mean(logs)):8.2f} {100 * math.expm1(max(logs)):7.1f}"
         )
-    if totals:
-        authors, seconds, _ = (sum(column) for column in zip(*totals, strict=True))
-        mean = _mean([lost for *_, lost in totals if not math.isnan(lost)])
+    for of, rows in sorted(totals.items(), reverse=True):
+        keys, first, then, authors, seconds, lost, worst = zip(*rows, strict=True)
+        known_lost = [one for one in lost if not math.isnan(one)]
         said.append(
-            f"all: {seconds / authors:.3f} of the authors' {authors:.0f} s (all of a key's configs: {BEFORE}), "
-            f"regret {100 * math.expm1(mean):.2f} % over {len(totals)} kernels"
+            f"{f'{of}: {len(rows)} kernels':42} {sum(keys):4} {'':7} {_mean(first):7.2f} "
+            f"{_mean([one for one in then if not math.isnan(one)]):5.2f} {'':6} {sum(authors):9.1f} {sum(seconds):7.1f} "
+            f"{sum(seconds) / sum(authors):6.3f} {100 * math.expm1(_mean(known_lost)):8.2f} "
+            f"{100 * math.expm1(max(worst)):7.1f}"
         )
+    if totals:
+        said.append(f"(seconds of the authors' search when all configs of a key were timed: {BEFORE})")
     return "\n".join(said)
 
 
