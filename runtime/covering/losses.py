@@ -162,7 +162,8 @@ def _cut_short(
 ) -> list[int]:
     """Return the sizes at which less than half as many configs were tried as at the size with the most.
 
-    A collection that stops early leaves such sizes; the fastest of a few configs is not a good reference.
+    A collection that stops early leaves such sizes; the fastest of a few configs is not a good reference. `tried_at` is
+    the mask of the configs tried at each size, (n_configs,).
     """
     counts = {size: int(tried.sum()) for size, tried in tried_at.items()}
     if not counts or min(counts.values()) >= EXHAUSTIVE * max(counts.values()):
@@ -178,7 +179,7 @@ def _cut_short(
 def _log_losses(times_us: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the log of each config's slowdown over the best one, averaged over problems, (n_configs,).
 
-    It is inf for a config without a time on one of the problems.
+    `times_us` is (n_problems, n_configs). The result is inf for a config without a time (NaN) on one of the problems.
     """
     losses = np.log(times_us / np.nanmin(times_us, axis=1, keepdims=True))
     result: NDArray[np.float64] = np.where(np.isnan(losses).any(axis=0), np.inf, losses.mean(axis=0))

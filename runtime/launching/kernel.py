@@ -69,7 +69,7 @@ class Kernel:
         return frozenset(name for values in self._heuristics for name in values)
 
     def launch(self, grid: tuple[int, ...], arguments: Mapping[str, Any]) -> Any:
-        """Launch once with these arguments, which include a config's knobs."""
+        """Launch once with these arguments, which include a config's knobs; return the binary (interpreted: None)."""
         self._settle()
         return self.jit[grid](**self.given(arguments))
 
