@@ -214,9 +214,9 @@ class OwnShortlister(Shortlister):
     ) -> tuple[int, ...]:
         """Return the positions of the timed configs, fastest first, and then of those to time next.
 
-        In mode `off` and for a single config, all positions are returned. In mode `predict`, it is that of the fastest
-        config, timed or predicted; while the kernel has no timing, the prior predicts it. Without a prior (see
-        `expect`) all are returned, with a warning.
+        In mode `off` and for a single config, all positions are returned. In mode `predict`, only that of the fastest
+        config is returned, timed or predicted; while the kernel has no timing, the prior predicts it. Without a prior
+        (see `expect`) all are returned, with a warning.
         """
         if (wanted := resolve_mode(self.mode)) is Mode.OFF or len(configs) == 1 or self._is_broken:
             return tuple(range(len(configs)))

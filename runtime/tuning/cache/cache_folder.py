@@ -215,7 +215,7 @@ def export_choices(out: Path | str, kernel: str | None = None) -> Counted:
 
 
 def import_choices(path: Path | str) -> Counted:
-    """Add the choices of an exported file to the cache; return the counts of those that the cache then has.
+    """Add the choices of an exported file to the cache; return the counts of the file's records that it has afterwards.
 
     If both have a time or a choice, the cache's is kept. Malformed records are left out, and so is what a cache file
     has no room for, oldest first; the result says how many.
@@ -284,7 +284,7 @@ def _read_or_error(read: Callable[[Any], tuple[T, int]], value: Any) -> tuple[T,
 
 
 def _not_exported(path: Path, error: Exception) -> ForetuneError:
-    """Return the error to raise for a file that is not an exported one, as `error` shows."""
+    """Return the error to raise for a file that `export_choices` did not write, with the reason `error` in its text."""
     return ForetuneError(f"{abridged(str(path))}: not exported choices: {abridged(str(error))}")
 
 

@@ -103,8 +103,8 @@ def freeze_choices(
 
     Args:
         kernel: The kernel's name in `foretune cache show`.
-        pins: The content of a pin file. If left out, the choice cache's newest results are used, with whose times the
-            rules that lose least are found.
+        pins: The content of a pin file. If left out, the newest results in the choice cache are used, and the rules are
+            learned from its times.
         family: The kernel's family. With it, and without `pins`, the loss against the configs that the bundle predicts
             to be fastest is reported too, for devices that the bundle knows.
         bundle: The bundle that predicts; the shipped one if left out.

@@ -125,8 +125,9 @@ class ChoiceCache:
     def record(self, problem: Problem, config: KernelConfig, time_us: float | None) -> None:
         """Store a config's time.
 
-        The first `_AT_ONCE` times of a problem are on disk when this returns. Later ones are written whenever there are
-        an eighth more, because the whole file is rewritten; the last ones with the choice or when the process ends.
+        The first `_AT_ONCE` times of a problem are on disk when this returns. As the whole file is rewritten each time,
+        later ones are written only when there are an eighth more, when a choice is stored (`choose`), or when the process
+        ends.
 
         Args:
             problem: The problem.

@@ -372,7 +372,7 @@ class ConfigCache:
 
 
 def functions_folder() -> Path | None:
-    """Return the folder of the default files; None if there is no home directory to put them in."""
+    """Return the folder of the cache files of tuned functions; None if there is no home directory to put them in."""
     folder = choices_folder()
     return None if folder is None else folder.with_name("functions")
 
