@@ -52,9 +52,10 @@ print((time.process_time() - start) * 1e3)
 
 @dataclass(frozen=True)
 class PredictionTimes:
-    """CPU times of predictions for one family: a new problem's best config and shortlist, and a repetition.
+    """CPU times of predictions for one family.
 
-    Each pair is (minimum, median).
+    `first_ms` is the time of the process's first prediction. The other times are pairs (minimum, median): to predict a
+    new problem's best config (`best_ms`) and its shortlist (`auto_ms`), and to repeat a known problem (`repeat_us`).
     """
 
     family: str
@@ -208,7 +209,10 @@ _VARIABLE = "FORETUNE_CACHE_DIR"
 
 @dataclass(frozen=True)
 class FirstCall:
-    """The duration of a kernel's first call with one way of choosing its config, and the config that this chose."""
+    """The duration of a kernel's first call with one way of choosing its config, and the config that was chosen.
+
+    `first_call_s` has the seconds of the call, and `time_us` the microseconds of the `chosen` config's kernel.
+    """
 
     label: str
     declared: int  # configs in the autotuner's list

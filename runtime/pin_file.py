@@ -103,9 +103,9 @@ class PinnedChoice:
     slowdowns: Mapping[KernelConfig, float] = field(default_factory=dict, compare=False)
 
     def config_of(self, key: list[Any] | None) -> KernelConfig:
-        """Return the config for the launch with this key of Triton's: its own config if it has one, else the problem's.
+        """Return the config for a launch: the launch's own one if `launches` has one for its `key`, else the problem's.
 
-        `key` is None if it is not known.
+        `key` is the launch's key as Triton computes it; None if it is not known.
         """
         text = None if key is None else _text(key)
         for launch in self.launches if text is not None else ():
