@@ -166,7 +166,8 @@ def prediction_ms(
 def _problem(family: Family, bundle: Bundle | None, place: int) -> Problem:
     """Return a problem near the middle of the training domain; each `place`, from 0 on, gives a different one.
 
-    They differ by steps of 16 in the dimension with the largest range, so that each is in a bucket of its own.
+    They differ by steps of 16 in the dimension with the largest range, which is not rounded, so that each is predicted
+    anew.
     """
     domain = bundle_in_force(bundle).trained[family.name].domain
     sizes = {dim: round(math.sqrt(low * high) / 16 + 1) * 16 for dim, (low, high) in domain.sizes.items()}

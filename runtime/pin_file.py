@@ -86,7 +86,7 @@ def _fp_fusion() -> str:
 
 @dataclass(frozen=True)
 class PinnedChoice:
-    """The pinned config of one problem, which also applies to all problems of the same bucket.
+    """The pinned config of one problem, which also applies to all problems that are rounded to the same sizes.
 
     Attributes:
         problem: The problem.

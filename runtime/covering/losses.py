@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 class SizeLosses:
     """The log of each config's time over that of the best config at a size; inf if it cannot run or was not tried.
 
-    The losses of two timing passes are kept: configs are chosen by `first`, and the loss of the choice is read from
-    `second`, so that a config chosen because of noise has no advantage. For predicted times the two are the same.
+    The losses of two timing passes are kept, (n_sizes, n_configs) each: configs are chosen by `first`, and the loss of
+    the choice is read from `second`, so that a config chosen because of noise has no advantage. For predicted times the
+    two are the same.
     """
 
     sizes: tuple[int, ...]  # (n_sizes,) ascending

@@ -145,7 +145,7 @@ class Facts:
 
 
 def value_of(one: Any) -> Any:
-    """Return a scalar's known or assumed number; for a tensor, the constant `LOADED`."""
+    """Return a scalar's known or assumed number; for a tensor, an assumed element (`LOADED`)."""
     return one.value if isinstance(one, Guess) else LOADED if isinstance(one, Block) else one
 
 

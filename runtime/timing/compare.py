@@ -406,7 +406,7 @@ def _row(
     timer: Timer,
     against: Sequence[str],
 ) -> Row:
-    """Time our configs and those of the comparison's contenders that are in `against`; return the `Row`.
+    """Time our kernel with each of `configs`, and the comparison's contenders named in `against`; return the `Row`.
 
     All contenders are timed if `against` is empty; one that fails is left out with a warning.
     """

@@ -194,7 +194,7 @@ class KeyTimes:
     ) -> Refinement[triton.Config] | None:
         """Return the object that chooses the config of each launch of this key in mode `refine`; None without a GPU.
 
-        Launches share it if they belong to the same bucket and run the same binaries.
+        Launches share it if their problems are rounded to the same sizes and they run the same binaries.
 
         Args:
             configs: The configs to choose from, the predicted one first.

@@ -109,11 +109,13 @@ def pins_of_predictions(
     bundle: Bundle | Path | str | None = None,
     configs: Sequence[KernelConfig] | None = None,
 ) -> PinnedKernel:
-    """Return a pin file's entry with the configs that a bundle predicts for a family's problems, one per bucket.
+    """Return a pin file's entry with the configs that a bundle predicts for a family's problems.
+
+    Problems that the family rounds to the same sizes form a bucket, which has one config.
 
     Args:
         family: The family.
-        problems: The problems. The choice of a bucket can run all of its problems here.
+        problems: The problems. The config of a bucket can run all of its problems here.
         device: The device.
         bundle: The bundle; the shipped one if left out.
         configs: The configs to choose from; the family's space if left out.
