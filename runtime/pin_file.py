@@ -334,7 +334,7 @@ def _joined(newer: Iterable[Any], older: Iterable[Any]) -> tuple[Any, ...]:
 def _head(what: str, name: str, one: Any) -> dict[str, Any]:
     """Return the JSON fields that entries of kernels and functions share: name, device, source and versions.
 
-    `what`, "kernel" or "function", is the field that gets the name.
+    `one` is the entry, and `what`, "kernel" or "function", the field that gets the name.
     """
     device = one.device._asdict() if isinstance(one.device, PinnedDevice) else one.device
     return {what: name, "device": device, "source": one.source, **one.versions._asdict()}

@@ -43,7 +43,7 @@ class SizeLosses:
 
 
 def at_size(problem: Problem, dynamic: str, size: int) -> Problem:
-    """Return the problem with `size` as the size of the dimension `dynamic`, and with unknown segment sizes."""
+    """Return the problem with `size` in the dimension `dynamic`, and with unknown sizes of its ragged segments."""
     dims = tuple((name, size if name == dynamic else own) for name, own in problem.dims)
     return replace(problem, dims=dims, ragged=None)
 

@@ -441,7 +441,7 @@ class Functions:
         return half, half
 
     def do_advance(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-        """Return the first argument unchanged, for hints, assertions, printing, `advance` and `zeros_like`."""
+        """Return the first argument; also for hints, assertions, printing and functions such as `zeros_like`."""
         return args[0] if args else next(iter(keywords.values()), None)
 
     do_multiple_of = do_max_contiguous = do_max_constancy = do_assume = do_static_assert = do_debug_barrier = do_advance

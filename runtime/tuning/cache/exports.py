@@ -258,7 +258,7 @@ def _source(lines: Sequence[str], rules: Sequence[Rule]) -> str:
 
 
 def _run(source: str, examples: Sequence[Example]) -> list[KernelConfig]:
-    """Return the config that a frozen file's `choose` returns for each example."""
+    """Execute the code of a frozen file, and return the config that its function `choose` returns for each example."""
     names: dict[str, Any] = {}
     exec(compile(source, "<frozen choices>", "exec"), names)
     return [

@@ -284,7 +284,7 @@ def _in_folder(folder: Path | None, read: Callable[[Any, Path], tuple[T, int]]) 
 
 
 def _is_well_formed(entry: Mapping[str, Any]) -> bool:
-    """Return whether an entry's key records are valid; its other fields belong to the user of `ConfigCache`."""
+    """Return whether an entry's key records are valid. Fields of the entry that are no key records are not checked."""
     sites = entry.get("sites")
     records = sites.values() if isinstance(sites, dict) else [entry]
     claimed = [one for one in records if isinstance(one, dict) and "outcomes" in one]

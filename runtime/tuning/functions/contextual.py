@@ -79,7 +79,9 @@ class ContextualFunction(FunctionTuner[P, R]):
         return self.function(*args, **kwargs)
 
     def _run_pinned(self, call: FunctionCall, key: tuple[str, str, int], pinned: Mapping[str, str]) -> Any:
-        """Call the function with the pinned configs of the kernels in it, by label, and keep them for further calls.
+        """Call the function with the pinned configs of the kernels in it, by label, and return its result.
+
+        The configs are kept for further calls.
 
         Raises:
             PinError: The function ran a kernel that the file does not cover.

@@ -133,7 +133,7 @@ class Reader:
         return self._opened(value, texts)
 
     def wrapping(self, value: Any) -> Any:
-        """Return the plain value for an object that wraps a function, as `foretune.tune` or `lru_cache` return."""
+        """Return the JSON for an object that wraps a function, such as `foretune.tune` or `lru_cache` return."""
 
         def wrapped() -> Any:
             if not _has_base(value, "WrappedFunction"):
