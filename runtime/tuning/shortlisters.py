@@ -107,7 +107,7 @@ class Shortlister(ABC):
         return 1.0
 
     def supports(self, config: triton.Config, problem: Problem) -> bool:
-        """Return whether a config can run a problem, after it was chosen for the problem with rounded sizes."""
+        """Return whether a config that was chosen for a problem's stand-in (its rounded sizes) can run the problem."""
         return True
 
     def learn(self, problem: Problem, times_us: Mapping[KernelConfig, float | None], ranks: int = 0) -> None:  # noqa: B027 - optional
