@@ -197,9 +197,10 @@ VARIABLE = "FORETUNE_MODE"
 class Mode(str, Enum):
     """The ways to use predictions when the config of a launch is chosen.
 
-    `off`: they are not used, and all configs go through. `shortlist`: the best few configs are timed. `predict`: the
-    config predicted to be fastest runs.
-    `refine`: the calls themselves run and time the best few configs in turn.
+    - `off`: predictions are not used; all supported configs are kept.
+    - `shortlist`: the best few configs are timed.
+    - `predict`: the config predicted to be fastest runs, and nothing is timed.
+    - `refine`: the program's own calls run and time the best few configs in turn.
     """
 
     OFF = "off"  # not at all: all supported configs go through in the given order
@@ -209,9 +210,10 @@ class Mode(str, Enum):
 
 
 def requested_or_set(name: str, requested: str | None, variable: str, default: E) -> E:
-    """Return the member of an enum for a requested word, or else for the environment variable's, or else `default`.
+    """Return the member of `default`'s enum that a word names.
 
-    Raises `ForetuneError` with the valid words for any other value. `name` is the option's name in the message.
+    The word is `requested`, else the value of the environment variable `variable`; without either, `default` is the
+    result. Raises `ForetuneError` with the valid words for any other word; the message calls the option `name`.
     """
     place, value = (name, requested) if requested is not None else (variable, os.environ.get(variable) or default.value)
     try:

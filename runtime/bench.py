@@ -52,9 +52,10 @@ print((time.process_time() - start) * 1e3)
 
 @dataclass(frozen=True)
 class PredictionTimes:
-    """CPU times of predictions for one family: a new problem's best config and shortlist, and a repetition.
+    """CPU times of predictions for one family.
 
-    Each pair is (minimum, median).
+    `first_ms` is the time of the process's first prediction. The other times are pairs (minimum, median): to predict a
+    new problem's best config (`best_ms`) and its shortlist (`auto_ms`), and to repeat a known problem (`repeat_us`).
     """
 
     family: str
@@ -165,7 +166,8 @@ def prediction_ms(
 def _problem(family: Family, bundle: Bundle | None, place: int) -> Problem:
     """Return a problem near the middle of the training domain; each `place`, from 0 on, gives a different one.
 
-    They differ by steps of 16 in the dimension with the largest range, so that each is in a bucket of its own.
+    They differ by steps of 16 in the dimension with the largest range, which is not rounded, so that each is predicted
+    anew.
     """
     domain = bundle_in_force(bundle).trained[family.name].domain
     sizes = {dim: round(math.sqrt(low * high) / 16 + 1) * 16 for dim, (low, high) in domain.sizes.items()}
@@ -208,7 +210,10 @@ _VARIABLE = "FORETUNE_CACHE_DIR"
 
 @dataclass(frozen=True)
 class FirstCall:
-    """The duration of a kernel's first call with one way of choosing its config, and the config that this chose."""
+    """The duration of a kernel's first call with one way of choosing its config, and the config that was chosen.
+
+    `first_call_s` has the seconds of the call, and `time_us` the microseconds of the `chosen` config's kernel.
+    """
 
     label: str
     declared: int  # configs in the autotuner's list

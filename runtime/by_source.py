@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SourcePrediction:
-    """The shipped prior's prediction for the candidates of a problem, from facts about the kernel's source."""
+    """The shipped prior's prediction for the candidates of a problem, from facts about the kernel's source.
+
+    `logs` has the candidates' predicted log times, up to a constant, and `positions` their positions in the list of
+    configs to choose from, (n_candidates,) each.
+    """
 
     positions: tuple[int, ...]  # (n_candidates,) the candidates' positions in the list to choose from
     launch: tuple[Any, ...]  # the arguments of `Prior.log_slowdowns`
@@ -64,13 +68,16 @@ def predict_by_source(chooser: Chooser, problem: Problem, bundle: Bundle) -> Sou
 
 
 def expected(chooser: Chooser, problem: Problem, k: HowMany, bundle: Bundle) -> Shortlist | None:
-    """Return the shortlist that `predict_by_source` gives; None where it returns None, and raises as it does.
+    """Return the shortlist of the configs that `predict_by_source` predicts to be fastest; None if it predicts nothing.
 
     Args:
-        chooser: As for `predict_by_source`.
-        problem: As for `predict_by_source`.
-        k: The rule for the length. If it is no integer, the list is as long as `coverage_length` of prior.py says.
-        bundle: As for `predict_by_source`.
+        chooser: Has the family, the device and the configs to choose from.
+        problem: The problem.
+        k: The rule for the shortlist's length: an integer, or for "auto" the length that `coverage_length` returns.
+        bundle: The bundle in force. If it has data of the family, nothing is predicted from the source.
+
+    Raises:
+        ForetuneError: The family supports no config for the problem.
     """
     if (found := predict_by_source(chooser, problem, bundle)) is None:
         return None

@@ -43,7 +43,8 @@ def choose(
 ) -> KernelConfig:
     """Return the config to run a problem with; the family's default if nothing can be predicted.
 
-    In mode `shortlist`, the first call of a bucket times the `K` configs predicted to be fastest. While a CUDA graph is
+    Problems whose sizes round to the same ones (`Family.at_call_time`) form a bucket and share a choice. In mode
+    `shortlist`, the first call of a bucket times the few configs predicted to be fastest. While a CUDA graph is
     captured, when the host must not wait for the device, and in a job of several ranks without `agree`, nothing is
     timed, and the config predicted to be fastest runs. While a pin file is in force, its config runs, and nothing is
     predicted or timed. Otherwise, if FORETUNE_CACHE_DIR names a choice cache, the choice of each bucket is stored
@@ -78,9 +79,9 @@ def choose(
 def _choice(
     family: Measurable, problem: Problem, near: Problem, device: DeviceSpec, mode: Mode, launch: Launch
 ) -> KernelConfig:
-    """Return the config for a problem, predicted or measured as `mode` says.
+    """Return the config for a problem, predicted or measured as `mode` says; the default one without a prediction.
 
-    `near` is the problem that stands for its bucket.
+    `near` is the problem with rounded sizes (`Family.at_call_time`) that predictions and measurements are made for.
     """
     is_timed = mode is Mode.SHORTLIST
     configs = tuple(_ranked(family, problem, near, device, K if is_timed else 1))
@@ -99,10 +100,10 @@ def _choice(
 
 
 def refinement(family: Measurable, problem: Problem, device: DeviceSpec) -> Refinement[KernelConfig] | None:
-    """Return the object that chooses the config of each call of a problem's bucket in mode `refine`.
+    """Return the `Refinement` that chooses the config of each call of this problem in mode `refine`.
 
-    Returns None if calls cannot be timed (without a GPU) or there are fewer than two configs to choose from; the caller
-    then gets the config from `choose`.
+    Problems whose sizes round to the same ones (`Family.at_call_time`) share it. Returns None if calls cannot be timed
+    (without a GPU) or there are fewer than two configs to choose from; the caller then gets the config from `choose`.
     """
     from .pins import source_of  # imported late, because the other modes do not need these
     from .timing.flywheel import log_row
@@ -154,7 +155,7 @@ def given(config: KernelConfig, family: Measurable, problem: Problem, device: De
 
 
 def _record(family: Measurable, near: Problem, device: DeviceSpec, config: KernelConfig) -> None:
-    """Store the config chosen for `near`, the problem that stands for a bucket, so that `foretune pin` can read it.
+    """Store the config chosen for `near`, the problem with rounded sizes, so that `foretune pin` can read it.
 
     Does nothing unless FORETUNE_CACHE_DIR is set; a failure to store gives a warning.
     """
@@ -179,9 +180,9 @@ def _ranked(
 ) -> dict[KernelConfig, float]:
     """Return the configs predicted to be fastest for a problem, best first, each with its predicted slowdown.
 
-    These are those of the `k` best for `near`, the problem that stands for its bucket, that can run `problem`. If none
-    of them can, the `k` best are predicted again for `problem` itself. If nothing can be predicted, it warns and
-    returns {}.
+    The prediction is made for `near`, the problem with rounded sizes (`Family.at_call_time`). Of its `k` best configs,
+    those that can run `problem` are returned. If none of them can, the prediction is made for `problem` itself. If
+    nothing can be predicted, the function warns and returns {}.
     """
     for one in dict.fromkeys((near, not_empty(family, problem))):
         try:

@@ -66,7 +66,7 @@ class ExplainedConfig:
 
     @property
     def main(self) -> list[Contribution]:
-        """The contributions to show: the largest ones of features, then those of network and analytic estimate."""
+        """The contributions to show: the largest ones of features, then the network's and the analytic estimate's."""
         features = [one for one in self.contributions if one.value is not None][:_SHOWN]
         return [*features, *(one for one in self.contributions if one.value is None)]
 
@@ -280,7 +280,7 @@ def make_explanation(
 
 @dataclass(frozen=True)
 class _Reasons:
-    """The prediction for a problem's candidates with its reasons, from a bundle or from the prior."""
+    """The predicted slowdowns of a problem's candidates, and what explains them, from a bundle or from the prior."""
 
     slowdowns: NDArray[np.float64]  # (n_candidates,)
     parts: list[tuple[Contribution, ...]]  # (n,) of each config on the shortlist; empty if there are none
@@ -299,10 +299,15 @@ def _reasons_of_bundle(
     positions: Sequence[int],
     places: Sequence[int],
 ) -> _Reasons:
-    """Return what the bundle predicts and knows.
+    """Return the bundle's predictions for the candidates, with each feature's contribution and unmeasured knob values.
 
-    `positions` are those of the candidates in the list to choose from, and `places` those of the shortlist's configs
-    among the candidates.
+    Args:
+        family: The kernel's family.
+        problem: The problem.
+        device: The device.
+        chooser: Has the bundle and the list of configs to choose from.
+        positions: The candidates' positions in that list.
+        places: The positions of the shortlist's configs among the candidates.
     """
     from ..model.contributions import feature_contributions, unmeasured_knobs
     from ..model.gbdt import LightGBMRanker
@@ -324,7 +329,10 @@ def _reasons_of_bundle(
 
 
 def _reasons_of_source(found: SourcePrediction, places: Sequence[int]) -> _Reasons:
-    """Return what the prior predicts from the kernel's source; `places` as for `_reasons_of_bundle`."""
+    """Return what the prior predicts from the kernel's source, with each feature's contribution.
+
+    `places` are the positions of the shortlist's configs among the candidates.
+    """
     import numpy as np
 
     from .facts.prior import NAMES, TEXTS, Prior, launch_features

@@ -146,7 +146,10 @@ def check_length(k: Any) -> Length:
 def predicted_us(
     family: Family, problem: Problem, device: DeviceSpec, config: KernelConfig, otherwise: float = 1.0
 ) -> float:
-    """Return the family's estimate of the microseconds that a config's launch takes; `otherwise` if it is not valid."""
+    """Return the family's estimate of the microseconds that a config's launch takes.
+
+    Returns `otherwise` if the family raises, or its estimate is not a positive finite number.
+    """
     with suppress(Exception):  # a failed estimate never makes a call fail
         estimate = float(family.estimate_us(problem, device, (config,))[0])
         if 0 < estimate < math.inf:

@@ -34,8 +34,7 @@ def near_copy(path: Path, *, writes: bool = False) -> Path:
     """Return the path from which this process reads a file: `path`, or in a job of several nodes the node's copy.
 
     Each node makes its copy once. If the file is missing, nothing is copied, and the returned path does not exist.
-    Never
-    raises: if copying fails, it warns once and returns `path`.
+    Never raises: if copying fails, the function warns once and returns `path`.
 
     Args:
         path: The file.
@@ -66,7 +65,8 @@ def copied(
 ) -> Path:
     """Return the path of a file's copy in a node's folder; the first process of the node copies it, the others wait.
 
-    If the file does not exist, neither does the returned path.
+    If the file does not exist, neither does the returned path. `read` returns the file's content, and `sleep` waits for
+    some seconds; tests replace them.
 
     Raises:
         OSError: The folder cannot be written to, or the file cannot be read.

@@ -86,7 +86,7 @@ def _fp_fusion() -> str:
 
 @dataclass(frozen=True)
 class PinnedChoice:
-    """The pinned config of one problem, which also applies to all problems of the same bucket.
+    """The pinned config of one problem, which also applies to all problems that are rounded to the same sizes.
 
     Attributes:
         problem: The problem.
@@ -103,9 +103,9 @@ class PinnedChoice:
     slowdowns: Mapping[KernelConfig, float] = field(default_factory=dict, compare=False)
 
     def config_of(self, key: list[Any] | None) -> KernelConfig:
-        """Return the config for the launch with this key of Triton's: its own config if it has one, else the problem's.
+        """Return the config for a launch: the launch's own one if `launches` has one for its `key`, else the problem's.
 
-        `key` is None if it is not known.
+        `key` is the launch's key as Triton computes it; None if it is not known.
         """
         text = None if key is None else _text(key)
         for launch in self.launches if text is not None else ():
@@ -334,7 +334,7 @@ def _joined(newer: Iterable[Any], older: Iterable[Any]) -> tuple[Any, ...]:
 def _head(what: str, name: str, one: Any) -> dict[str, Any]:
     """Return the JSON fields that entries of kernels and functions share: name, device, source and versions.
 
-    `what`, "kernel" or "function", is the field that gets the name.
+    `one` is the entry, and `what`, "kernel" or "function", the field that gets the name.
     """
     device = one.device._asdict() if isinstance(one.device, PinnedDevice) else one.device
     return {what: name, "device": device, "source": one.source, **one.versions._asdict()}

@@ -144,10 +144,10 @@ def pinned(file: Path | str, missing: str | None = None) -> Pins:
     """Use the configs of a pin file, which `foretune pin` writes: no launch that it covers is predicted or tuned.
 
     The file is in force from this call on, for the whole process or, in a `with` statement, until the block ends; of
-    several files, the last one counts.
-    FORETUNE_PIN=FILE does the same without code, from the first launch on. The file is read once, and its checksum is
-    verified. Each kernel's source, the device, and the versions of torch and Triton are compared at the kernel's first
-    launch. FORETUNE_MODE=off switches pins off, too.
+    several files, the last one counts. FORETUNE_PIN=FILE does the same without code, from the first launch on.
+
+    The file is read once, and its checksum is verified. Each kernel's source, the device, and the versions of torch and
+    Triton are compared at the kernel's first launch. FORETUNE_MODE=off switches pins off, too.
 
     Args:
         file: The pin file.
@@ -207,7 +207,7 @@ def is_covered(kernel: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _from_environment(path: str) -> Pins:
-    """Read the pin file that FORETUNE_PIN names, once."""
+    """Return the pins of the file at `path`, which FORETUNE_PIN names; the file is read only once."""
     return Pins(path)
 
 

@@ -164,7 +164,7 @@ def in_full(own: Any) -> Any:
 
 
 def warn_if_not_restored(family: Family, tuner: Any) -> None:
-    """Warn once if an autotuner does not restore the tensors that its kernel updates, by the family's `in_place`.
+    """Warn once if an autotuner does not restore the tensors that its kernel updates, which `family.in_place` names.
 
     Nothing is warned of if the autotuner has one config, which is not timed, or a `pre_hook`, which may restore them.
     """
@@ -379,10 +379,10 @@ class Pruner(TracedPositions):
         return chosen.positions
 
     def _restricted(self, problem: Problem, device: DeviceSpec, values: tuple[KernelConfig, ...]) -> Family:
-        """Return a family that supports at least one of `values`, where `same_bits` alone refuses them all.
+        """Return the pruner's family, restricted so that it supports at least one of `values`.
 
-        This is the pruner's family itself, unless it is restricted to a numerics class (configs with identical results)
-        that has none of `values`. Then it warns and restricts the family to the class of the first supported value
+        This is the family itself, unless `same_bits` restricts it to a numerics class (configs with identical results)
+        that has none of `values`. Then this warns and restricts the family to the class of the first supported value
         instead: the launch does not fail, and tuning does not change its results, but other sizes may use another
         class.
         """

@@ -273,7 +273,7 @@ class Chooser:
     def _first_supported(self, problem: Problem, most: int) -> Ranking:
         """Return the first `most` configs that can run the problem, fastest first.
 
-        `Family.supports` is called with the problem itself, not with its bucket, and only until enough configs are
+        `Family.supports` is called with the problem itself, not with rounded sizes, and only until enough configs are
         found. Raises `ForetuneError` if each supported config computed a wrong result.
         """
         wrong, count = self._wrong(problem), max(most, _LEAST_RANKED)
@@ -294,7 +294,7 @@ class Chooser:
             count *= _MORE
 
     def _ranking(self, problem: Problem, count: int) -> Ranking:
-        """Return at least `count` configs, fastest first, as predicted for the problem's bucket.
+        """Return at least `count` configs, fastest first, as predicted for the problem with rounded sizes.
 
         All configs are ranked, or only the supported ones if the prediction fails for the full list.
         """

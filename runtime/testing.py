@@ -1,6 +1,6 @@
 """`use_stub_device`: try out and test code that uses Foretune on a machine without a GPU.
 
-After `import foretune` it is available as `foretune.testing`; the import is `from foretune import testing`.
+This module is `foretune.testing`; `from foretune import testing` imports it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ def use_stub_device(device: DeviceSpec | Path | str) -> StubDevice:
     """Make Triton compile for a GPU that need not be present, and launch nothing.
 
     `triton.jit` and `triton.autotune` then work without a GPU: they compile, refuse what does not fit the GPU, and let
-    Foretune prune the configs. Only kernels do not run, so tensors, which may be on the CPU, keep their contents. Every
-    config takes 1 ms, so how many configs a search times here says nothing of a GPU. No such time is stored or logged.
+    Foretune prune the configs. Kernels do not run, so tensors, which may be on the CPU, keep their contents. Each
+    config seems to take 1 ms, so a search may time more or fewer configs than on a GPU. These times are not stored or
+    logged.
 
     The stand-in is active from this call on. In a `with` statement it is active until the block ends, else until
     `close` is called on the returned object, or the process ends. It is active in the whole process, like Triton's own

@@ -283,8 +283,10 @@ def found(source: Source, arguments: Mapping[str, Any]) -> Any:
 def size_of(name: str, dim: str, source: Source, arguments: Mapping[str, Any]) -> int:
     """Return the size of a dimension in a launch of the family `name`.
 
+    `source` is the declared source of the size: the name of a launch argument, or a function of all arguments.
+
     Raises:
-        ForetuneError: `source` is a tensor, and not a size of one.
+        ForetuneError: The source gives a tensor instead of a size.
     """
     if hasattr(size := found(source, arguments), "data_ptr"):
         text = f'lambda call: call["{source}"].shape[0]' if isinstance(source, str) else "one that returns a size"

@@ -241,7 +241,7 @@ class TritonFamily(Measurable):
         configs: Sequence[KernelConfig],
         binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
     ) -> NDArray[np.float32]:
-        """Return the generic features of each config, (n_configs, n_features)."""
+        """Return each config's features: of the problem, the config, and its binary if known, (n_configs, n)."""
         return joined(self._groups(problem, device, configs, binaries))
 
     def feature_groups(
@@ -251,7 +251,7 @@ class TritonFamily(Measurable):
         configs: Sequence[KernelConfig],
         binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
     ) -> Sequence[FeatureGroup]:
-        """Return groups of features of several problems: of the problem alone, of the config alone, and of both."""
+        """Return the features of several problems in groups: of the problem, the config (and binary), and of both."""
         if type(self).features is not TritonFamily.features:  # a subclass has features of its own
             return super().feature_groups(problems, device, configs, binaries)
         return stacked([self._groups(problem, device, configs, binaries) for problem in problems])

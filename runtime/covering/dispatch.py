@@ -28,7 +28,11 @@ _TOO_MUCH = 1e3
 
 @dataclass(frozen=True)
 class Dispatch:
-    """A table of ranges of neighboring sizes, each with the column of a matrix of losses whose config runs there."""
+    """A table that divides consecutive sizes into ranges, each with one config.
+
+    `starts` has the index of each range's first size, and `columns` the column of each range's config in the matrix of
+    losses, (n_ranges,) each.
+    """
 
     starts: tuple[int, ...]  # (n_ranges,) the row of each range's first size
     columns: tuple[int, ...]  # (n_ranges,) the column of each range's config
@@ -134,7 +138,7 @@ def _by_search(costs: NDArray[np.float64], k: int, ranges: int) -> tuple[int, ..
 
 
 def _by_exchange(costs: NDArray[np.float64], k: int, ranges: int) -> tuple[int, ...]:
-    """Return a set of `k` columns whose dispatch costs little, by local search.
+    """Return a set of `k` columns whose dispatch, with at most `ranges` ranges, costs little, by local search.
 
     It starts with a greedily chosen set, and exchanges one column at a time while the cost decreases; the best set may
     differ in several columns. `costs` is (n_sizes, n_configs).
@@ -162,9 +166,10 @@ def _by_exchange(costs: NDArray[np.float64], k: int, ranges: int) -> tuple[int, 
 def _first_best(
     costs: NDArray[np.float64], sets: NDArray[np.intp], least: NDArray[np.float64], ranges: int, bound: float
 ) -> tuple[float, tuple[int, ...]]:
-    """Return the cost and set of the cheapest dispatch over one of the sets, if it is below `bound`; else `bound`, ().
+    """Return the cost and the columns of the set whose best dispatch is cheapest; `bound`, () if none is below `bound`.
 
-    `sets` are (n_sets, n) columns, and `least` are lower bounds of their costs, (n_sets,).
+    `sets` are (n_sets, n) columns, `least` are lower bounds of the sets' costs, (n_sets,), and a dispatch has at most
+    `ranges` ranges.
     """
     best: tuple[int, ...] = ()
     for at in np.argsort(least, kind="stable").tolist():

@@ -195,7 +195,7 @@ def _not_measured(
 
 
 def _rounded(loss: float) -> float | None:
-    """Return a loss for JSON; None for infinity and nan, which JSON lacks."""
+    """Return a loss rounded to four digits for JSON; None for infinity and nan, which JSON lacks."""
     return round(loss, 4) if math.isfinite(loss) else None
 
 

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 class SizeLosses:
     """The log of each config's time over that of the best config at a size; inf if it cannot run or was not tried.
 
-    The losses of two timing passes are kept: configs are chosen by `first`, and the loss of the choice is read from
-    `second`, so that a config chosen because of noise has no advantage. For predicted times the two are the same.
+    The losses of two timing passes are kept, (n_sizes, n_configs) each: configs are chosen by `first`, and the loss of
+    the choice is read from `second`, so that a config chosen because of noise has no advantage. For predicted times the
+    two are the same.
     """
 
     sizes: tuple[int, ...]  # (n_sizes,) ascending
@@ -42,7 +43,7 @@ class SizeLosses:
 
 
 def at_size(problem: Problem, dynamic: str, size: int) -> Problem:
-    """Return the problem with `size` as the size of the dimension `dynamic`, and with unknown segment sizes."""
+    """Return the problem with `size` in the dimension `dynamic`, and with unknown sizes of its ragged segments."""
     dims = tuple((name, size if name == dynamic else own) for name, own in problem.dims)
     return replace(problem, dims=dims, ragged=None)
 
@@ -162,7 +163,8 @@ def _cut_short(
 ) -> list[int]:
     """Return the sizes at which less than half as many configs were tried as at the size with the most.
 
-    A collection that stops early leaves such sizes; the fastest of a few configs is not a good reference.
+    A collection that stops early leaves such sizes; the fastest of a few configs is not a good reference. `tried_at` is
+    the mask of the configs tried at each size, (n_configs,).
     """
     counts = {size: int(tried.sum()) for size, tried in tried_at.items()}
     if not counts or min(counts.values()) >= EXHAUSTIVE * max(counts.values()):
@@ -178,7 +180,7 @@ def _cut_short(
 def _log_losses(times_us: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the log of each config's slowdown over the best one, averaged over problems, (n_configs,).
 
-    It is inf for a config without a time on one of the problems.
+    `times_us` is (n_problems, n_configs). The result is inf for a config without a time (NaN) on one of the problems.
     """
     losses = np.log(times_us / np.nanmin(times_us, axis=1, keepdims=True))
     result: NDArray[np.float64] = np.where(np.isnan(losses).any(axis=0), np.inf, losses.mean(axis=0))

@@ -145,7 +145,7 @@ class Facts:
 
 
 def value_of(one: Any) -> Any:
-    """Return a scalar's known or assumed number; for a tensor, the constant `LOADED`."""
+    """Return a scalar's known or assumed number; for a tensor, an assumed element (`LOADED`)."""
     return one.value if isinstance(one, Guess) else LOADED if isinstance(one, Block) else one
 
 
@@ -441,7 +441,7 @@ class Functions:
         return half, half
 
     def do_advance(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-        """Return the first argument unchanged, for hints, assertions, printing, `advance` and `zeros_like`."""
+        """Return the first argument; also for hints, assertions, printing and functions such as `zeros_like`."""
         return args[0] if args else next(iter(keywords.values()), None)
 
     do_multiple_of = do_max_contiguous = do_max_constancy = do_assume = do_static_assert = do_debug_barrier = do_advance

@@ -78,7 +78,7 @@ def _argument(name: str, value: Any) -> Any:
 
 
 class _Method(NamedTuple):
-    """A method of an abstract value that the source names, until it is called: `of.name`."""
+    """The method `name` of the abstract value `of`, which the kernel's source has named and not called yet."""
 
     of: Any
     name: str

@@ -47,7 +47,7 @@ def only_compiling(*, load: bool = False) -> Iterator[list[Future[Any]]]:
     Yields a list; the future of each compile that the block starts is added to it.
 
     Args:
-        load: Whether the jobs also load the binaries into the device, as their first launches would.
+        load: Whether each compile also loads its binary into the device, as the first launch would.
     """
     jobs: list[Future[Any]] = []
     token = _block.set((jobs, load))
@@ -74,7 +74,7 @@ _jobs = _Jobs()
 
 
 def compile_ahead_of(key: Hashable, job: Callable[[], object]) -> None:
-    """Run a job in a thread, unless a job with this key was started and `wait_for` has not been called for it since.
+    """Run a job in a thread, unless one with the same key was started and nobody has waited for it with `wait_for` yet.
 
     In a block of `only_compiling`, the job's future is added to the block's list.
     """
@@ -111,7 +111,7 @@ def in_background(job: Callable[[], object]) -> Future[Any]:
 
 
 def _pool() -> ThreadPoolExecutor:
-    """Return the pool, created at its first use. The caller holds the lock."""
+    """Return the pool of threads that compile, created at its first use. The caller holds the lock of `_jobs`."""
     _jobs.pool = _jobs.pool or ThreadPoolExecutor(min(16, cores()), "foretune-ahead")
     return _jobs.pool
 
@@ -307,7 +307,7 @@ def _give_to_triton(key: str) -> None:
 
 
 def _hash() -> None:
-    """Store the hash of Triton's installation in `_known`: from its file or, if invalid, computed and written."""
+    """Read Triton's hash of its installation from its file into `_known`; if it is not valid, compute and write it."""
     from triton.runtime import cache
 
     path, fingerprint = _file(), _fingerprint()
@@ -326,14 +326,14 @@ def _hash() -> None:
 
 
 def _file() -> Path:
-    """Return the path of the file in Triton's cache folder that keeps the hash."""
+    """Return the path of the file in Triton's cache folder that stores the hash of Triton's installation."""
     from triton import knobs
 
     return Path(knobs.cache.dir) / _FILE
 
 
 def _fingerprint() -> str:
-    """Return a hash of the paths, inodes, sizes and times of change of all files that Triton's own hash covers."""
+    """Return a hash of the path, inode, size and times of each file that Triton's hash of its installation covers."""
     import triton
 
     root = os.path.dirname(os.path.abspath(triton.__file__))
@@ -353,7 +353,7 @@ def _files(path: str) -> Iterator[str]:
 
 
 def _read(path: Path, fingerprint: str) -> str | None:
-    """Return Triton's hash from its file; None if the file is missing, damaged or has another fingerprint."""
+    """Return Triton's hash from the file at `path`; None if it is missing, damaged or has another fingerprint."""
     try:
         content = json.loads(read_regular(path, _MOST_BYTES))
         key = content["key"] if content["fingerprint"] == fingerprint else None

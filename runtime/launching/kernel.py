@@ -69,7 +69,7 @@ class Kernel:
         return frozenset(name for values in self._heuristics for name in values)
 
     def launch(self, grid: tuple[int, ...], arguments: Mapping[str, Any]) -> Any:
-        """Launch once with these arguments, which include a config's knobs."""
+        """Launch once with these arguments, which include a config's knobs; return the binary (interpreted: None)."""
         self._settle()
         return self.jit[grid](**self.given(arguments))
 
@@ -206,7 +206,7 @@ def stand_ins(kept: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _kept(value: Any) -> Any:
-    """Return the stored form of one argument."""
+    """Return one argument in the form in which `kept_arguments` stores it."""
     import triton.language as tl
 
     if isinstance(value, tl.dtype):
@@ -217,7 +217,7 @@ def _kept(value: Any) -> Any:
 
 
 def _is_kept(name: Any, value: Any) -> bool:
-    """Return whether a name and a value are valid in stored arguments."""
+    """Return whether `name` and `value` can be an argument in the form that `kept_arguments` stores."""
     if isinstance(value, dict):
         dtype, is_aligned = value.get("tensor", value.get("triton")), value.get("aligned") is True
         return isinstance(dtype, str) and value in ({"tensor": dtype, "aligned": is_aligned}, {"triton": dtype})

@@ -240,7 +240,7 @@ def settle(kernel: JITFunction[Any]) -> None:
 
 
 def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
-    """Return `size` bytes of scratch memory from PyTorch, stream-ordered; in a CUDA graph's capture from its pool."""
+    """Return `size` bytes of stream-ordered scratch memory from PyTorch (from the graph's pool during its capture)."""
     import torch
 
     return torch.empty(size, dtype=torch.int8, device="cuda")

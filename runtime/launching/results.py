@@ -67,7 +67,7 @@ def poison(output: torch.Tensor) -> torch.Tensor:
 
 
 def _unlikely(dtype: torch.dtype) -> int:
-    """Return the integer that `poison` fills an output with."""
+    """Return the integer that `poison` fills an output of this dtype with: the least, or if unsigned the greatest."""
     import torch
 
     limits = torch.iinfo(dtype)

@@ -50,7 +50,7 @@ def parsed(source: str) -> ast.Module:
 
 
 def undisturbed(parse: Callable[[], T]) -> T:
-    """Call a function that parses, and call it again if Python 3.11's parser was disturbed by another thread.
+    """Call `parse` and return its result; call it again if another thread disturbed Python 3.11's parser.
 
     The parser then raises a SystemError ("AST constructor recursion depth mismatch"), whatever the text is. Other
     errors pass through.
@@ -140,9 +140,9 @@ def _with_dependencies(base: str, kernels: Iterable[Any], covered: Iterable[Any]
 class _Dependencies:
     """The functions that kernels call, directly or indirectly, as texts that refer to each other by number.
 
-    `has_more` is True if the sources of the `covered` functions, which are hashed already, do not tell everything: if a
-    function is not one of these, shares its name with another, is marked noinline, or refers to constants or to a
-    function by another name.
+    `has_more` is True if a binary depends on more than the sources of the `covered` functions, which are hashed
+    already: if a called function is not covered, shares its name with another one, is called by a name that is not its
+    own or is marked noinline, or if a function refers to constants.
     """
 
     def __init__(self, covered: Iterable[Any]) -> None:
@@ -355,7 +355,7 @@ def source_texts(function: Callable[..., Any]) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def _texts_of(code: CodeType) -> tuple[str, ...]:
-    """Return the texts of a code object, as for `source_texts`."""
+    """Return the source of a code object as texts: the source, the byte code, or both; see `source_texts`."""
     try:
         text = textwrap.dedent(inspect.getsource(code))
     except (OSError, TypeError, SyntaxError, TokenError):  # defined in a shell, or the file has changed

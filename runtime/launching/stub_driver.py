@@ -6,10 +6,10 @@ process that has the GPU.
 
 **The binaries are cache hits for the real driver.** Triton's key (`runtime/cache.py: get_cache_key`, the same in 3.6.0
 and 3.9.0) has the installation, the kernel's source with its globals, the signature with constants and alignments,
-ptxas and the target's arch, the options, and TRITON_* variables. The driver provides only the target, which is
-`GPUTarget("cuda", 90, 32)` for both. The caller must keep the rest equal: TRITON_CACHE_DIR and the other TRITON_*
-variables, and the specialization of arguments (`warmup` accepts `torch.bfloat16` for a 16-byte aligned tensor of that
-dtype).
+ptxas and the target's arch, the options, and TRITON_* variables. The driver provides only the target, and the stub's is
+that of the real driver, such as `GPUTarget("cuda", 90, 32)`. The caller must keep the rest equal: TRITON_CACHE_DIR and
+the other TRITON_* variables, and the specialization of arguments (`warmup` accepts `torch.bfloat16` for a 16-byte
+aligned tensor of that dtype).
 """
 
 from __future__ import annotations

@@ -95,7 +95,10 @@ class Goal:
 
 @dataclass(frozen=True)
 class Summary:
-    """The times of a contender over ours with the predicted config, for a family's rows of one kind."""
+    """Ratios of a contender's time to our kernel's with the predicted config, over a family's rows of one kind.
+
+    A row is a compared problem; rows have the same kind if they have the same scenario and flags.
+    """
 
     family: str
     kind: str
@@ -107,7 +110,7 @@ class Summary:
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> list[Summary]:
-        """Return the summary of each family, kind and contender, in the order of the rows."""
+        """Return a summary for each family, kind of row and contender, in the order of the rows."""
         found: dict[tuple[str, str, str], list[tuple[float, str]]] = {}
         for row in rows:
             for other, us in row.others_us.items():
@@ -403,7 +406,7 @@ def _row(
     timer: Timer,
     against: Sequence[str],
 ) -> Row:
-    """Time our configs and those of the comparison's contenders that are in `against`; return the `Row`.
+    """Time our kernel with each of `configs`, and the comparison's contenders named in `against`; return the `Row`.
 
     All contenders are timed if `against` is empty; one that fails is left out with a warning.
     """

@@ -57,7 +57,7 @@ def measured(device: DeviceSpec, meter: CudaRateMeter | None = None) -> DeviceSp
 
 
 def _sweep(l2_bytes: int) -> list[int]:
-    """Return set sizes around the L2's in bytes, evenly spaced in their logarithms, smallest first."""
+    """Return how many bytes to read in each step of a sweep: around the L2's size, geometrically spaced, ascending."""
     steps = round(math.log2(_LARGEST / _SMALLEST) * _PER_DOUBLING)
     return [round(l2_bytes * _SMALLEST * 2 ** (step / _PER_DOUBLING)) for step in range(steps + 1)]
 

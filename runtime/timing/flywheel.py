@@ -327,7 +327,7 @@ def _listens() -> bool:
 
 
 def _read_pending() -> None:
-    """Write the new timings of autotuners whose benchmarks were begun earlier to the log of production timings."""
+    """Log the new timings of autotuners whose benchmarks were announced earlier, with `expect`, in FORETUNE_LOG."""
     while _pending:
         autotuner, before, due = _pending.pop()
         timings = getattr(autotuner(), "configs_timings", None)

@@ -49,6 +49,8 @@ _SHORTEST_US = 0.01
 class Timing:
     """The median time of several launches of one kernel, with its spread and the number of samples.
 
+    The spread is the interquartile range divided by the median; 0.0 for one sample.
+
     >>> Timing.of([12.0, 10.0, 11.0])
     Timing(time_us=11.0, spread=0.09090909090909091, samples=3)
     """

@@ -47,7 +47,10 @@ def attach_to(
     mode: str | None = None,
     max_cost: float | str | None = None,
 ) -> Any:
-    """Attach Foretune to a kernel's autotuner and return the kernel; see `foretune.attach`."""
+    """Let a kernel's `triton.autotune` time only a shortlist, and return the kernel.
+
+    `foretune.attach` calls this for a family that may also be given by name, and documents the arguments.
+    """
     tuner = autotuner_of(kernel)
     check_length(k)
     resolve_mode(mode)  # raise for an invalid FORETUNE_MODE here, not in a launch

@@ -109,7 +109,7 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         self._lock = threading.RLock()
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Launch the kernel with the config of the launch's key; tune a key at its first launch.
+        """Launch with the config of the launch's key, and return the launch's result; tune a key at its first launch.
 
         Raises:
             TuningFailed: No config can be launched.
@@ -136,7 +136,7 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         return self.fn.run(*args, **kwargs, **config.all_kwargs())
 
     def _first_run(self, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Choose a config for a new key and launch it; if the launch fails, take the next best config."""
+        """Choose a config for a new key, launch, and return the result; if a launch fails, try the next best config."""
         call = OneLaunch(self, args, kwargs)
         if not self._is_interpreted:
             driver.active.get_current_device()  # raises Triton's error if there is no GPU; not a config's failure
@@ -168,7 +168,7 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
     def _refined_run(
         self, key: tuple[Any, ...], found: tuple[Refinement[triton.Config], float], call: OneLaunch
     ) -> Any:
-        """Launch a key whose config is not decided yet in mode `refine`, with the config that its refinement picks.
+        """Launch, in mode `refine`, with the config that the key's `Refinement` picks; return the launch's result.
 
         `found` has the key's `Refinement`, and the predicted time of the launch.
         """

@@ -42,7 +42,8 @@ class Predicted:
     Args:
         points: The coordinates of the problems, (n_problems, n_dims); the last one is the problem to predict.
         knobs: The coordinates of the configs, (n_configs, n_knobs).
-        rows: The measurements: positions of the problem and of the config. At least one, unless there is a `prior`.
+        rows: The measurements, as pairs of positions: of the problem in `points` and of the config in `knobs`. At least
+            one, unless there is a `prior`.
         log_times: The log of each measured time, (n_rows,).
         prior: The log times that are expected without measurements, up to a constant for each problem, (n_problems,
             n_configs). If left out, they are equal.

@@ -226,7 +226,7 @@ def _unpacked(value: Any) -> Any:
 
 
 def _serve(connection: Connection, request: _Request) -> None:
-    """Run the process: time one config after the other, until the pipe closes or the device is broken."""
+    """Do the work of the separate process: time each requested config, until the pipe closes or the device breaks."""
     with ExitStack() as stack:
         try:
             from .one_launch import OneLaunch

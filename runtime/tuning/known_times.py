@@ -124,9 +124,9 @@ class KnownTimes:
         return None if value is None else config_of[value]
 
     def log(self, problem: Problem, config: triton.Config, time_us: float | None, timed: str = "") -> None:
-        """Log a time in microseconds if FORETUNE_LOG is set; None for a config that failed.
+        """Log a config's time in microseconds, or a failure (`time_us` is None), if FORETUNE_LOG is set.
 
-        `timed` says how it was measured, if not by the kernel's autotuner.
+        `timed` says how the time was measured, if not by the kernel's autotuner.
         """
         if not (self._logs or timed) or self.device is None:
             return
@@ -194,7 +194,7 @@ class KeyTimes:
     ) -> Refinement[triton.Config] | None:
         """Return the object that chooses the config of each launch of this key in mode `refine`; None without a GPU.
 
-        Launches share it if they belong to the same bucket and run the same binaries.
+        Launches share it if their problems are rounded to the same sizes and they run the same binaries.
 
         Args:
             configs: The configs to choose from, the predicted one first.

@@ -119,9 +119,9 @@ def autotuners_named(name: str) -> list[triton.runtime.Autotuner]:
 
 
 def _is_autotuned(kernel: object, layers: tuple[type, ...]) -> bool:
-    """Return whether a kernel is an autotuner or has one among its wrappers; `layers` are the wrappers' types.
+    """Return whether a kernel is an autotuner, or is wrapped around one, as by `triton.heuristics`.
 
-    The first of `layers` is the autotuner's type.
+    `layers` has the type of autotuners first, and then the types of the wrappers.
     """
     autotuner = layers[0]
     while isinstance(kernel, layers):

@@ -91,11 +91,14 @@ def launch_undecided(
     arguments: Mapping[str, Any],
     launch: Callable[[triton.Config], Any],
 ) -> Any:
-    """Launch with the config that mode `refine` tries next for a key; store the key's config once it is decided.
+    """Launch with the config that mode `refine` tries next for a key, and return the launch's result.
+
+    Once the key's config is decided, it is stored in the autotuner's cache.
 
     Args:
         tuner: The autotuner.
-        undecided: For each such key, the `Refinement` that chooses its config, and the predicted time of its launches.
+        undecided: For each key without a decision, the `Refinement` that chooses its config, and the predicted time of
+            its launches.
         key: The key of the launch.
         found: The entry of the key in `undecided`, read before; another thread may have removed it since.
         arguments: The arguments of the launch by name, in the order of the call.
@@ -148,7 +151,7 @@ class OneLaunch:
         return {**self.named, **self.kwargs}
 
     def launch(self, config: triton.Config) -> Any:
-        """Launch with a config after its own hook, without the autotuner's other hooks."""
+        """Launch with a config after its own hook, without the autotuner's other hooks; return the launch's result."""
         if config.pre_hook is not None:
             config.pre_hook(self.everything(config))
         return self._tuner.fn.run(*self.args, **self.kwargs, **config.all_kwargs())
@@ -160,7 +163,7 @@ class OneLaunch:
         make_launch_function_ahead(self._tuner.fn, self.args, options)
 
     def compile(self, config: triton.Config) -> Any:
-        """Compile a config without launching it.
+        """Compile a config without launching it, and return what the kernel's `warmup` returns.
 
         The config's hook runs first, because it may make the tensor descriptors that a binary depends on.
         """
@@ -215,7 +218,7 @@ class OneLaunch:
 def save_tensors(tuner: Autotuner, arguments: Mapping[str, Any], reset_only: bool = False) -> None:
     """Reset and save tensors before a launch: the default `pre_hook` of `foretune.autotune`.
 
-    It does what Triton's does, but skips a tensor that is None or left out, which raises before Triton 3.9.
+    It does what Triton's does, but skips a tensor that is None or left out, for which Triton before 3.9 raises.
     """
     for name in tuner.reset_to_zero:
         if arguments.get(name) is not None:

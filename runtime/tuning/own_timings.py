@@ -182,8 +182,8 @@ class OwnTimings:
     def _expected(self, problems: Sequence[Problem], configs: Sequence[KernelConfig]) -> Array | None:
         """Return the log times that a prior expects of each problem's configs, (n_problems, n_configs).
 
-        Problems without a stored prior, which an earlier process timed, get the last problem's. Returns None if that
-        has none.
+        A problem without a stored prior, because an earlier process timed it, gets the prior of the last problem.
+        Returns None if the last problem has none.
         """
         with self._lock:
             priors = [self._priors.get(one) for one in problems]

@@ -47,8 +47,8 @@ _log = logging.getLogger("foretune")
 class Shortlister(ABC):
     """Turns launches of one kernel into problems of a family, and picks configs to time for them.
 
-    A stand-in is the problem that represents all problems of a bucket: only it is tuned. Every method may raise;
-    callers then go on without a shortlist.
+    A stand-in is the problem with rounded sizes that represents all problems of its bucket (those that round to it):
+    only the stand-in is tuned. Every method may raise; callers then go on without a shortlist.
 
     Attributes:
         family: The family.
@@ -72,7 +72,7 @@ class Shortlister(ABC):
         return self.family.problem_from_call(arguments)
 
     def stand_in(self, problem: Problem) -> Problem:
-        """Return the problem that represents this one and all others of its bucket in tuning."""
+        """Return the problem with rounded sizes that is tuned in place of all problems that round to it."""
         return self.family.at_call_time(problem).rounded(*self._bucket)
 
     def value(self, config: triton.Config) -> KernelConfig:
@@ -80,7 +80,7 @@ class Shortlister(ABC):
         return KernelConfig.from_triton(config)
 
     def expect(self, problem: Problem, arguments: Mapping[str, Any]) -> None:  # noqa: B027 - optional
-        """Prepare a prediction for `problem`, which represents a bucket to be tuned, from its launch's arguments."""
+        """Prepare a prediction for `problem`, which has rounded sizes and will be tuned, from a launch's arguments."""
 
     @abstractmethod
     def positions(
@@ -107,20 +107,20 @@ class Shortlister(ABC):
         return 1.0
 
     def supports(self, config: triton.Config, problem: Problem) -> bool:
-        """Return whether a config that was chosen for this problem's bucket can run the problem itself."""
+        """Return whether a config that was chosen for a problem's stand-in (its rounded sizes) can run the problem."""
         return True
 
     def learn(self, problem: Problem, times_us: Mapping[KernelConfig, float | None], ranks: int = 0) -> None:  # noqa: B027 - optional
-        """Use the measured times of a bucket in later predictions; a time of None marks a config that failed.
+        """Use the measured times of a problem in later predictions; a time of None marks a config that failed.
 
         Args:
-            problem: The problem that represents the bucket.
+            problem: The problem that was timed, which represents all that are rounded to the same sizes.
             times_us: Microseconds by config.
             ranks: The `scope()` of times that were agreed on with other ranks; 0 for this rank's own.
         """
 
     def finish(self, problem: Problem) -> None:  # noqa: B027 - optional
-        """Stop proposing new configs for the bucket of `problem`, because an earlier process has chosen its config."""
+        """Stop proposing new configs for `problem` (with rounded sizes), as an earlier process chose its config."""
 
 
 class FamilyShortlister(Shortlister):
@@ -193,7 +193,7 @@ class OwnShortlister(Shortlister):
         self._k, self._ranks, self._is_broken = k, ranks, False
 
     def expect(self, problem: Problem, arguments: Mapping[str, Any]) -> None:
-        """Predict the slowdowns of the configs for a new bucket with the shipped prior; see `Shortlister.expect`."""
+        """Predict the configs' slowdowns on a new problem with the shipped prior; see `Shortlister.expect`."""
         if problem not in self._expected and resolve_mode(self.mode) in (Mode.SHORTLIST, Mode.PREDICT):
             self._expected[problem] = self._prior(arguments)
 
@@ -214,9 +214,9 @@ class OwnShortlister(Shortlister):
     ) -> tuple[int, ...]:
         """Return the positions of the timed configs, fastest first, and then of those to time next.
 
-        In mode `off` and for a single config, all positions are returned. In mode `predict`, it is that of the fastest
-        config, timed or predicted; while the kernel has no timing, the prior predicts it. Without a prior (see
-        `expect`) all are returned, with a warning.
+        In mode `off` and for a single config, all positions are returned. In mode `predict`, only that of the fastest
+        config is returned, timed or predicted; while the kernel has no timing, the prior predicts it. Without a prior
+        (see `expect`) all are returned, with a warning.
         """
         if (wanted := resolve_mode(self.mode)) is Mode.OFF or len(configs) == 1 or self._is_broken:
             return tuple(range(len(configs)))
@@ -244,7 +244,7 @@ class OwnShortlister(Shortlister):
         return (*advice.positions, *others) or tuple(range(len(configs)))  # if all failed, they are tried again
 
     def learn(self, problem: Problem, times_us: Mapping[KernelConfig, float | None], ranks: int = 0) -> None:
-        """Add the measured times of a bucket to the model for `ranks`; see `Shortlister.learn`."""
+        """Add a problem's measured times to the model of the kernel's timings for `ranks`; see `Shortlister.learn`."""
         self._is_broken = True  # if it raises, there is nothing to search with
         self._timings(ranks).learn(problem, times_us)
         self._is_broken = False
@@ -256,7 +256,7 @@ class OwnShortlister(Shortlister):
         return self.positions(problem, configs) if is_known else tuple(range(len(configs)))
 
     def finish(self, problem: Problem) -> None:
-        """Stop proposing new configs for the bucket of `problem`; see `Shortlister.finish`."""
+        """Stop proposing new configs for `problem`; see `Shortlister.finish`."""
         self._timings(0).finish(problem)
 
     def _timings(self, ranks: int) -> OwnTimings:

@@ -38,8 +38,8 @@ class Attachment:
     - `prune_configs` selects the configs to time: the kernel's own `early_config_prune` first, then Foretune's
       shortlist, and `perf_model` last. `early_config_prune` itself is not replaced, because other code calls it: FLA,
       to check a config from a file; and Dynamo (torch 2.13), which makes an autotuner of what it returns, but without
-      `reset_to_zero` and `restore_value`, so that compiled code would compute wrong results. With a pin file in force
-      it is, since a single config needs neither.
+      `reset_to_zero` and `restore_value`, so that compiled code would compute wrong results. Only while a pin file is
+      in force is it replaced, since the pinned config is not timed and needs neither.
     - `_bench` times one config, with Foretune's timer unless the kernel has its own `do_bench` or its class its own
       `_bench`. Each time is learned and stored at once, so that a killed process loses none. Known times are not
       measured again, and the other configs are first compiled in parallel.
@@ -142,7 +142,7 @@ class Attachment:
         return attributes
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Launch the kernel through Triton's own `run`, one thread at a time, and record the chosen config."""
+        """Launch through Triton's own `run`, one thread at a time; record the chosen config, and return the result."""
         with self.lock:
             if self._epoch != epoch() and not self._is_in(Mode.OFF):
                 self._epoch, ranks = epoch(), scope()
@@ -181,7 +181,7 @@ class Attachment:
         return self._or_warn(resolve_mode, self._mode) is mode
 
     def _run_once(self, config: triton.Config, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Launch with a config without storing it as the choice for the launch's key."""
+        """Launch with a config without storing it as the choice for the launch's key; return the launch's result."""
         real = self.tuner.cache
         self.tuner.cache = ForcedCache(real, lambda key: config)
         try:
@@ -277,7 +277,10 @@ class Attachment:
         return self._pruner is None and self.tuner.perf_model is None
 
     def _compiled(self, configs: list[triton.Config], kwargs: Mapping[str, Any]) -> list[triton.Config]:
-        """Replace a single config, which runs untimed, by the next best until one compiles; no family checked it."""
+        """Return `configs`; if it is a single config, which no autotuner times, replace it until one compiles.
+
+        The replacements are the next best configs.
+        """
         given, tuning = tuple(self.tuner.nargs.values()), self._tuning
         while tuning is not None and len(configs) == 1 and not tuning.compiled(configs[0], given, kwargs):
             configs = tuning.more()

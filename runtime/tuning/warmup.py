@@ -163,8 +163,9 @@ def warm_up_tuned(
         shapes: A CSV file with a row for each launch of one kernel and a column for each argument that changes; the
             other arguments are those of the nearest known launch.
         logged: Problems of these kernels from a FORETUNE_LOG.
-        k: How many configs to compile for each launch of `shapes` and `logged`, in addition to those that its search
-            will start with: the fastest that the kernel's own timings predict, or all configs if none is known.
+        k: How many configs to compile for each launch of `shapes` and `logged`: the `k` fastest as predicted from the
+            kernel's own timings. The configs that tuning would time first are compiled, too. If the kernel has no
+            timing, all configs are compiled.
 
     Raises:
         ForetuneError: There is no such module or kernel, the file is invalid, or nothing can be compiled: nothing was
@@ -295,7 +296,7 @@ def _predicted(
 
 
 def _compile_known(kernel: Kernel, arguments: Mapping[str, Any], config: KernelConfig) -> Any:
-    """Compile a kernel for stored arguments and a config."""
+    """Compile a kernel for stored arguments and a config, and return the binary."""
     return kernel.compile((1,), {**stand_ins(arguments), **config.to_triton().all_kwargs()})
 
 

@@ -215,7 +215,7 @@ def export_choices(out: Path | str, kernel: str | None = None) -> Counted:
 
 
 def import_choices(path: Path | str) -> Counted:
-    """Add the choices of an exported file to the cache; return the counts of those that the cache then has.
+    """Add the choices of an exported file to the cache; return the counts of the file's records that it has afterwards.
 
     If both have a time or a choice, the cache's is kept. Malformed records are left out, and so is what a cache file
     has no room for, oldest first; the result says how many.
@@ -252,7 +252,7 @@ def import_choices(path: Path | str) -> Counted:
 
 
 def _exported(path: Path) -> tuple[list[KnownKernel], list[KnownFunction], int]:
-    """Return the kernels and functions of a file, and the number of malformed records in it."""
+    """Return the kernels and functions in an exported file, and the number of malformed records that were left out."""
     try:
         value = from_json(read_regular(path, _MOST_EXPORTED_BYTES, follow=True))
         if not isinstance(value, dict) or value.get("format") != _EXPORTED or not isinstance(value.get("files"), list):
@@ -284,7 +284,7 @@ def _read_or_error(read: Callable[[Any], tuple[T, int]], value: Any) -> tuple[T,
 
 
 def _not_exported(path: Path, error: Exception) -> ForetuneError:
-    """Return the error to raise for a file that is not an exported one, as `error` shows."""
+    """Return the error to raise for a file that `export_choices` did not write, with the reason `error` in its text."""
     return ForetuneError(f"{abridged(str(path))}: not exported choices: {abridged(str(error))}")
 
 
@@ -302,7 +302,7 @@ def _all(name: str | None) -> tuple[list[KnownKernel], list[KnownFunction]]:
 def _remove_own(folder: Path, begins: re.Pattern[bytes], names: Collection[str] | None) -> tuple[set[Path], list[str]]:
     """Remove the cache's files from a folder; return the removed ones, and a line for each file that was left.
 
-    Files of the cache begin with `begins`. Only those in `names` are removed; all if None.
+    The content of the cache's files matches `begins` at its start. Only those in `names` are removed; all if None.
     """
     if names is not None and not names:
         return set(), []
@@ -329,9 +329,9 @@ def _remove_own(folder: Path, begins: re.Pattern[bytes], names: Collection[str] 
 
 
 def _why_not_ours(folder: int, name: str, begins: re.Pattern[bytes]) -> str | None:
-    """Return why a file must not be removed; None if it is a file of the cache, which begins with `begins`, or missing.
+    """Return why a file must not be removed; None if it is missing, or is a file of the cache.
 
-    `folder` is the file descriptor of its folder.
+    The content of the cache's files matches `begins` at its start. `folder` is the descriptor of the file's folder.
     """
     try:
         with os.fdopen(open_regular(name, dir_fd=folder), "rb") as file:

@@ -91,7 +91,7 @@ class _Column(NamedTuple):
 
 
 def _columns(examples: Sequence[Example]) -> list[_Column]:
-    """Return the features: words first, then dimensions, then ratios of dimensions (such as rows per segment)."""
+    """Return the features that rules can test: dtypes, flags and devices first, then dimensions and their ratios."""
     import numpy as np
 
     found = []

@@ -103,8 +103,8 @@ def freeze_choices(
 
     Args:
         kernel: The kernel's name in `foretune cache show`.
-        pins: The content of a pin file. If left out, the choice cache's newest results are used, with whose times the
-            rules that lose least are found.
+        pins: The content of a pin file. If left out, the newest results in the choice cache are used, and the rules are
+            learned from its times.
         family: The kernel's family. With it, and without `pins`, the loss against the configs that the bundle predicts
             to be fastest is reported too, for devices that the bundle knows.
         bundle: The bundle that predicts; the shipped one if left out.
@@ -258,7 +258,7 @@ def _source(lines: Sequence[str], rules: Sequence[Rule]) -> str:
 
 
 def _run(source: str, examples: Sequence[Example]) -> list[KernelConfig]:
-    """Return the config that a frozen file's `choose` returns for each example."""
+    """Execute the code of a frozen file, and return the config that its function `choose` returns for each example."""
     names: dict[str, Any] = {}
     exec(compile(source, "<frozen choices>", "exec"), names)
     return [

@@ -125,8 +125,9 @@ class ChoiceCache:
     def record(self, problem: Problem, config: KernelConfig, time_us: float | None) -> None:
         """Store a config's time.
 
-        The first `_AT_ONCE` times of a problem are on disk when this returns. Later ones are written whenever there are
-        an eighth more, because the whole file is rewritten; the last ones with the choice or when the process ends.
+        The first `_AT_ONCE` times of a problem are on disk when this returns. Each write replaces the whole file, so
+        later times are written only when there are an eighth more, when a choice is stored (`choose`), or when the
+        process ends.
 
         Args:
             problem: The problem.
@@ -272,7 +273,7 @@ def shared_file(folder: Path | None, kernel: str, device: DeviceSpec) -> SharedF
 
 
 def file_name(identity: str, *names: str) -> str:
-    """Return the name of a file of the cache: these names, as far as a file's name may have them, and a digest."""
+    """Return the name of a cache file: `names`, with invalid characters replaced, and a digest of `identity`."""
     words = [re.sub(r"[^A-Za-z0-9.]+", "_", name)[-80:].strip("._") for name in names]
     return f"{'-'.join(words)}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.json"
 

@@ -264,7 +264,10 @@ def unknown_name_error(name: str, names: set[str]) -> ForetuneError:
 
 
 def _in_folder(folder: Path | None, read: Callable[[Any, Path], tuple[T, int]]) -> list[T]:
-    """Read all files of a folder; skip files that cannot be read, with a warning."""
+    """Return what `read` returns for the document of each file of a folder (its first value), sorted by path.
+
+    Files that cannot be read are skipped, and malformed records left out, with a warning.
+    """
     found = []
     for path in sorted(folder.glob("*.json")) if folder is not None else ():
         try:
@@ -281,7 +284,7 @@ def _in_folder(folder: Path | None, read: Callable[[Any, Path], tuple[T, int]]) 
 
 
 def _is_well_formed(entry: Mapping[str, Any]) -> bool:
-    """Return whether an entry's key records are valid; its other fields belong to the user of `ConfigCache`."""
+    """Return whether an entry's key records are valid. Fields of the entry that are no key records are not checked."""
     sites = entry.get("sites")
     records = sites.values() if isinstance(sites, dict) else [entry]
     claimed = [one for one in records if isinstance(one, dict) and "outcomes" in one]

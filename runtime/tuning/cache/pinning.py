@@ -109,11 +109,13 @@ def pins_of_predictions(
     bundle: Bundle | Path | str | None = None,
     configs: Sequence[KernelConfig] | None = None,
 ) -> PinnedKernel:
-    """Return a pin file's entry with the configs that a bundle predicts for a family's problems, one per bucket.
+    """Return a pin file's entry with the configs that a bundle predicts for a family's problems.
+
+    Problems that the family rounds to the same sizes form a bucket, which has one config.
 
     Args:
         family: The family.
-        problems: The problems. The choice of a bucket can run all of its problems here.
+        problems: The problems. The config of a bucket can run all of its problems here.
         device: The device.
         bundle: The bundle; the shipped one if left out.
         configs: The configs to choose from; the family's space if left out.
@@ -266,8 +268,8 @@ def check_pins(
 def _of_device(entries: Any, here: set[Any], found: dict[Difference, None], name: str) -> list[Any]:
     """Return the entries for one of the devices in `here`; for each kernel without one, add a difference to `found`.
 
-    `name` is the attribute with the kernel's or function's name. A function that ranks tuned together is pinned for a
-    device and their number.
+    `name` is the attribute of an entry that has the kernel's or function's name. The device of a function that several
+    ranks tuned together ends with their number (" x8"), which does not count here.
     """
     mine = [one for one in entries if one.device in here or re.sub(r" x\d+$", "", str(one.device)) in here]
     names = {getattr(one, name) for one in mine}

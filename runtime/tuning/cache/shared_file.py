@@ -156,14 +156,14 @@ class SharedFile:
             self._hold(_as_json(document) if left_out else text, document, text)
 
     def _leave_the_disk(self, error: OSError) -> None:
-        """Use memory only from now on, with a warning."""
+        """Keep the document in memory only from now on, and warn once with the reason `error`."""
         self.is_on_disk = False
         # One warning per folder: a full disk is one problem, however many kernels there are.
         folder = "" if self.path is None else abridged(str(self.path.parent))
         warn_once(f"{folder}: {error.strerror or error}", _IN_MEMORY)
 
     def _begin_anew(self, error: Exception) -> None:
-        """Start with an empty document, with a warning."""
+        """Start with an empty document, and warn once that the file is replaced, with the reason `error`."""
         self._hold(_EMPTY, {})
         why = abridged(f"{error}" or type(error).__name__, 200)
         warn_once(f"{self.path} cannot be read and is replaced by a new file", f" ({why})")

@@ -24,7 +24,7 @@ from .results import check_finished
 
 
 class CallTimer(Protocol):
-    """The interface of timers. Pass an object with this method as `timer` to measure in your own way."""
+    """The interface of timers. Pass an object with the method `sample` as `timer` to measure in your own way."""
 
     def sample(self, call: Callable[[], Any], samples: int, undo: Callable[[], Any] | None) -> list[float]:
         """Return the times of `samples` calls in microseconds; `undo` runs before each call, untimed."""

@@ -56,7 +56,7 @@ class Work:
         itemsize(self.dtype)
 
     def roofline_us(self, device: DeviceSpec) -> float:
-        """Return the roofline time in microseconds: the operations at the matrix rate or the bytes at the bandwidth."""
+        """Return the roofline time in microseconds: the longer of computing at the matrix rate and moving the bytes."""
         rate = dict(device.matrix_tflops_by_dtype).get(self.dtype, device.matrix_tflops_of(self.dtype))
         return max(self.flops / (rate * 1e6), self.bytes / (device.copy_bandwidth_gbs * 1e3))
 

@@ -146,8 +146,8 @@ class KeyRecord:
     def retry_failures(self, candidates: Sequence[Candidate], now: float) -> None:
         """Remove failures so that they are tried again.
 
-        If no candidate has a time, all failures are removed; otherwise, `FAILURES_LAST_S` after the first one, those
-        that may work later (`may_pass`).
+        If no candidate has a time, all failures are removed. Otherwise those that may work later (`may_pass`) are, once
+        `FAILURES_LAST_S` seconds have passed since the first failure.
 
         Args:
             candidates: The configs of the call.
@@ -372,7 +372,7 @@ class ConfigCache:
 
 
 def functions_folder() -> Path | None:
-    """Return the folder of the default files; None if there is no home directory to put them in."""
+    """Return the folder of the cache files of tuned functions; None if there is no home directory to put them in."""
     folder = choices_folder()
     return None if folder is None else folder.with_name("functions")
 

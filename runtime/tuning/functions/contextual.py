@@ -79,7 +79,9 @@ class ContextualFunction(FunctionTuner[P, R]):
         return self.function(*args, **kwargs)
 
     def _run_pinned(self, call: FunctionCall, key: tuple[str, str, int], pinned: Mapping[str, str]) -> Any:
-        """Call the function with the pinned configs of the kernels in it, by label, and keep them for further calls.
+        """Call the function with the pinned configs of the kernels in it, by label, and return its result.
+
+        The configs are kept for further calls.
 
         Raises:
             PinError: The function ran a kernel that the file does not cover.
@@ -243,10 +245,10 @@ def contextual_autotune(
     config that fails is replaced by a working one for that run, so that the function always completes. Finally each
     kernel keeps its choice in its own cache, and on disk for the next process.
 
-    A call accepts `autotune`, `autotune_verbose` and `autotune_pg`, as after `tune`. With `autotune_pg=group`, all
-    ranks of the group run the same configs in lockstep and choose the config that is fastest on its slowest rank. They
-    must make the same calls with the same keys; otherwise a `ForetuneError` names the difference. Type checkers check
-    calls of the result by the function's own signature.
+    A call accepts the options `autotune`, `autotune_verbose` and `autotune_pg`, as a call of a function under
+    `foretune.tune` does. With `autotune_pg=group`, all ranks of the group run the same configs in lockstep and choose
+    the config that is fastest on its slowest rank. They must make the same calls with the same keys; otherwise a
+    `ForetuneError` names the difference. Type checkers check calls of the result by the function's own signature.
 
     Args:
         key: A function of the call's arguments, or the names of those that form the key. If None all do: tensors by
@@ -256,14 +258,14 @@ def contextual_autotune(
         reset: Called with the call's arguments before every run, to undo what the function changes.
         restore: Names of arguments whose contents, however deep, are put back in place before every run.
         logs: A folder where each rank writes its measurements, as rank-N.log.
-        cache: True keeps results on disk, False in memory; a path in that file.
+        cache: Where results are kept: True in the function's file on disk, False in memory, a path in that file.
         timer: Replaces the clock that times calls.
 
     Returns:
         The decorator.
 
     Raises:
-        ForetuneError: An option is not valid. If no config of a kernel works, calls raise as after `tune`.
+        ForetuneError: An option is not valid. If no config of a kernel works, calls raise as under `foretune.tune`.
 
     >>> from foretune import tune
     >>> twice = tune({"tile": [1, 2]}, cache=False)(lambda values, tile: [2 * value for value in values])

@@ -133,7 +133,7 @@ class Reader:
         return self._opened(value, texts)
 
     def wrapping(self, value: Any) -> Any:
-        """Return the plain value for an object that wraps a function, as `foretune.tune` or `lru_cache` return."""
+        """Return the JSON for an object that wraps a function, such as `foretune.tune` or `lru_cache` return."""
 
         def wrapped() -> Any:
             if not _has_base(value, "WrappedFunction"):
@@ -143,7 +143,7 @@ class Reader:
         return self._opened(value, wrapped)
 
     def _opened(self, function: Any, read: Callable[[], Any]) -> Any:
-        """Return `read()`, or the function's name if that identifies it or it is already being read."""
+        """Return `read()`; but the function's name if that identifies the function, or if it is already being read."""
         if named_in_module(function) is function or id(function) in self._open:
             return f"<function {_name_of(function)}>"
         self._open.add(id(function))
@@ -175,7 +175,10 @@ def type_name(value: Any) -> str:
 
 
 def refuse_config_value(value: Any) -> Any:
-    """Raise `ForetuneError` for a config's value that has no identifying text; passed to `plain` as `unknown`."""
+    """Raise `ForetuneError` for a config's value that has no identifying text; never returns.
+
+    Pass this function to `plain` as `unknown`.
+    """
     raise ForetuneError(
         f"a config's value must be a number, a string, a class, a function, a triton.Config, or a list, mapping or "
         f"dataclass of these, but one is {shown(value)}: use a name as the value and look it up in the function"

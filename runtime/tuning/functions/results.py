@@ -197,7 +197,7 @@ def check_finished(function: str, result: Any) -> None:
 
 
 def _unfinished(result: Any) -> str | None:
-    """Describe a result whose work continues after the call; None for others.
+    """Return a text that names the kind of a result whose work continues after the call; None for other results.
 
     The methods of its type are checked, not those of the object, since a mock has every attribute.
     """

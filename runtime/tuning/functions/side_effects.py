@@ -96,10 +96,10 @@ class SideEffects:
         return undo
 
     def used_up(self, named: Mapping[str, Any]) -> str | None:
-        """Describe an argument in `named` that the first run would consume, such as an iterator, also in containers.
+        """Return a text that names an argument in `named` that the first run would consume, such as an iterator.
 
-        Return None if there is none. With `reset`, only iterators of Python itself count, since `reset` may rewind all
-        others.
+        Items of containers count, too. Return None if there is no such argument. With `reset`, only iterators of Python
+        itself count, since `reset` may rewind all others.
         """
         left: list[tuple[str, Any]] = list(named.items())
         seen: set[int] = set()

@@ -126,7 +126,10 @@ class Sites:
         return site.run(lambda candidate: function.run(call, candidate))
 
     def run_kernel(self, kernel: Any, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Launch a kernel with its site's current config; `run` is the `run` method of the kernel's autotuner."""
+        """Launch a kernel with its site's current config, and return the launch's result.
+
+        `run` is the `run` method of the kernel's autotuner.
+        """
         real, context = kernel.cache, context_now()
 
         def launch(config_of: Callable[[Any], Any]) -> Any:

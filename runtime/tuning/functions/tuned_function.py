@@ -116,12 +116,12 @@ class TunedFunction(FunctionTuner[P, R]):
         return self._calls.candidates(call)[1]
 
     def run(self, call: FunctionCall, candidate: Candidate) -> Any:
-        """Call the function with a config."""
+        """Call the function with a config, and return its result."""
         knobs = {name: value for name, value in candidate.knobs.items() if name not in call.fixed}
         return self.function(*call.args, **call.kwargs, **knobs)
 
     def remember(self, call: FunctionCall, candidate: Candidate, group: Any = None) -> None:
-        """Use this config for all further calls with this key, and ranks of this group, in this process."""
+        """Use this config for all further calls with the key of `call`, by the ranks of `group`, in this process."""
         self._chosen[self._memory_key(call, group)] = candidate
 
     def _choice(self, call: FunctionCall, tunes: bool, verbose: bool, group: Any) -> Candidate:

@@ -126,9 +126,9 @@ class Rendezvous:
         self._settle(question, None, reason)
 
     def is_over(self, question: str) -> bool:
-        """Return whether the exchange `question` has a result, or this rank has posted its value.
+        """Return whether the exchange `question` has a result, or this rank has posted its value for it.
 
-        It may have done so before it was restarted.
+        A rank that was restarted may have posted the value before.
         """
         return self.store.check([f"{question}/answer"]) or self.store.check([f"{question}/posts of {self.rank}"])
 

@@ -61,7 +61,7 @@ class Refinement(Generic[C]):
         watch: Times the calls.
         store: Keeps the results; None for memory only.
         limit: As `check_cost` returns it.
-        predicted_us: The time that is predicted for `problem`: the unit of `scale` in `run`.
+        predicted_us: The predicted microseconds of a call of `problem`: the value of `scale` in `run` for such a call.
     """
 
     def __init__(
@@ -109,12 +109,12 @@ class Refinement(Generic[C]):
         self._lock = threading.Lock()
 
     def run(self, launch: Callable[[C], R], compile_one: Callable[[C], Sequence[Future[Any]]], scale: float = 1.0) -> R:
-        """Launch a call: with the final config if it is decided, else with the one that this call is to try.
+        """Launch a call with the final config, or before the decision with the one to try next; return its result.
 
         Args:
             launch: Launches a config.
             compile_one: Starts to compile a config for calls like this one, and returns the jobs.
-            scale: The predicted time of the call with the first config, in any unit, the same for all calls.
+            scale: The predicted time of this call with the first config, in the unit of `predicted_us`.
         """
         if self.final is not None:
             return launch(self.final)
