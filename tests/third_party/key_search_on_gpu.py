@@ -152,11 +152,10 @@ def report(lines: list[dict]) -> str:
         )
     for of, rows in sorted(totals.items(), reverse=True):
         keys, first, then, authors, seconds, lost, worst = zip(*rows, strict=True)
-        known_lost = [one for one in lost if not math.isnan(one)]
+        then, lost = ([one for one in some if not math.isnan(one)] for some in (then, lost))
         said.append(
-            f"{f'{of}: {len(rows)} kernels':42} {sum(keys):4} {'':7} {_mean(first):7.2f} "
-            f"{_mean([one for one in then if not math.isnan(one)]):5.2f} {'':6} {sum(authors):9.1f} {sum(seconds):7.1f} "
-            f"{sum(seconds) / sum(authors):6.3f} {100 * math.expm1(_mean(known_lost)):8.2f} "
+            f"{f'{of}: {len(rows)} kernels':42} {sum(keys):4} {'':7} {_mean(first):7.2f} {_mean(then):5.2f} {'':6} "
+            f"{sum(authors):9.1f} {sum(seconds):7.1f} {sum(seconds) / sum(authors):6.3f} {100 * math.expm1(_mean(lost)):8.2f} "
             f"{100 * math.expm1(max(worst)):7.1f}"
         )
     if totals:
