@@ -3,8 +3,7 @@
 - products: dense products, of 16-bit operands and of fp8 with one scale per tensor, with the predicted config, the best
   of many (also outside of the space: SPLIT_K of any number), and cuBLAS. First all configs in few rounds with a cold
   L2, then the fastest again; the last two columns are times in CUDA graphs, where kernels follow each other.
-- skew: the grouped GEMMs with unequal groups relative to equal ones, and dW by `scheduled_dw.py`, whose programs take
-  tiles from a counter, next to the kernel with a fixed number of tiles per program.
+- skew: the grouped GEMMs with unequal groups relative to equal ones.
 - quantizing: the kernels that quantize along rows, next to eager PyTorch.
 
 Configs are compiled by all cores first. `--dry` counts the configs without a GPU.
@@ -23,7 +22,6 @@ from functools import partial
 from itertools import product
 from multiprocessing import get_context
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
@@ -31,9 +29,7 @@ from configs_on_gpu import configs_of
 from foretune.datasets import DeviceSpec, KernelConfig, Problem
 from foretune.kernels import find_measurable
 from foretune.kernels.grouped_gemm.group_sizes import drawn_sizes
-from foretune.kernels.grouped_gemm.space import cdiv, is_scheduled
-from foretune.kernels.grouped_gemm.triton_kernels import launches as of_dw
-from foretune.kernels.launchers import Launchers
+from foretune.kernels.grouped_gemm.space import cdiv
 from foretune.kernels.matmul.space import KNOBS
 from foretune.kernels.registry import comparison_of
 from foretune.runtime import use_stub_driver
@@ -238,16 +234,8 @@ def sizes_of(routing: str, rows: int, groups: int) -> tuple[int, ...]:
     return (rows - least * (groups - 1), *(least for _ in range(groups - 1)))
 
 
-def fixed(config: KernelConfig, inputs: Any, n: int, k: int, sm_count: int) -> Callable[[], None]:
-    """A launch by the kernel with a fixed number of tiles per program, for a config that takes them from a counter."""
-    always = Launchers(of_dw.__package__, ".dw:grouped_gemm_dw_kernel", ".specialized_dw:specialized_dw_kernel")
-    with mock.patch.object(of_dw, "OF_DW", always), mock.patch.object(of_dw, "is_scheduled", return_value=False):
-        launch = of_dw.prepare_dw(inputs.tile_map, n, k, config, sm_count)
-    return partial(launch, (inputs.left, inputs.right, inputs.out, inputs.tile_map.entries))
-
-
 def skew(device: DeviceSpec, timer: Any) -> None:
-    """Print times with unequal groups over those with equal ones, and of dW with fixed tiles over a counter."""
+    """Print times with unequal groups over those with equal ones."""
     jobs = []
     for which, (groups, rows, n, k) in product(("fwd", "dx", "dw"), LAYERS):
         one = find_measurable(f"grouped_gemm_{which}")
@@ -256,7 +244,6 @@ def skew(device: DeviceSpec, timer: Any) -> None:
     compiled(jobs)
     if DRY:
         return
-    gains: dict[tuple[str, str], list[float]] = {}
     for which, (groups, rows, n, k) in [*product(("dw",), LAYERS), *product(("fwd", "dx"), LAYERS[:4])]:
         family, dims = find_measurable(f"grouped_gemm_{which}"), {"groups": groups, "rows": rows, "n": n, "k": k}
         ways: dict[str, Callable[[], Any]] = {}
@@ -265,41 +252,22 @@ def skew(device: DeviceSpec, timer: Any) -> None:
             inputs = family.inputs(problem, device)
             reference = None
             for label, config in chosen_of(which, problem, device):
-                ways[f"{label}/{routing}"] = partial(family.launch, inputs, config)
-                if which == "dw" and is_scheduled(config):
-                    ways[f"{label} fixed/{routing}"] = fixed(config, inputs, n, k, device.sm_count)
-                for name in (f"{label}/{routing}", f"{label} fixed/{routing}"):
-                    if name in ways:
-                        inputs.out.fill_(float("nan"))
-                        ways[name]()
-                        found = inputs.out.flatten()[::997].double()
-                        reference = found if reference is None else reference
-                        error = float((found - reference).norm() / reference.norm())
-                        if not error < 1e-2:
-                            say(f"    {name}: wrong by {error}")
+                name = f"{label}/{routing}"
+                ways[name] = partial(family.launch, inputs, config)
+                inputs.out.fill_(float("nan"))
+                ways[name]()
+                found = inputs.out.flatten()[::997].double()
+                reference = found if reference is None else reference
+                error = float((found - reference).norm() / reference.norm())
+                if not error < 1e-2:
+                    say(f"    {name}: wrong by {error}")
         times = times_of(ways, timer, 7, 2)
-        best: dict[str, dict[str, float]] = {}
         say(f"{which} {groups} x {n} x {k}, {rows} rows: us if balanced; {', '.join(ROUTINGS[1:])} over it")
         for label in dict.fromkeys(name.partition("/")[0] for name in times):
             line = [times[f"{label}/{routing}"] for routing in ROUTINGS]
             say(f"  {line[0]:.0f} us: {', '.join(f'{us / line[0]:.3f}' for us in line[1:])} {label}")
-            for routing, us in zip(ROUTINGS, line, strict=True):
-                kind = "fixed" if label.endswith("fixed") or "pingpong" in label else "counter"
-                best.setdefault(routing, {}).setdefault(kind, us)
-                best[routing][kind] = min(best[routing][kind], us)
-                if label.endswith(" fixed"):
-                    gains.setdefault(("same config", routing), []).append(us / times[f"{label[:-6]}/{routing}"])
-        if which == "dw":
-            base = min(best["balanced"].values())
-            for routing, us in best.items():
-                gains.setdefault(("best config", routing), []).append(us["fixed"] / us["counter"])
-                say(f"    best {routing}: fixed {us['fixed'] / base:.3f}, counter {us['counter'] / base:.3f}")
         del inputs, ways
         torch.cuda.empty_cache()
-        if which == "dw" and (groups, rows, n, k) == LAYERS[-1]:
-            for (kind, routing), found in gains.items():
-                say(f"fixed over counter, {kind}, {routing}: mean {statistics.geometric_mean(found):.3f}, "
-                    f"least {min(found):.3f}, of {len(found)}")  # fmt: skip
 
 
 def chosen_of(which: str, problem: Problem, device: DeviceSpec) -> list[tuple[str, KernelConfig]]:

@@ -1,7 +1,7 @@
-"""The warp-specialized kernel of dW for 16-bit dtypes, in Gluon.
+"""The warp-specialized kernel of dW for 16-bit dtypes and configs with PINGPONG, in Gluon.
 
-One warp loads, and CONSUMERS groups of four warps multiply. The groups share each tile, by rows; with PINGPONG they
-take whole tiles in turns, so that one stores while the other multiplies.
+One warp loads, and two groups of four warps take whole tiles in turns, so that one stores while the other multiplies.
+Configs with CONSUMERS and without PINGPONG run scheduled_dw.py.
 
 Gluon is part of Triton since 3.6.
 """
@@ -49,31 +49,30 @@ def specialized_dw_kernel(
     TMA_DY: gl.constexpr,  # True, like those below
     TMA_X: gl.constexpr,
     TMA_DW: gl.constexpr,
-    CONSUMERS: gl.constexpr,
-    PINGPONG: gl.constexpr,
+    CONSUMERS: gl.constexpr,  # 2
+    PINGPONG: gl.constexpr,  # True
     STAGES: gl.constexpr,
 ):
     """Compute the tiles of dW with numbers p, p + programs, ... of all chunks of rows in program p.
 
-    A stage is full when its operands have arrived, and empty again when every group that needs it has multiplied it.
+    A stage is full when its operands have arrived, and empty again when the group that needs it has multiplied it.
     """
     gl.static_assert(TMA_DY == 1 and TMA_X == 1 and TMA_DW == 1)
+    gl.static_assert(CONSUMERS == 2 and PINGPONG == 1)
     N = N8 * 8
     K = K8 * 8
-    SHARE: gl.constexpr = 1 if PINGPONG else CONSUMERS  # groups that share a tile
-    ROWS: gl.constexpr = BLOCK_M // SHARE
-    HELD: gl.constexpr = _HELD // ROWS  # columns
+    HELD: gl.constexpr = _HELD // BLOCK_M  # columns
     dtype: gl.constexpr = dw_ptr.dtype.element_ty
     of_tile: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    dy_desc = ragged_descriptor(dy_ptr, N, BLOCK_K, ROWS)
+    dy_desc = ragged_descriptor(dy_ptr, N, BLOCK_K, BLOCK_M)
     x_desc = ragged_descriptor(x_ptr, K, BLOCK_K, BLOCK_N)
-    dw_desc = _matrix_descriptor(dw_ptr, groups, N, K, ROWS, HELD)
-    partial_desc = _matrix_descriptor(partial_ptr, slots * 2, N, K, ROWS, HELD)
+    dw_desc = _matrix_descriptor(dw_ptr, groups, N, K, BLOCK_M, HELD)
+    partial_desc = _matrix_descriptor(partial_ptr, slots * 2, N, K, BLOCK_M, HELD)
 
-    dy_tiles = gl.allocate_shared_memory(dtype, [STAGES * SHARE, BLOCK_K, ROWS], of_tile)
+    dy_tiles = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_K, BLOCK_M], of_tile)
     x_tiles = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_K, BLOCK_N], of_tile)
-    dw_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS, ROWS, HELD], of_tile)
-    full, empty = stage_barriers(STAGES, SHARE)
+    dw_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS, BLOCK_M, HELD], of_tile)
+    full, empty = stage_barriers(STAGES, 1)
     turns = turn_barriers()
 
     descs = dy_desc, x_desc, dw_desc, partial_desc
@@ -82,12 +81,11 @@ def specialized_dw_kernel(
     of_all = descs, shared, map_ptr, sizes
     # Constexprs must be passed to each function one by one: Triton 3.6 turns those in a named tuple into tensors. The
     # numbers of registers are per thread and use all 65536 for three times 128 threads.
-    gl.static_assert(CONSUMERS == 2)
     gl.warp_specialize(
         [
-            (_multiply, (of_all, SHARE, ROWS, BLOCK_N, BLOCK_K, STAGES, 0)),
-            (_multiply, (of_all, SHARE, ROWS, BLOCK_N, BLOCK_K, STAGES, 1)),
-            (_load, (of_all, SHARE, ROWS, BLOCK_N, BLOCK_K, STAGES)),
+            (_multiply, (of_all, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, 0)),
+            (_multiply, (of_all, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, 1)),
+            (_load, (of_all, BLOCK_M, BLOCK_N, BLOCK_K, STAGES)),
         ],
         [4, 1],
         [240, 24],
@@ -97,16 +95,14 @@ def specialized_dw_kernel(
 @gluon.jit
 def _load(
     of_all,
-    SHARE: gl.constexpr,
-    ROWS: gl.constexpr,
+    BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """Run the loading warp: load every step of all of the program's tiles into the next empty stage.
 
-    `of_all` is (TMA descriptors, shared memory and barriers, tile map, sizes), the same for all warps. SHARE is the
-    number of groups that share a tile, and ROWS the number of a tile's rows per group.
+    `of_all` is (TMA descriptors, shared memory and barriers, tile map, sizes), the same for all warps.
     """
     descs, shared, map_ptr, sizes = of_all
     dy_desc, x_desc, _dw_desc, _partial_desc = descs
@@ -117,15 +113,14 @@ def _load(
     for tile in range(gl.program_id(0), load_chunk_count(map_ptr) * chunk_tiles, gl.num_programs(0)):
         _group, row, row_end, _slot = load_chunk(map_ptr, tile // chunk_tiles, rows, groups)
         m_tile, n_tile = tile_position(tile % chunk_tiles, m_tiles, n_tiles, GROUP_M)
-        m = m_tile * (ROWS * SHARE)
+        m = m_tile * BLOCK_M
         n = n_tile * BLOCK_N
         for r in range(row, gl.maximum(row_end, row + 1), BLOCK_K):
             stage = step % STAGES
             is_full = full.index(stage)
             mbarrier.wait(empty.index(stage), (step // STAGES + 1) & 1)
-            mbarrier.expect(is_full, (SHARE * ROWS + BLOCK_N) * BLOCK_K * 2)
-            for part in gl.static_range(SHARE):
-                load_ragged(dy_desc, r, row_end, m + part * ROWS, is_full, dy_tiles.index(stage * SHARE + part))
+            mbarrier.expect(is_full, (BLOCK_M + BLOCK_N) * BLOCK_K * 2)
+            load_ragged(dy_desc, r, row_end, m, is_full, dy_tiles.index(stage))
             load_ragged(x_desc, r, row_end, n, is_full, x_tiles.index(stage))
             step += 1
 
@@ -133,19 +128,13 @@ def _load(
 @gluon.jit
 def _multiply(
     of_all,
-    SHARE: gl.constexpr,
-    ROWS: gl.constexpr,
+    BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
     CONSUMER: gl.constexpr,
 ):
-    """Run one group of multiplying warps: its rows of all of the program's tiles, or every second tile (PINGPONG).
-
-    CONSUMER is the index of the group; `_load` explains the other parameters.
-    """
-    TURNS: gl.constexpr = SHARE == 1
-    PART: gl.constexpr = 0 if TURNS else CONSUMER
+    """Run one group of multiplying warps, number CONSUMER: every second one of the program's tiles."""
     descs, shared, map_ptr, sizes = of_all
     _dy_desc, _x_desc, dw_desc, partial_desc = descs
     dy_tiles, x_tiles, dw_tiles, full, empty, turns = shared
@@ -160,42 +149,38 @@ def _multiply(
     first = gl.program_id(0)
     step = 0
     turn = 0
-    if TURNS:
-        if CONSUMER == 1:
-            step += _steps_of_tile(map_ptr, first, tiles, chunk_tiles, rows, groups, BLOCK_K)
-            first += programs
-        programs *= 2
+    if CONSUMER == 1:
+        step += _steps_of_tile(map_ptr, first, tiles, chunk_tiles, rows, groups, BLOCK_K)
+        first += programs
+    programs *= 2
     # (The position of a tile is not loaded one tile ahead, which would hide the latency: Triton 3.6 uses the first
     # tile's position for all tiles in a loop that carries it.)
     for tile in range(first, tiles, programs):
         group, row, row_end, slot = load_chunk(map_ptr, tile // chunk_tiles, rows, groups)
         m_tile, n_tile = tile_position(tile % chunk_tiles, m_tiles, n_tiles, GROUP_M)
-        m = m_tile * (ROWS * SHARE) + PART * ROWS
+        m = m_tile * BLOCK_M
         n = n_tile * BLOCK_N
         steps = _steps_of(row, row_end, BLOCK_K)
-        acc = gl.zeros((ROWS, BLOCK_N), gl.float32, of_sum)
-        if TURNS:
-            # Wait until the other group is through with the previous tile; otherwise a stage could look full that holds
-            # the previous round's operands. (The first turn of the first group waits for the phase before the first,
-            # which is over.)
-            mbarrier.wait(turns.index(CONSUMER), (turn + 1 - CONSUMER) & 1)
-            turn += 1
+        acc = gl.zeros((BLOCK_M, BLOCK_N), gl.float32, of_sum)
+        # Wait until the other group is through with the previous tile; otherwise a stage could look full that holds the
+        # previous round's operands. (The first turn of the first group waits for the phase before the first, which is
+        # over.)
+        mbarrier.wait(turns.index(CONSUMER), (turn + 1 - CONSUMER) & 1)
+        turn += 1  # noqa: SIM113 - kernels have no enumerate
         for k in range(steps):
             stage = step % STAGES
             mbarrier.wait(full.index(stage), (step // STAGES) & 1)
-            dy = dy_tiles.index(stage * SHARE + PART).permute((1, 0))
+            dy = dy_tiles.index(stage).permute((1, 0))
             # The previous step is done once only this one's product is in flight.
             acc = warpgroup_mma(dy, x_tiles.index(stage), acc, use_acc=k > 0, is_async=True)
             acc = warpgroup_mma_wait(1, [acc])
             mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=k > 0)
             step += 1
-        if TURNS:
-            mbarrier.arrive(turns.index(1 - CONSUMER), count=1)
+        mbarrier.arrive(turns.index(1 - CONSUMER), count=1)
         acc = warpgroup_mma_wait(0, [acc])
         mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
-        if TURNS:
-            # Skip the steps of the other group's tile.
-            step += _steps_of_tile(map_ptr, tile + programs // 2, tiles, chunk_tiles, rows, groups, BLOCK_K)
+        # Skip the steps of the other group's tile.
+        step += _steps_of_tile(map_ptr, tile + programs // 2, tiles, chunk_tiles, rows, groups, BLOCK_K)
         if slot >= 0:
             _store_words(acc, partial_desc, held, slot * 2, m, n)
         else:
