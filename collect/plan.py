@@ -12,6 +12,7 @@ import numpy as np
 
 from ..datasets import Case, DeviceSpec, Family, FamilyError, ForetuneError, KernelConfig, Measurable, Problem
 from ..datasets.errors import check_between, check_integer, shown
+from ..datasets.family_checks import with_defaults
 from ..datasets.grid import Grid
 from ..model import EstimateRanker, LightGBMRanker, Ranker, load_bundle
 from ..model.ranker import FixedRanker
@@ -293,27 +294,55 @@ class Missing(_Independent):
         grid = known.grid(family)
         if device.name not in (there := sorted({spec.name for spec in grid.devices})):
             raise ForetuneError(
-                f"the missing plan adds to what was measured on {device.name}, but {known.name} has {family.name} on "
+                f"the plan adds to what was measured on {device.name}, but {known.name} has {family.name} on "
                 f"{', '.join(there)}"
             )
         self._row = {case.problem: row for row, case in enumerate(grid.cases) if grid.devices[row].name == device.name}
-        self._configs, self._times_us, self._tried = grid.configs, grid.times_us, grid.measured
+        self._configs, self._times_us, self._measured = grid.configs, grid.times_us, grid.measured
 
     def _chosen(self, problem: Problem) -> tuple[KernelConfig, ...]:
         """Return the fastest known configs, then the missing ones as the prior ranks them."""
         family, device, row = self._family, self._device, self._row.get(problem)
-        tried: set[KernelConfig] = set()
         fastest: list[KernelConfig] = []
         if row is not None:
-            tried = {config for config, was in zip(self._configs, self._tried[row], strict=True) if was}
             times = self._times_us[row]
             known = [self._configs[place] for place in np.argsort(times) if np.isfinite(times[place])]
             fastest = [config for config in known if _may_run(family, config, problem, device)][: self._fastest]
-        space = [config for config in family.space(device) if config not in tried]
-        missing = [config for config in space if _may_run(family, config, problem, device)]
+        missing = [one for one in self._missing(problem) if _may_run(family, one, problem, device)]
         if not missing:
             return ()
         return *fastest, *_by_score(missing, self._prior.predict(family, problem, device, missing))
+
+    def _missing(self, problem: Problem) -> list[KernelConfig]:
+        """Return the configs of the space that have no row, in the order of the space."""
+        row, tried = self._row.get(problem), set()
+        if row is not None:
+            tried = {config for config, was in zip(self._configs, self._measured[row], strict=True) if was}
+        return [config for config in self._family.space(self._device) if config not in tried]
+
+
+class Outdated(Missing):
+    """Tries the configs whose times are outdated, because their kernel has changed since (`Family.kernel_changes`).
+
+    With them it tries the fastest of the other configs, as `Missing` does, whose arguments it has; by default twice as
+    many, because four could all be of one of the runs that a dataset merges. It tries none on other problems.
+    """
+
+    def __init__(
+        self, known: Dataset, family: Family, device: DeviceSpec, *, fastest: int = 8, prior: Ranker | None = None
+    ) -> None:
+        super().__init__(known, family, device, fastest=fastest, prior=prior)
+        rows = known.outdated(family)
+        rows = rows[rows["device"] == device.name].drop_duplicates(["problem", "config"])
+        self._outdated: dict[Problem, set[KernelConfig]] = {}
+        for problem, config in zip(rows["problem"], rows["config"], strict=True):
+            complete = with_defaults(family, known.configs[config])
+            self._outdated.setdefault(known.cases[problem].problem, set()).add(complete)
+
+    def _missing(self, problem: Problem) -> list[KernelConfig]:
+        """Return the outdated configs that are in the space, in the order of the space."""
+        outdated = self._outdated.get(problem, set())
+        return [config for config in self._family.space(self._device) if config in outdated]
 
 
 #: The class of each plan, by the name in `foretune collect --plan`.
@@ -322,7 +351,10 @@ PLANS: dict[str, Callable[..., Plan]] = {
     "adaptive": Adaptive,
     "thin": Sparse,
     "missing": Missing,
+    "outdated": Outdated,
 }
+#: The plans that add to a dataset.
+ADDING = ("missing", "outdated")
 
 
 def named(name: str, known: Dataset | None = None, share: float | None = None) -> MakePlan:
@@ -330,12 +362,12 @@ def named(name: str, known: Dataset | None = None, share: float | None = None) -
 
     Args:
         name: One of `PLANS`.
-        known: The dataset that the missing plan adds to.
+        known: The dataset that the plan "missing" or "outdated" adds to.
         share: The share of each problem's configs that "adaptive" or "thin" tries; by default the plan's own.
 
     Raises:
-        ForetuneError: There is no such plan, the plan does not take an argument that is given, the missing plan has no
-            dataset, or LightGBM, which the adaptive plan needs, is not installed.
+        ForetuneError: There is no such plan, the plan does not take an argument that is given, a plan has no dataset to
+            add to, or LightGBM, which the adaptive plan needs, is not installed.
     """
     if not isinstance(name, str) or name not in PLANS:
         raise ForetuneError(f"plan must be one of {', '.join(PLANS)} but is {shown(name)}")
@@ -343,12 +375,12 @@ def named(name: str, known: Dataset | None = None, share: float | None = None) -
         if name not in ("adaptive", "thin"):
             raise ForetuneError(f"share is only for the plans adaptive and thin, but plan is {name}")
         check_between("share", share, *SHARES)
-    if name == "missing":
+    if name in ADDING:
         if known is None:
-            raise ForetuneError("the missing plan needs the dataset that it adds to: --like DATA, or known=load(DATA)")
-        return partial(Missing, checked_dataset(known))
+            raise ForetuneError(f"the {name} plan needs the dataset that it adds to: --like DATA, or known=load(DATA)")
+        return partial(PLANS[name], checked_dataset(known))
     if known is not None:
-        raise ForetuneError(f"known is only for the plan missing, but plan is {name}")
+        raise ForetuneError(f"known is only for the plans {' and '.join(ADDING)}, but plan is {name}")
     if name == "adaptive":
         try:
             import lightgbm  # noqa: F401

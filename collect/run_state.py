@@ -181,7 +181,7 @@ class RunOptions(TypedDict, total=False):
 
     Attributes:
         plan: The name of the plan; "exhaustive" by default. See `plan.named`, also for `known` and `share`.
-        known: The dataset that the missing plan adds to.
+        known: The dataset that the plan "missing" or "outdated" adds to.
         share: The share of each problem's configs that the plan tries.
         budget_s: After this many seconds no case is started.
         on_progress: Called at the start of each case.

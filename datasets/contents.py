@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .console import Table, table
 from .device import DeviceSpec
+
+if TYPE_CHECKING:
+    from .family import KernelChange
 
 
 def described(
@@ -77,6 +80,27 @@ def same_source(one: str, other: str) -> bool:
 def other_sources(recorded: Iterable[str], now: str) -> set[str]:
     """Return the recorded hashes that cannot belong to the kernel whose hash is `now`."""
     return {source for source in recorded if not same_source(source, now)}
+
+
+def since(changes: Iterable[KernelChange], source: str) -> tuple[str, list[Mapping[str, Any]]]:
+    """Return the source hash that a recorded one has become by declared changes, and the knobs of what has changed.
+
+    A time that was recorded with the hash `source` is outdated if its config has all values of one of these mappings.
+
+    Args:
+        changes: The family's changes, oldest first (`Family.kernel_changes`).
+        source: The recorded hash.
+
+    >>> from foretune.datasets.family import KernelChange
+    >>> since([KernelChange("a", "b", {"SPLIT": 2}), KernelChange("b", "c", {"SPLIT": 4})], "a")
+    ('c', [{'SPLIT': 2}, {'SPLIT': 4}])
+    """
+    changed = []
+    for change in changes:
+        if same_source(source, change.before):
+            source = change.after
+            changed.append(change.knobs)
+    return source, changed
 
 
 def _parts(source: str) -> tuple[str, str]:

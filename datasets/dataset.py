@@ -11,7 +11,7 @@ import pandas as pd
 
 from .config import KernelConfig
 from .console import Table
-from .contents import LeftOut, LogLine, contents_table, described, kernel_sources
+from .contents import LeftOut, LogLine, contents_table, described, kernel_sources, since
 from .device import DeviceSpec
 from .errors import DatasetError
 from .family import Family
@@ -136,14 +136,43 @@ class Dataset:
         )
 
     def of_family(self, family: Family) -> Dataset:
-        """Return the dataset with default values for knobs that configs of the family lack.
+        """Return the dataset as the family is today: with default values for new knobs, and without `outdated` rows.
 
-        A config lacks a knob of `Family.default_knobs` if the kernel got the knob after the measurement. Nothing else
-        changes; a dataset without such configs is returned itself.
+        A config lacks a knob of `Family.default_knobs` if the kernel got the knob after the measurement. Runs without
+        their outdated rows have the source hash of today's kernels, so that they can be merged with newer ones. Nothing
+        else changes; a dataset without such configs and rows is returned itself.
 
         Raises:
             FamilyError: The family's declarations are wrong.
         """
+        complete = self._completed(family)
+        runs = {
+            run: facts | {"kernel_source": source}
+            for run, facts in complete.provenance.get("runs", {}).items()
+            if facts.get("family") == family.name and "kernel_source" in facts
+            if (source := since(family.kernel_changes, facts["kernel_source"])[0]) != facts["kernel_source"]
+        }
+        if not runs:
+            return complete
+        rows = complete.measurements.drop(complete.outdated(family).index)
+        provenance = complete.provenance | {"runs": complete.provenance["runs"] | runs}
+        return replace(complete, provenance=provenance, measurements=rows.reset_index(drop=True))
+
+    def outdated(self, family: Family) -> pd.DataFrame:
+        """Return the rows of configs whose kernel has changed since they were measured (`Family.kernel_changes`)."""
+        rows = self.rows(family.name)
+        knobs = [with_defaults(family, config).to_json().items() for config in self.configs]
+        is_outdated = np.zeros(len(rows), np.bool_)
+        for run, facts in self.provenance.get("runs", {}).items():
+            if facts.get("family") == family.name and "kernel_source" in facts:
+                for changed in since(family.kernel_changes, facts["kernel_source"])[1]:
+                    numbers = [number for number, its in enumerate(knobs) if changed.items() <= its]
+                    is_outdated |= ((rows["run_id"] == run) & rows["config"].isin(numbers)).to_numpy()
+        found: pd.DataFrame = rows[is_outdated]
+        return found
+
+    def _completed(self, family: Family) -> Dataset:
+        """Return the dataset with default values for knobs that configs of the family lack."""
         check_attributes(family)
         if not family.default_knobs or family.name not in self.families:
             return self

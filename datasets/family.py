@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from .config import KernelConfig
 from .device import DeviceSpec
@@ -21,6 +21,20 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
     from numpy.typing import NDArray
+
+
+class KernelChange(NamedTuple):
+    """A change of a family's kernels, after which recorded times still apply to all configs but some.
+
+    Attributes:
+        before: The source hash (`Measurable.source_hash`) before the change.
+        after: The source hash after it.
+        knobs: Values of knobs. The kernel of configs that have all of them has changed.
+    """
+
+    before: str
+    after: str
+    knobs: Mapping[str, Any]
 
 
 class Family(ABC):
@@ -71,6 +85,8 @@ class Family(ABC):
     default_dims: ClassVar[Mapping[str, int]] = {}
     #: Values of knobs that a config does not name, e.g. because the kernel got the knob after the config was measured.
     default_knobs: ClassVar[Mapping[str, Any]] = {}
+    #: Changes of the kernels, oldest first, that left times of other configs valid; see `Dataset.of_family`.
+    kernel_changes: ClassVar[Sequence[KernelChange]] = ()
     #: The largest size of a dimension; left out, the limit of `Problem`.
     largest: ClassVar[Mapping[str, int]] = {}
     #: The smallest size of a dimension; left out, 1.

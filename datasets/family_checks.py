@@ -21,7 +21,7 @@ from .errors import (
     reason_of,
     shown,
 )
-from .family import Family
+from .family import Family, KernelChange
 from .guard import name_of
 from .problem import Problem, Ragged
 
@@ -82,11 +82,27 @@ def check_attributes(family: Family) -> None:
             raise FamilyError(f"{name} {of} may only name its {names} but has {shown(unknown[0])}")
         for key, value in values.items() if names == "dims" else ():
             check_integer(f"{name} {of}: {key}", value, 1)
+    changes = _read(family, "kernel_changes")
+    if not isinstance(changes, (tuple, list)) or not all(_is_change(family, change) for change in changes):
+        raise FamilyError(
+            f"kernel_changes {of} must be a tuple of KernelChange(before, after, knobs) that name its knobs but is "
+            f"{shown(changes)}"
+        )
     for name in ("bucketed", "independent"):
         if unknown := [dim for dim in getattr(family, name) if dim not in family.dims]:
             raise FamilyError(f"{name} {of} may only name its dims but has {unknown[0]}")
     check_flag(f"reads_binaries {of}", _read(family, "reads_binaries"))
     _sound[id(family)] = family
+
+
+def _is_change(family: Family, change: Any) -> bool:
+    """Return whether a value is a `KernelChange` of the family."""
+    return (
+        isinstance(change, KernelChange)
+        and all(isinstance(source, str) for source in (change.before, change.after))
+        and isinstance(change.knobs, Mapping)
+        and set(change.knobs) <= set(family.knobs)
+    )
 
 
 def _read(family: Family, name: str) -> Any:

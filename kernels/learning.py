@@ -58,8 +58,9 @@ def collect_dataset(
         cases: The problems to measure; if None, those of `known`, or those that each family draws.
         plan: Which configs of each problem are measured: "exhaustive" all; "thin" a `share`, in part those that a
             bundle or an estimate ranks first and in part random ones; "adaptive" the same, ranked by a model that
-            learns during the run; "missing" those that `known` does not have.
-        known: The dataset that `plan="missing"` adds to.
+            learns during the run; "missing" those that `known` does not have; "outdated" those whose kernel has
+            changed since `known` was measured.
+        known: The dataset that the plan "missing" or "outdated" adds to.
         share: The part of each problem's configs that "adaptive" or "thin" tries, such as 0.03.
         budget_s: Seconds after which it stops.
         gpus: How many GPUs to use; all that are visible if None.
@@ -306,12 +307,15 @@ def evaluation_of(
 
 
 def datasets_merged(data: DataLike | Sequence[DataLike]) -> Dataset:
-    """Return the given dataset, or several merged into one."""
+    """Return the given dataset, or several merged into one, without outdated rows of registered families."""
     from ..datasets.merge import merge_datasets
 
     loaded = [dataset_of(one) for one in _several(data)]
     if len(loaded) == 1:
         return loaded[0]
+    for family in families().values():
+        if family.kernel_changes:
+            loaded = [one.of_family(family) if family.name in one.families else one for one in loaded]
     merged = merge_datasets(loaded, name="+".join(one.name for one in loaded))
     return replace(merged, given="+".join(one.label for one in loaded))
 

@@ -23,7 +23,7 @@ from ..datasets import (
     not_empty,
     wrong_knobs,
 )
-from ..datasets.contents import kernel_sources, other_sources
+from ..datasets.contents import kernel_sources, other_sources, since
 from ..datasets.errors import warn
 from .rows import supported
 from .splits import split_groups
@@ -293,7 +293,8 @@ def check_sources(name: str, provenance: Mapping[str, Any], family: Family) -> N
     """Warn if a dataset was measured with other sources of the family's kernel than the installed ones.
 
     It is only a warning, because the times may still apply: adding an option that is off by default changes the sources
-    too. Nothing is compared if the runs recorded no source hash or the family's is not known here.
+    too. Changes that the family declares (`Family.kernel_changes`) are no reason to warn. Nothing is compared if the
+    runs recorded no source hash or the family's is not known here.
 
     Args:
         name: The dataset's name, for the `ForetuneWarning`.
@@ -301,7 +302,8 @@ def check_sources(name: str, provenance: Mapping[str, Any], family: Family) -> N
         family: The family to compare with.
     """
     now = source_of(family)
-    if now is not None and (others := other_sources(kernel_sources(provenance, family.name), now)):
+    recorded = {since(family.kernel_changes, source)[0] for source in kernel_sources(provenance, family.name)}
+    if now is not None and (others := other_sources(recorded, now)):
         warn(
             f"{name} was measured with other sources of {family.name} ({', '.join(sorted(others))}) than the installed "
             f"ones ({now}), so its times may not apply. Collect again if the change affects performance"

@@ -104,7 +104,7 @@ def collect(
         choice(
             "Which configs of each problem to measure. exhaustive: all; adaptive: a tenth, chosen by a model that "
             "learns during the run; thin: an eighth, chosen by a bundle; missing: those that the --like dataset lacks, "
-            "plus its fastest.",
+            "plus its fastest; outdated: those whose kernel has changed since, plus its fastest others.",
             plan_names,
             "PLAN",
         ),
@@ -167,6 +167,7 @@ def collect(
     from ...collect import campaign
     from ...collect import cluster as on_cluster
     from ...collect.cases import cases_like, draw_cases, first_cases
+    from ...collect.plan import ADDING
     from ...datasets import load
     from ...datasets.progress import showing_steps
     from ..registry import comparison_of
@@ -175,7 +176,7 @@ def collect(
     for one in dtype or ():
         check_dtype(one, list(dict.fromkeys(name for kernel in kernels for name in kernel.dtypes)))
     known = load(like) if like else None
-    adds = plan == "missing"  # only the problems of `known` are measured
+    adds = plan in ADDING  # only the problems of `known` are measured
     drawing: dict[str, Any] = {"models": models, "tokens": token_counts, "per_layer": per_layer, "random": random}
     drawing |= {"invented": invented, "max_tflop": max_tflop, "seed": seed}
     recorded = load(replay) if replay else None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import Case, DeviceSpec, KernelConfig, Problem, torch_dtype
+from ...datasets.family import KernelChange
 from ..config_limits import TMA_ARCHS
 from ..gemm_family import BANDS_AND_PROGRAMS, seeded
 from ..workloads import Draws, load_models
@@ -308,15 +309,14 @@ class GroupedGemmDW(GroupedGemm):
         "grouped_gemm.triton_kernels.sorting",
     )
     _operands = ("dy", "x", "dw")
-    # Today's hash, and that of the sources before configs with CONSUMERS and without PINGPONG got the counter, which
-    # recorded data have. With uniform groups, for which configs are chosen, times are 0.98 of those (0.91 to 1.02;
-    # kernels/NOTES.md); with skewed groups, times measured since are down to 0.64 of them.
-    _same_times: ClassVar[dict[str, str]] = {"b20ace3efe518e62+e58d5a1fbd4b5ed7": "037307fb8c7f56d3+af828593194bc74c"}
-
-    def source_hash(self) -> str:
-        """Return a hash of the source of all kernels that a launch runs, or an earlier one whose times still apply."""
-        found = super().source_hash()
-        return self._same_times.get(found, found)
+    # Configs with CONSUMERS and without PINGPONG got the counter (`scheduled_dw`).
+    kernel_changes = (
+        KernelChange(
+            before="037307fb8c7f56d3+af828593194bc74c",
+            after="b20ace3efe518e62+e58d5a1fbd4b5ed7",
+            knobs={"CONSUMERS": 2, "PINGPONG": 0},
+        ),
+    )
 
     def _default_block_m(self, problem: Problem) -> int:
         return 64 if problem["n"] <= 64 else 128

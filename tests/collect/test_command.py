@@ -13,6 +13,7 @@ from collecting import SUMMARY
 from foretune.collect import campaign
 from foretune.collect import cluster as on_cluster
 from foretune.collect.cases import cases_like, first_cases
+from foretune.collect.plan import ADDING
 from foretune.collect.run_state import Progress
 from foretune.collect.runner import DeviceLostError
 from foretune.datasets import DeviceSpec, load
@@ -163,12 +164,13 @@ def test_a_plan_that_there_is_not_is_refused_before_anything_is_measured(monkeyp
     monkeypatch.setattr(campaign, "visible_gpus", lambda wanted: 1)
     result = call(f"{FAMILY} --out {tmp_path / 'measured'} --plan greedy")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "must be one of exhaustive, adaptive, thin, missing but is 'greedy'" in result.stderr
+    assert "must be one of exhaustive, adaptive, thin, missing, outdated but is 'greedy'" in result.stderr
     assert not (tmp_path / "measured").exists()
 
 
-def test_the_missing_plan_adds_to_the_problems_of_a_dataset_and_draws_no_others(collect):
-    assert call(f"{FAMILY} --like h200 --plan missing --out measured").exit_code == 0
+@pytest.mark.parametrize("plan", ADDING)
+def test_a_plan_that_adds_takes_the_problems_of_a_dataset_and_draws_no_others(collect, plan):
+    assert call(f"{FAMILY} --like h200 --plan {plan} --out measured").exit_code == 0
     assert collect.cases == list(first_cases(find_family(FAMILY), cases_like(load("h200"), FAMILY)))
     assert collect.options["known"].name == "h200"
 

@@ -8,8 +8,9 @@ from functools import partial
 import numpy as np
 import pytest
 from fakes import DEVICE, FakeFamily, fake_cases, fake_dataset
-from foretune.collect.plan import Missing, named
+from foretune.collect.plan import Missing, Outdated, named
 from foretune.datasets import DatasetError, DeviceSpec, ForetuneError, KernelConfig, load
+from foretune.datasets.family import KernelChange
 from foretune.datasets.merge import merge_datasets
 from foretune.kernels import find_family
 from replay import run
@@ -99,6 +100,29 @@ def test_a_run_by_it_completes_the_dataset(out, triton):
         assert supported(case.problem, FAMILY.space()) <= was
 
 
+def changed_in(sources, knobs):
+    """The fake family, whose kernel has changed from `sources` to today's for the configs with these knobs."""
+
+    class Changed(FakeFamily):
+        kernel_changes = (KernelChange(sources, FAMILY.source_hash(), knobs),)
+
+    return Changed()
+
+
+def test_the_outdated_plan_asks_for_what_has_changed_and_for_the_fastest_of_the_others():
+    older = replace(WHOLE, provenance={"runs": {"fake-run": {"family": "fake", "kernel_source": "old"}}})
+    family = changed_in("old", {"num_stages": 3})
+    grid = before().grid("fake")
+    steps = Outdated(older, family, DEVICE, fastest=3).next(grid.cases, None)
+    assert steps
+    for step, times in zip(steps, grid.times_us, strict=True):
+        assert list(step.configs[:3]) == [grid.configs[place] for place in np.argsort(times)[:3]]
+        assert set(step.configs[3:]) == supported(step.case.problem, LATER)
+    cases = fake_cases(models=1, tokens=(96,), randoms=0)  # which the dataset does not have
+    for plan in (Outdated(older, family, DEVICE), Outdated(older, changed_in("other", {"num_stages": 3}), DEVICE)):
+        assert {step.configs for step in plan.next(cases, None)} == {()}
+
+
 def test_what_cannot_be_added_to_is_refused_and_said():
     other = replace(DEVICE, name="Other GPU")
     with pytest.raises(ForetuneError, match=f"what was measured on Other GPU, but fake has fake on {DEVICE.name}$"):
@@ -111,6 +135,6 @@ def test_what_cannot_be_added_to_is_refused_and_said():
         ForetuneError, match="the missing plan needs the dataset that it adds to: --like DATA, or known"
     ):
         named("missing")
-    with pytest.raises(ForetuneError, match="known is only for the plan missing, but plan is thin"):
+    with pytest.raises(ForetuneError, match="known is only for the plans missing and outdated, but plan is thin"):
         named("thin", WHOLE)
     assert isinstance(named("missing", WHOLE), partial)

@@ -269,7 +269,7 @@ def test_bad_input_exits_with_1_and_is_named(
     [
         ("evaluate --data h100 --baselines random,other", "one is 'other'"),
         ("evaluate --split modle", "must be one of model, device, size but is 'modle' (did you mean 'model'?)"),
-        (f"{COLLECT} --plan greedy", "must be one of exhaustive, adaptive, thin, missing but is 'greedy'"),
+        (f"{COLLECT} --plan greedy", "must be one of exhaustive, adaptive, thin, missing, outdated but is 'greedy'"),
         (f"export {MEASURED} --format xml --out o", "must be one of t4, csv but is 'xml'"),
         ("cache export --out o --format xml", "must be one of foretune, fla but is 'xml'"),
         ("export vllm --model Mixtral-8x7B --out o --dtype int8", "must be one of bf16, fp16, fp8e4m3 but is 'int8'"),

@@ -10,6 +10,7 @@ import torch
 from fakes import DEVICE, FakeFamily, fake_cases
 from foretune.datasets import Family, FamilyError, ForetuneError, KernelConfig, check_attributes
 from foretune.datasets.errors import cause_of
+from foretune.datasets.family import KernelChange
 
 PROBLEM = fake_cases(models=1)[0].problem
 SPACE = FakeFamily().space()
@@ -179,6 +180,11 @@ def raising(self):
         ({"largest": {"m": 8}}, "largest of family fake may only name its dims but has 'm'"),
         ({"largest": {"rows": -1}}, "largest of family fake: rows must be an integer >= 1 but got -1"),
         ({"default_knobs": ()}, r"default_knobs of family fake must be a mapping but is \(\)"),
+        ({"kernel_changes": {"old": "new"}}, "kernel_changes of family fake must be a tuple of KernelChange"),
+        (
+            {"kernel_changes": (KernelChange("a", "b", {"NO": 1}),)},
+            "kernel_changes of family fake must be a tuple of K",
+        ),
         ({"bucketed": ("m",)}, "bucketed of family fake may only name its dims but has m"),
         ({"reads_binaries": None}, "reads_binaries of family fake must be true or false but is None"),
     ],

@@ -119,7 +119,7 @@ class Sound(FakeFamily):
 
 ATTRIBUTES = (
     "name", "dims", "dtypes", "knobs", "feature_names", "flags", "default_dims", "default_knobs", "largest", "bucketed",
-    "reads_binaries",
+    "reads_binaries", "kernel_changes",
 )  # fmt: skip
 METHODS = (
     "space", "supports", "supports_by", "features", "feature_groups", "problem_from_call", "at_call_time", "plausible",

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import triton
 from foretune import datasets
-from foretune.datasets.contents import kernel_sources, other_sources
+from foretune.datasets.contents import kernel_sources, other_sources, since
 from foretune.kernels import find_family, warp_jobs
 from foretune.kernels.grouped_gemm.triton_kernels import (
     dw,
@@ -54,6 +54,7 @@ def test_shipped_data_are_of_todays_kernels(name):
     manifests = [json.loads(path.read_text()) for path in Path(datasets.__file__).parent.glob("*/dataset.json")]
     recorded = {source for one in manifests for source in kernel_sources(one["provenance"], name)}
     assert recorded
+    recorded = {since(family.kernel_changes, source)[0] for source in recorded}
     assert not other_sources(recorded, family.source_hash())
 
 

@@ -1,0 +1,87 @@
+"""Times of configs whose kernel has changed are left out, and those of others are today's."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import pytest
+from fakes import FakeFamily, fake_cases, fake_dataset
+from foretune.datasets import DatasetError
+from foretune.datasets.contents import since
+from foretune.datasets.family import KernelChange
+from foretune.datasets.merge import merge_datasets
+from foretune.kernels import learning
+from foretune.model import TrainingSet
+
+NOW = FakeFamily().source_hash()
+
+
+class Changed(FakeFamily):
+    """A family whose kernel changed twice."""
+
+    kernel_changes = (
+        KernelChange("first", "second", {"num_stages": 3}),
+        KernelChange("second", NOW, {"num_stages": 2, "BLOCK_M": 64}),
+    )
+
+
+FAMILY = Changed()
+BARE = fake_dataset(fake_cases(models=2, tokens=(64,), randoms=0))
+
+
+def of(source, name="fake", run="fake-run"):
+    """The dataset as a run with this kernel source would have left it."""
+    runs = {run: {"family": "fake", "kernel_source": source}}
+    return replace(BARE, name=name, provenance={"runs": runs}, measurements=BARE.measurements.assign(run_id=run))
+
+
+def knobs_in(dataset):
+    """The (num_stages, BLOCK_M) of the configs that have rows."""
+    return {(config.num_stages, config["BLOCK_M"]) for config in map(dataset.configs.__getitem__, _used(dataset))}
+
+
+def _used(dataset):
+    return dataset.measurements["config"].unique()
+
+
+EVERY = knobs_in(BARE)
+SECOND = {one for one in EVERY if one != (2, 64)}
+FIRST = {one for one in SECOND if one[0] != 3}
+
+
+@pytest.mark.parametrize(("source", "left"), [("first", FIRST), ("second", SECOND), (NOW, EVERY), ("other", EVERY)])
+def test_rows_of_changed_configs_are_left_out(source, left):
+    assert FIRST < SECOND < EVERY
+    dataset = of(source)
+    found = dataset.of_family(FAMILY)
+    assert knobs_in(found) == left
+    assert len(found.measurements) + len(dataset.outdated(FAMILY)) == len(dataset.measurements)
+    assert found.kernel_sources("fake") == {source if source == "other" else NOW}
+    assert found.of_family(FAMILY) is found
+    assert dataset.kernel_sources("fake") == {source}
+    assert dataset.of_family(FakeFamily()) is dataset  # which declares no change
+
+
+def test_a_hash_without_its_second_part_is_the_same():
+    change = KernelChange("037307fb8c7f56d3+af828593194bc74c", "b20ace3efe518e62+e58d5a1fbd4b5ed7", {"A": 1})
+    assert since([change], "037307fb8c7f56d3") == (change.after, [{"A": 1}])
+    assert since([change], change.after) == (change.after, [])
+
+
+def test_data_of_before_a_declared_change_are_learned_from_without_a_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = TrainingSet.of(of("first"), FAMILY)
+    assert {(config.num_stages, config["BLOCK_M"]) for config in data.grid.configs} <= FIRST
+
+
+def test_older_and_newer_data_are_merged_to_be_learned_from(monkeypatch):
+    older, newer = of("first", "older", "1"), of(NOW, "newer", "2")
+    with pytest.raises(DatasetError, match="measured with different kernel sources in older"):
+        merge_datasets([older, newer], name="both")
+    monkeypatch.setattr(learning, "families", lambda: {"fake": FAMILY})
+    merged = learning.datasets_merged([older, newer])
+    assert knobs_in(merged) == EVERY
+    changed = merged.measurements[merged.measurements["config"].isin(older.outdated(FAMILY)["config"])]
+    assert set(changed["run_id"]) == {"2"}
