@@ -99,7 +99,8 @@ def since(changes: Iterable[KernelChange], source: str) -> tuple[str, list[Mappi
     for change in changes:
         if same_source(source, change.before):
             source = change.after
-            changed.append(change.knobs)
+            if change.knobs is not None:
+                changed.append(change.knobs)
     return source, changed
 
 

@@ -29,12 +29,13 @@ class KernelChange(NamedTuple):
     Attributes:
         before: The source hash (`Measurable.source_hash`) before the change.
         after: The source hash after it.
-        knobs: Values of knobs. The kernel of configs that have all of them has changed.
+        knobs: Values of knobs. The kernel of configs that have all of them has changed; None if that of no config has,
+            for example because dead code was removed.
     """
 
     before: str
     after: str
-    knobs: Mapping[str, Any]
+    knobs: Mapping[str, Any] | None
 
 
 class Family(ABC):

@@ -100,8 +100,7 @@ def _is_change(family: Family, change: Any) -> bool:
     return (
         isinstance(change, KernelChange)
         and all(isinstance(source, str) for source in (change.before, change.after))
-        and isinstance(change.knobs, Mapping)
-        and set(change.knobs) <= set(family.knobs)
+        and (change.knobs is None or (isinstance(change.knobs, Mapping) and set(change.knobs) <= set(family.knobs)))
     )
 
 

@@ -313,7 +313,7 @@ class GroupedGemmDW(GroupedGemm):
     kernel_changes = (
         KernelChange(
             before="037307fb8c7f56d3+af828593194bc74c",
-            after="b20ace3efe518e62+e58d5a1fbd4b5ed7",
+            after="ab456059c594fa18+a226612f99066be7",
             knobs={"CONSUMERS": 2, "PINGPONG": 0},
         ),
     )

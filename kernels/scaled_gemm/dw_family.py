@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import Case, DeviceSpec, KernelConfig, Problem
+from ...datasets.family import KernelChange
 from ..config_limits import TMA_ARCHS, Knobs, why_no_gluon
 from ..gemm_family import BANDS_AND_PROGRAMS, Binaries, Configs, Groups, seeded
 from ..grouped_gemm.family import DW_KERNELS, UNIFORM, MeasuredOverGroups
@@ -79,6 +80,10 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, FP8Family):
     kernel_modules = (
         *DW_KERNELS,
         *(f"scaled_gemm.triton_kernels.{name}" for name in ("blocks", "dw", "specialized_dw")),
+    )
+    # Code was removed that no config ran (`specialized_dw` of the grouped GEMM).
+    kernel_changes = (
+        KernelChange(before="0b40afff814e8fc3+e806781e125725d1", after="d65ffbd1efed4425+b477f100839ad3f5", knobs=None),
     )
     off_blocks = (400, 656)  # multiples of no block size
 

@@ -69,6 +69,14 @@ def test_a_hash_without_its_second_part_is_the_same():
     assert since([change], change.after) == (change.after, [])
 
 
+def test_a_change_of_no_config_leaves_all_times_valid():
+    class Cleaned(FakeFamily):
+        kernel_changes = (KernelChange("first", NOW, None),)
+
+    found = of("first").of_family(Cleaned())
+    assert (knobs_in(found), found.kernel_sources("fake")) == (EVERY, {NOW})
+
+
 def test_data_of_before_a_declared_change_are_learned_from_without_a_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

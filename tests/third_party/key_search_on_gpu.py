@@ -155,8 +155,8 @@ def report(lines: list[dict]) -> str:
         then, lost = ([one for one in some if not math.isnan(one)] for some in (then, lost))
         said.append(
             f"{f'{of}: {len(rows)} kernels':42} {sum(keys):4} {'':7} {_mean(first):7.2f} {_mean(then):5.2f} {'':6} "
-            f"{sum(authors):9.1f} {sum(seconds):7.1f} {sum(seconds) / sum(authors):6.3f} {100 * math.expm1(_mean(lost)):8.2f} "
-            f"{100 * math.expm1(max(worst)):7.1f}"
+            f"{sum(authors):9.1f} {sum(seconds):7.1f} {sum(seconds) / sum(authors):6.3f} "
+            f"{100 * math.expm1(_mean(lost)):8.2f} {100 * math.expm1(max(worst)):7.1f}"
         )
     if totals:
         said.append(f"(seconds of the authors' search when all configs of a key were timed: {BEFORE})")
