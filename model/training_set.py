@@ -313,7 +313,8 @@ def check_sources(name: str, provenance: Mapping[str, Any], family: Family) -> N
 def check_trained_source(origin: Mapping[str, Any], family: Family) -> None:
     """Warn if a bundle was trained or adapted when other sources of the family's kernel were installed.
 
-    Nothing is compared if the bundle recorded no source hash or the family's is not known here.
+    A declared change (`Family.kernel_changes`) that left all times valid is no reason to warn. Nothing is compared if
+    the bundle recorded no source hash or the family's is not known here.
 
     Args:
         origin: The bundle's `TrainedFamily.origin`.
@@ -322,8 +323,12 @@ def check_trained_source(origin: Mapping[str, Any], family: Family) -> None:
     adapted = origin.get("adapted")
     trainings = [origin, *(adapted if isinstance(adapted, list) else [])]
     recorded = {one.get("source_hash") for one in trainings if isinstance(one, Mapping)}
-    now = source_of(family)
-    if now is not None and (others := other_sources((one for one in recorded if isinstance(one, str)), now)):
+    now, as_of_today = source_of(family), set[str]()
+    for one in recorded:
+        if isinstance(one, str):
+            latest, changed = since(family.kernel_changes, one)
+            as_of_today.add(one if changed else latest)
+    if now is not None and (others := other_sources(as_of_today, now)):
         warn(
             f"the bundle was trained for other sources of {family.name} ({', '.join(sorted(others))}) than the "
             f"installed ones ({now}), so its predictions may not apply. Train again if the change affects performance"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from fakes import FakeFamily, fake_cases, fake_dataset
 from foretune.datasets import DatasetError, ForetuneError, ForetuneWarning, KernelConfig
+from foretune.datasets.family import KernelChange
 from foretune.model import (
     LightGBMRanker,
     TrainingSet,
@@ -83,6 +84,17 @@ def test_a_bundle_trained_for_another_kernel_source_is_warned_of(origin, told):
         check_trained_source(origin, FAMILY)
     assert len(warned) == bool(told)
     assert not told or re.search(told, str(warned[0].message))
+
+
+@pytest.mark.parametrize(("knobs", "told"), [(None, False), ({"BLOCK_M": 64}, True)])
+def test_a_bundle_trained_before_a_change_is_warned_of_if_times_changed(knobs, told):
+    class Changed(FakeFamily):
+        kernel_changes = (KernelChange("old", "fake-source", knobs),)
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        check_trained_source({"source_hash": "old"}, Changed())
+    assert bool(warned) == told
 
 
 def test_without_triton_nothing_can_be_compared():
