@@ -238,13 +238,14 @@ def _quack_tuner() -> Callable[..., Any]:
     from quack.gemm_interface import gemm_tuned, prune_invalid_gemm_configs
     from triton.testing import do_bench
 
-    return autotune(
+    tuner: Callable[..., Any] = autotune(
         gemm_tuned.configs,
         gemm_tuned.keys,
         prune_configs_by={"early_config_prune": prune_invalid_gemm_configs},
         do_bench=partial(do_bench, warmup=5, rep=25),
         cache_results=False,
     )(gemm_tuned.fn)
+    return tuner
 
 
 def _permutation(family: str, inputs: Any) -> Callable[[], Any]:
