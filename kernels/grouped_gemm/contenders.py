@@ -1,10 +1,11 @@
 """The comparison of the grouped GEMMs with other implementations.
 
-The contenders are `torch._grouped_mm`, a dense cuBLAS product of the same FLOPs, torch's permutations, and a bare
-launch. The problems are real layers, from decode to training, with several routings. The project's goals are defined
-here too.
+The contenders are `torch._grouped_mm`, QuACK if it is installed, a dense cuBLAS product of the same FLOPs, torch's
+permutations, and a bare launch. The problems are real layers, from decode to training, with several routings. The
+project's goals are defined here too.
 
-No figure includes building the tile map, nor torch's offsets for `torch._grouped_mm`: both are built once per layer.
+No figure includes building the tile map, nor the offsets of the groups' rows for the others: both are built once per
+layer.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...datasets import Case, DeviceSpec, ForetuneError, Measurable, Problem
 from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row, judge_least, judge_most
+from ..registry import judge_predicted
 from ..workloads import Model, load_models
 from .group_sizes import drawn_sizes
 from .measurable import GroupedGemm, GroupedGemmForward, Inputs
@@ -92,7 +95,7 @@ class GroupedGemmComparison:
     It implements `runtime.timing.compare.Comparison`; `compare_kernels` times the contenders.
     """
 
-    others = ("torch", "dense", "separate", "unfused")
+    others = ("torch", "dense", "quack", "quack_tuned", "separate", "unfused")
 
     def suite(self, family: Measurable) -> Mapping[str, Case]:
         """Return the problems of the comparison, by name."""
@@ -103,11 +106,14 @@ class GroupedGemmComparison:
     ) -> dict[str, Callable[[], Any]]:
         """Return functions by contender that each run the problem once.
 
-        "torch" is `torch._grouped_mm`, and "dense" one product of the same FLOPs. If a permutation is fused, "separate"
-        is the permutation alone, and "unfused" the same GEMM without it, with its best config.
+        "torch" is `torch._grouped_mm`, "quack" and "quack_tuned" are QuACK's kernel with two configs (see `_quack`),
+        and "dense" is one product of the same FLOPs. If a permutation is fused, "separate" is the permutation alone,
+        "unfused" the same GEMM without it, with its best config, and QuACK is left out.
         """
         launches = _others(family.name, inputs)
-        if problem.flags:
+        if not problem.flags:
+            launches |= _quack(family.name, inputs)
+        else:
             plain = replace(problem, flags=())
             if configs := best.get(plain):
                 others = family.inputs(plain, device)
@@ -130,6 +136,11 @@ class GroupedGemmComparison:
                 ours_us = [row.ours_us if which == "best" else row.predicted_us for row in chosen]
                 ratios = [row.others_us["torch"] / ours for row, ours in zip(chosen, ours_us, strict=True)]
                 judged += judge_least(f"{label}, {which} config, over torch._grouped_mm", chosen, ratios, 1.0, aim)
+        training = [row for row in plain if " training " in row.name]
+        for label, families, mean in (("fwd and dX", (FORWARD, DX), 1.0), ("dW", (DW,), 0.98)):
+            chosen = [row for row in training if row.family in [variant.name for variant in families]]
+            aims = dict.fromkeys(("quack", "quack_tuned"), (0.0, mean))
+            judged += judge_predicted(chosen, aims, f"{label}, training, predicted config, over {{}}")
         tall = [row for row in plain if _rows_per_expert(row.problem) >= 1024 and "dense" in row.others_us]
         ratios = [row.others_us["dense"] / row.ours_us for row in tall]
         judged += judge_least("rows per expert >= 1024, over dense cuBLAS", tall, ratios, 0.88)
@@ -193,6 +204,48 @@ def _others(family: str, inputs: Any) -> dict[str, Callable[[], Any]]:
         "torch": lambda: torch._grouped_mm(left.t(), sorted_right, offs=offsets),
         "dense": lambda: torch.mm(left.t(), sorted_right),
     }
+
+
+def _quack(family: str, inputs: Any) -> dict[str, Callable[[], Any]]:
+    """Return contenders that run QuACK's grouped GEMM on the same tensors; none if quack-kernels is not installed.
+
+    "quack" has QuACK's default config, and "quack_tuned" the fastest config of its search space. The first call of the
+    latter measures them; QuACK's key contains the shapes but not the sizes of the groups.
+    """
+    try:
+        from quack.gemm_interface import gemm
+    except ImportError:
+        return {}
+    import torch
+
+    ends = torch.nn.functional.pad(inputs.group_sizes.cumsum(0), (1, 0)).to(torch.int32)
+    left, right, ragged = inputs.left, inputs.right, "cu_seqlens_m"
+    if family == FORWARD.name:
+        right = right.mT
+    elif family == DW.name:
+        left, ragged = left.t(), "cu_seqlens_k"
+    given = {ragged: ends}
+    return {
+        "quack": lambda: gemm(left, right, inputs.out, tuned=False, **given),
+        "quack_tuned": lambda: _quack_tuner()(left, right, inputs.out, **given),
+    }
+
+
+@cache
+def _quack_tuner() -> Callable[..., Any]:
+    """Return QuACK's autotuner of its GEMM, but measure each config for 25 ms; with its own timer, it takes 0.6 s."""
+    from quack.autotuner import autotune
+    from quack.gemm_interface import gemm_tuned, prune_invalid_gemm_configs
+    from triton.testing import do_bench
+
+    tuner: Callable[..., Any] = autotune(
+        gemm_tuned.configs,
+        gemm_tuned.keys,
+        prune_configs_by={"early_config_prune": prune_invalid_gemm_configs},
+        do_bench=partial(do_bench, warmup=5, rep=25),
+        cache_results=False,
+    )(gemm_tuned.fn)
+    return tuner
 
 
 def _permutation(family: str, inputs: Any) -> Callable[[], Any]:

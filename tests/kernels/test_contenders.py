@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from itertools import pairwise
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from foretune.kernels import find_family
+from foretune.kernels.grouped_gemm import contenders
 from foretune.kernels.grouped_gemm.contenders import LAYERS, PHASES, suite_cases
 from foretune.kernels.grouped_gemm.space import DW, DX, FORWARD
 from foretune.kernels.registry import baselines_of, comparison_of
@@ -104,3 +108,48 @@ def test_baselines_of_a_family_alone_are_found_beside_it(monkeypatch):
     assert baselines_of(family) == baselines_of(FakeFamily()) == {}
     monkeypatch.setattr(contenders, "BASELINES", own, raising=False)
     assert baselines_of(family) == own
+
+
+def documented_gemm(a, b, out, *, tuned, cu_seqlens_m=None, cu_seqlens_k=None):
+    """QuACK's `gemm` as its signature documents it: a (m, k) and b (k, n), of which the groups split m or k."""
+    assert not tuned
+    if cu_seqlens_m is not None:
+        for group, (start, end) in enumerate(pairwise(cu_seqlens_m.tolist())):
+            out[start:end] = a[start:end] @ b[group]
+    else:
+        for group, (start, end) in enumerate(pairwise(cu_seqlens_k.tolist())):
+            out[group] = a[:, start:end] @ b[start:end]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_quack_gets_the_operands_of_each_product_if_it_is_installed(name, monkeypatch):
+    torch = pytest.importorskip("torch")
+    sizes, n, k = (3, 0, 5), 4, 6
+    dy, w, x = torch.randn(8, n), torch.randn(3, n, k), torch.randn(8, k)
+    left, right, shape = {
+        FORWARD.name: (x, w, (8, n)),
+        DX.name: (dy, w, (8, k)),
+        DW.name: (dy, x, (3, n, k)),
+    }[name]
+    inputs = SimpleNamespace(left=left, right=right, out=torch.full(shape, torch.nan), group_sizes=torch.tensor(sizes))
+    monkeypatch.setitem(sys.modules, "quack.gemm_interface", None)
+    assert contenders._quack(name, inputs) == {}
+    monkeypatch.setitem(sys.modules, "quack", ModuleType("quack"))
+    monkeypatch.setitem(sys.modules, "quack.gemm_interface", SimpleNamespace(gemm=documented_gemm))
+    contenders._quack(name, inputs)["quack"]()
+    rows = [slice(0, 3), slice(3, 3), slice(3, 8)]
+    expected = {
+        FORWARD.name: lambda: torch.cat([x[r] @ w[group].t() for group, r in enumerate(rows)]),
+        DX.name: lambda: torch.cat([dy[r] @ w[group] for group, r in enumerate(rows)]),
+        DW.name: lambda: torch.stack([dy[r].t() @ x[r] for r in rows]),
+    }[name]()
+    torch.testing.assert_close(inputs.out, expected)
+
+
+def test_quack_is_judged_on_training_alone():
+    goal = "fwd and dX, training, predicted config, over quack"
+    row = with_others(ROW, quack=112.0)  # 1.018 of ours
+    assert judged(row)[goal].met
+    assert not judged(row, with_others(replace(ROW, family=DX.name), quack=107.0))[goal].met  # 0.973, 0.995 in geomean
+    assert goal not in judged(replace(row, name="M/w13 decode uniform"))
+    assert judged(with_others(replace(ROW, family=DW.name), quack=108.0))[goal.replace("fwd and dX", "dW")].met  # 0.982

@@ -14,6 +14,7 @@ from foretune.datasets import DeviceSpec, KernelConfig
 from foretune.kernels import families
 from foretune.kernels.grouped_gemm.contenders import autotuned
 from foretune.kernels.grouped_gemm.triton_kernels.tiles import TileMap
+from foretune.kernels.registry import comparison_of
 from grouped import (
     DW,
     DX,
@@ -433,3 +434,13 @@ def test_the_autotuner_chooses_and_computes(family, device, compiles):
             assert trouble(call(inputs), reference, "bf16") is None
         assert KernelConfig.from_triton(autotuner.best_config) in configs
     assert sum(name in GROUPED for name, _ in compiles) == len(binaries)
+
+
+@every_family
+@pytest.mark.parametrize("way", ["quack", "quack_tuned"])
+def test_what_it_is_compared_with_computes_the_same(family, way, device):
+    pytest.importorskip("quack")
+    inputs = made(family, (300, 0, 17, 515), 256, 384, dtype="bf16", device=device)
+    comparison_of(family).contenders(family, inputs.problem, inputs, device, {})[way]()
+    reference = expected(family, inputs)
+    assert float((inputs.out.float() - reference).norm() / reference.norm()) < family.tolerance(inputs.problem)
