@@ -180,9 +180,9 @@ def bench_kernels(
 ) -> None:
     """Time kernels on this machine's GPU, next to other implementations and the GPU's limits.
 
-    Grouped GEMMs are compared with torch._grouped_mm and cuBLAS on a suite of real layers from decode to training, each
-    with its best known config and with the predicted one. Every family of Foretune has such a suite. Each result is
-    printed to stderr as soon as it is measured.
+    Grouped GEMMs are compared with torch._grouped_mm, cuBLAS and, if installed, QuACK on a suite of real layers from
+    decode to training, each with its best known config and with the predicted one. Every family of Foretune has such a
+    suite. Each result is printed to stderr as soon as it is measured.
     """
     from ...collect.compiling import compile_ahead
     from ...datasets import describe, names
