@@ -65,8 +65,9 @@ def collect_on_gpus(
         options: See `RunOptions`.
 
     Raises:
-        ForetuneError: As `started_run` does; the machine has fewer GPUs or SMs; or all GPUs are lost. The measurements
-            so far are kept, and the same call continues the run.
+        ForetuneError: An argument is wrong or `out` cannot be continued (see `run_state.started_run`); the machine has
+            fewer GPUs or SMs; or all GPUs are lost. The measurements so far are kept, and the same call continues the
+            run.
 
     >>> collect_on_gpus([family], family.cases(), "measured", budget_s=600)  # doctest: +SKIP
     Summary(plan='exhaustive', cases=74, ...)
@@ -112,7 +113,8 @@ def collect_replayed(
         options: See `RunOptions`.
 
     Raises:
-        ForetuneError: As `started_run` does, or `recorded` has no times of a family or a case.
+        ForetuneError: An argument is wrong or `out` cannot be continued (see `run_state.started_run`), or `recorded`
+            has no times of a family or a case.
 
     >>> import tempfile
     >>> from foretune.datasets import load

@@ -109,7 +109,7 @@ class CaseTasks:
 
     @property
     def at_hand(self) -> Task | None:
-        """The task that the process works on; None if no task is out."""
+        """The task that the process works on: the oldest unanswered one; None if all tasks are answered."""
         return self._out[0] if self._out else None
 
     def take(self, most: int) -> list[Task]:
@@ -263,7 +263,7 @@ class CaseTasks:
             self._record([self._row(config, timing_pass, trial) for timing_pass in CONFIRMING])
 
     def _advance(self) -> None:
-        """Queue the repeat timings of the leading configs once the scan is complete; record the rows once these are."""
+        """Queue the confirming passes once the scan is complete; record their rows once these passes are complete."""
         if not self.over or self._through or self.refused is not None:
             return
         if not self._confirming:

@@ -145,8 +145,8 @@ def collect_on_cluster(
         options: See `RunOptions`.
 
     Raises:
-        ForetuneError: As `campaign.collect_on_gpus` does, no scheduler answers, or there is no worker with a GPU for a
-            minute.
+        ForetuneError: An argument is wrong (see `run_state.started_run`); the dataset cannot be written; no scheduler
+            answers; or there is no worker with a GPU for a minute.
     """
     with started_run(families, cases, out, resume=resume, **options) as state, connected(scheduler) as client:
         run = ClusterCampaign(client, RunSettings(uuid.uuid4().hex, CudaGpu(0), state.families))
@@ -342,7 +342,7 @@ class ClusterCampaign:
             raise ForetuneError(f"the dask worker {job.address} cannot measure: {error!r}")
 
     def _died(self, job: _Job) -> None:
-        """Queue the order of a job whose worker was lost again; after `TRIES` lost workers, divide it."""
+        """Put the order of a job whose worker was lost back in the queue; after `TRIES` lost workers, divide it."""
         if job.deaths + 1 < TRIES:
             self._waiting.append(replace(job, deaths=job.deaths + 1))
         else:

@@ -149,7 +149,7 @@ class Exhaustive(_Independent):
 
 
 class Sparse(_Independent):
-    """Tries a share of the space on every problem, at least one config, and the family's `usual` ones.
+    """Tries a share of the space on every problem, at least one config, and the configs of `Measurable.usual`.
 
     Some configs are those that the prior ranks first. The others are drawn at random, to find configs that the prior
     wrongly ranks as slow; one that is predicted to take twice as long is drawn 16 times less often. The plan trains
@@ -324,8 +324,9 @@ class Missing(_Independent):
 class Outdated(Missing):
     """Tries the configs whose times are outdated, because their kernel has changed since (`Family.kernel_changes`).
 
-    With them it tries the fastest of the other configs, as `Missing` does, whose arguments it has; by default twice as
-    many, because four could all be of one of the runs that a dataset merges. It tries none on other problems.
+    With them it tries the fastest of the other configs, so that old and new times can be compared. The arguments are
+    those of `Missing`, but the default of `fastest` is twice as large: in a merged dataset, all of only four configs
+    could be from a single run. It tries nothing on problems without outdated times.
     """
 
     def __init__(
@@ -361,9 +362,10 @@ def named(name: str, known: Dataset | None = None, share: float | None = None) -
     """Return a function that makes the plan of that name.
 
     Args:
-        name: One of `PLANS`.
+        name: A key of `PLANS`: "exhaustive", "adaptive", "thin" (the plan `Sparse`), "missing" or "outdated".
         known: The dataset that the plan "missing" or "outdated" adds to.
-        share: The share of each problem's configs that "adaptive" or "thin" tries; by default the plan's own.
+        share: The share of each problem's configs that "adaptive" or "thin" tries; None selects the default of the
+            plan's class.
 
     Raises:
         ForetuneError: There is no such plan, the plan does not take an argument that is given, a plan has no dataset to

@@ -73,7 +73,7 @@ class Report:
         refused: Why it was given up; None if it was not.
         deadly: Whether processes died at it.
         gpu: The address of the worker that measured.
-        spent: Seconds by "busy", "lost" and "compile", as in `summary.Effort`.
+        spent: Seconds on tasks ("busy"), on those that failed ("lost") and compiling ("compile").
     """
 
     source_hash: str
@@ -159,7 +159,7 @@ class RemoteGpu:
         )
 
     def _spent(self) -> dict[str, float]:
-        """Return the seconds that this object has spent so far, by "busy", "lost" and "compile"."""
+        """Return the seconds so far on tasks ("busy"), on those that failed ("lost") and compiling ("compile")."""
         return {"busy": self._supervisor.busy_s, "lost": self._supervisor.lost_s, "compile": self._pool.compile_s}
 
     def stop(self) -> None:

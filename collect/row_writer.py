@@ -156,7 +156,7 @@ class RowWriter:
         self._flush_drift()
 
     def drifted(self) -> dict[str, float]:
-        """Return the texts of problems during which the drift probe was slow, with its time over the usual one."""
+        """Return problems (as text) during which the drift probe was slow, with its worst time over its usual time."""
         import pandas as pd
 
         rows = [(writer.run_id, one.gpu, str(one.problem), one.time_us) for writer, one in self._readings]

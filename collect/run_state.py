@@ -209,7 +209,8 @@ def started_run(
     The arguments are those of `RunState`, except `resume`: whether `out` may hold a dataset already.
 
     Raises:
-        ForetuneError: As `folder_of_run` and `RunState` do.
+        ForetuneError: A family, a case or an option is not valid; or `out` cannot be written, is locked by another run,
+            or holds a dataset that this run may not continue (`resume` is False, or the kernels have changed).
     """
     with folder_of_run(out, resume=resume):
         yield RunState({family.name: family for family in families}, cases, out, recording=recording, **options)
@@ -230,7 +231,7 @@ class RunState:
 
     Raises:
         ForetuneError: `out` was measured with other kernels, or has replayed times and this run measures, or the other
-            way round; a plan cannot be made (see `plan.named`); or as `check_request` does.
+            way round; a plan cannot be made (see `plan.named`); or a family, a case or the budget is not valid.
     """
 
     def __init__(

@@ -52,7 +52,8 @@ class Summary:
         lost_s: Seconds for configs that failed or ended their process.
         drifted: Problems during which the drift probe was slower than usual, with the slowdown.
         skipped: What was not measured, with the reason.
-        complete: False if the budget was spent, the run was interrupted or a case was skipped; the same run continues.
+        complete: False if the budget was spent, the run was interrupted or a case was skipped; the same call then
+            continues the run.
         interrupted: Whether Ctrl-C or SIGTERM ended the run.
         replay_of: The dataset whose times were replayed, by its name or folder; None if a GPU measured.
     """

@@ -158,8 +158,9 @@ class _TaskRunner:
         """Carry out a task and return its answer, with a reading of the drift probe if one is due.
 
         Returns:
-            For a `Scan` the trial. For a `Confirm` the times of a round, or the trial that failed. For a `Prepare` an
-            empty trial; if the problem cannot be prepared, a failed one, which is also the answer to its other tasks.
+            For a `Scan`, its trial. For a `Confirm`, a trial with the times of one round, or a failed trial. For a
+            `Prepare`, an empty trial; if the inputs cannot be made, a failed trial, which is also the answer to all
+            further tasks on that problem.
 
         Raises:
             DeviceLostError: The GPU cannot be used any more. Any other exception also ends the process.
