@@ -83,7 +83,7 @@ def other_sources(recorded: Iterable[str], now: str) -> set[str]:
 
 
 def since(changes: Iterable[KernelChange], source: str) -> tuple[str, list[Mapping[str, Any]]]:
-    """Return the source hash that a recorded one has become by declared changes, and the knobs of what has changed.
+    """Apply the declared changes of a kernel since a recorded source hash: return the latest hash and their `knobs`.
 
     A time that was recorded with the hash `source` is outdated if its config has all values of one of these mappings.
 

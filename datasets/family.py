@@ -29,8 +29,8 @@ class KernelChange(NamedTuple):
     Attributes:
         before: The source hash (`Measurable.source_hash`) before the change.
         after: The source hash after it.
-        knobs: Values of knobs. The kernel of configs that have all of them has changed; None if that of no config has,
-            for example because dead code was removed.
+        knobs: Values of knobs. Times of configs that have all of these values are outdated; None if no times are, for
+            example because only dead code was removed.
     """
 
     before: str
@@ -123,10 +123,11 @@ class Family(ABC):
     def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
         """Return a config's numerics class: configs of equal classes compute identical bits for this problem.
 
-        The options `same_bits` and `invariant` keep every choice within one class. The class must not depend on the
-        sizes of `independent` dimensions. A subclass may declare the knobs that decide the bits instead of a method:
-        `numerics = ("BLOCK_K", "SPLIT_K")`; no knobs put all configs into one class. The default is the config itself,
-        so each config is a class of its own, because nothing is known about its bits.
+        With the options `same_bits` and `invariant` (see `foretune.prune`), all chosen configs are of one class. The
+        class must not depend on the sizes of the dimensions in `independent`. A subclass may declare the knobs that
+        decide the bits instead of a method: `numerics = ("BLOCK_K", "SPLIT_K")`; no knobs put all configs into one
+        class. The default is the config itself, so each config is a class of its own, because nothing is known about
+        its bits.
         """
         return config
 
@@ -187,7 +188,7 @@ class Family(ABC):
         """
 
     def at_call_time(self, problem: Problem) -> Problem:
-        """Return the version of `problem` for which configs are predicted when it is launched.
+        """Return `problem` as predictions see it at a launch: with only what the host knows, and rounded.
 
         The segment sizes are removed, because they are on the device, and the dimensions in `bucketed` are rounded. The
         method is idempotent.
@@ -210,9 +211,10 @@ class Family(ABC):
         raise ForetuneError(f"no config of {self.name} can run {problem} on {device.name}: {reason}")
 
     def same_bits_config(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
-        """Return the config whose `numerics` class all choices have with the options `same_bits` and `invariant`.
+        """Return the config that sets the `numerics` class for the options `same_bits` and `invariant`.
 
-        It is the default config. Override it if no config of the space has that class, or if another class is faster.
+        With these options, only configs of its class are chosen. The method returns the default config. Override it if
+        no config of the space has the default's class, or if another class is faster.
         """
         return self.default(problem, device)
 

@@ -99,7 +99,7 @@ class Grid:
         return self.select(self.row_order()).select_configs(self.column_order())
 
     def column_order(self) -> list[int]:
-        """Return the indices of the columns that have times in a canonical order: by the configs' JSON."""
+        """Return the indices of the columns with at least one time, sorted by the JSON of their configs."""
         known = np.flatnonzero(np.isfinite(self.times_us).any(axis=0)).tolist()
         return sorted(known, key=lambda column: json.dumps(self.configs[column].to_json()))
 

@@ -38,7 +38,7 @@ _MOST_KNOWN = 128
 def guard_methods(family: type, base: type) -> None:
     """Replace the methods of a new family class that are named in `CHECKS` by guarded versions (see `_guarded`).
 
-    Methods that it inherits from `base` are not replaced, and those of subclasses of `base` were already.
+    Methods inherited from `base` or a subclass of `base` are not replaced: those of subclasses are guarded already.
     """
     for name in CHECKS:
         owner = next((one for one in family.__mro__ if name in vars(one)), None)
@@ -128,7 +128,7 @@ def _known_count(value: Any) -> int | None:
 
 
 def _note(value: Any, count: int) -> int:
-    """Store a count for an object that passed its check, its number of configs or of indexed rows, and return it."""
+    """Return `count`, after storing it as the number of configs or of indexed rows of a value that passed its check."""
     if len(_known) >= _MOST_KNOWN:
         _known.clear()
     _known[id(value)] = value, count

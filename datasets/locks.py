@@ -167,7 +167,7 @@ def _opened(path: Path, flags: int) -> Iterator[TextIO]:
 
 
 def _lock_in_time(file: TextIO, path: Path, end: float) -> bool:
-    """Lock a file, and raise `TimeoutError` if that takes until `end` (of `time.monotonic`)."""
+    """Lock a file and return True; raise `TimeoutError` if that takes until `end` (of `time.monotonic`)."""
     import fcntl
 
     wait_s = 0.0005
