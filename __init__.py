@@ -7,8 +7,8 @@ measures a handful of candidates instead of hundreds::
                      prune_configs_by={"early_config_prune": foretune.prune("grouped_gemm_fwd", k=8)})
 
 Every function here takes a kernel family as an object, as its name, or as "package.module:attribute". The public names
-are in `__init__.pyi`, which type checkers read too. Importing this is cheap: what a name needs is imported when it is
-first used, and torch, triton, NumPy and the store by the call that needs them.
+are in `__init__.pyi`, which type checkers read too. Importing this package is cheap: a name's module is imported when
+the name is first used; torch, triton, NumPy and the store are imported by the first call that needs them.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class TrainedFamily:
 def _binaries(
     value: Mapping[str, Any], facts: NDArray[np.int32] | None
 ) -> dict[BinarySignature, dict[KernelConfig, BinaryFacts]]:
-    """Return the `BinaryFacts` by signature and config: `value` has these as JSON, `facts` the numbers of each pair."""
+    """Return the known `BinaryFacts`: `value` has signatures and configs as JSON, `facts` a row for each pair."""
     signatures, configs = map(signature_from_json, value["kinds"]), list(map(KernelConfig.from_json, value["configs"]))
     if facts is None:
         return {}
@@ -330,7 +330,7 @@ class Bundle:
         )
 
     def _trained(self, family: str) -> TrainedFamily:
-        """Return a family by name. Raises `BundleError` that lists the families if the bundle has no such one."""
+        """Return a family by name; raise `BundleError` that lists the bundle's families if it is not one of them."""
         if (found := self.trained.get(family)) is None:
             raise BundleError(self.without(family))
         return found

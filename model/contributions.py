@@ -91,12 +91,12 @@ def unmeasured_knobs(
     explained: Sequence[int],
     recorded: Mapping[str, Sequence[str]] | None = None,
 ) -> list[tuple[str, ...]]:
-    """Return the knobs of each explained config whose values are not in the training data, as far as it is recorded.
+    """Return, for each explained config, the names of the knobs whose values do not occur in the training data.
 
-    A bundle without `recorded` values has two other records. The network lists the values of each feature that had 3 to
-    12 distinct ones in the training data; if such a feature has a knob's name and equals it in all candidates, it
-    records that knob's values. For a family whose features read binaries, the bundle has the measured configs
-    themselves. Other knobs are not recorded, so they are never returned.
+    If `recorded` is None, only knobs whose training values the ranker itself contains are checked; others are never
+    returned. For a family whose features read binaries, the ranker has the measured configs. The network lists the
+    values of each feature that had 3 to 12 distinct ones in the training data; these are a knob's values if the feature
+    has the knob's name and equals it in all candidates.
 
     Args:
         ranker: The family's fitted ranker.

@@ -60,9 +60,9 @@ class TrainingRows:
 def training_rows(grid: Grid, family: Family, *, slow: float, keep_slow: float, seed: int) -> TrainingRows:
     """Return the training rows of all problems of a grid.
 
-    A problem with known ragged sizes has one query with its sizes. It has a second one without them, as the host sees
-    the problem at call time, if the family predicts from those features. A family that marginalizes over plausible
-    routings (`Family.plausible`) does not need it.
+    A problem with known ragged sizes has one query (its configs, compared with each other) with these sizes. It has a
+    second query without the sizes, as the host sees the problem at call time, unless the family marginalizes over
+    plausible sizes (`Family.plausible`): such a family never predicts from the features of a problem without sizes.
 
     Configs that failed or were not tried have no row. Most slow configs are dropped, because they would take much of
     the training, and nobody needs to tell 20x slower from 30x slower.

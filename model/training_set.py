@@ -120,7 +120,8 @@ class TrainingSet:
     def judged(self) -> NDArray[np.bool_]:
         """Mask of the configs that a ranker is evaluated on: candidates that were measured.
 
-        Candidates were not measured if a run ended early or measured only some of the configs.
+        Candidates are the configs that a shortlist may have: supported, and not known to compute wrong results. Some
+        were not measured if a run ended early or measured only some of the configs.
         """
         return self.candidate & self.measured
 
@@ -245,7 +246,7 @@ def is_exhaustive(judged: NDArray[np.bool_], supported: NDArray[np.bool_]) -> ND
 
 
 def _valid(name: str, grid: Grid, family: Family) -> Grid:
-    """Drop empty problems and times of unsupported configs from a grid, and set `Grid.supported`."""
+    """Return a grid without empty problems and times of unsupported configs; `name` is the dataset's in warnings."""
     idle = np.array([not_empty(family, case.problem) != case.problem for case in grid.cases])
     if idle.any():
         example = grid.cases[int(idle.argmax())].problem

@@ -102,8 +102,8 @@ class Calibration:
         """Return the expected excess time of the choice among the first 1, 2, ... configs; 0.02 = 2 % slower.
 
         The arguments are those of `wanted`. The result has at most `most_tried(growth)` entries and never increases.
-        The first k configs cover all scores below that of the next config, so a clear winner has a lower expected
-        excess than one of many equals.
+        The value for k configs depends on the nonconformity score of config k + 1: it is small if that config is
+        predicted to be much slower, and large if many configs are predicted to be about equally fast.
         """
         most = most_tried(growth)
         beyond = np.append(scores_of(logs)[1 : most + 1], np.inf)[:most]

@@ -212,7 +212,7 @@ class Choice:
 
     @property
     def best_predicted_us(self) -> float | None:
-        """The predicted slowdown of the best config times the best measured time, in microseconds."""
+        """The predicted slowdown of the best config times the best time, in microseconds; None if not a candidate."""
         return None if self.best_predicted is None else self.best_predicted * self.best_us
 
     @property

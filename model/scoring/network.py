@@ -39,7 +39,7 @@ class Network:
     """A network that predicts log slowdowns from features.
 
     Its inputs are the standardized features, and indicators of single values for config features with few values. All
-    arrays are float32 except `which`.
+    arrays are float32 except `which`, the int32 index of each indicator's feature.
 
     Raises:
         ForetuneError: An array has a wrong dtype, shape or value.

@@ -130,7 +130,8 @@ class TreeTraining:
     ) -> lightgbm.Booster:
         """Train a booster of `trees` trees with the parameters in `objective`, on the shared bins.
 
-        See LightGBM for `label`, `weight`, `group` and `init_score`; `share` is that of the task's progress.
+        See LightGBM for `label`, `weight`, `group` and `init_score`. `share` is the part of the current task's progress
+        that this training makes up.
         """
         import lightgbm
 
