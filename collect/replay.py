@@ -40,7 +40,7 @@ def chosen(
 
     The devices come one after the other, the one with the most problems first. On the first device the prior is the
     family's estimate, and not the shipped bundle, which may have learned from the grid. On each later device it is a
-    ranker that was trained on the earlier ones, in the way that a run on a new GPU has a bundle.
+    ranker that was trained on the earlier ones, just as a run on a new GPU uses a bundle trained on other GPUs.
 
     Args:
         grid: The exhaustive measurements of a family.
