@@ -136,11 +136,11 @@ class Dataset:
         )
 
     def of_family(self, family: Family) -> Dataset:
-        """Return the dataset as the family is today: with default values for new knobs, and without `outdated` rows.
+        """Return the dataset for the family's current kernel: with defaults for new knobs, and without `outdated` rows.
 
-        A config lacks a knob of `Family.default_knobs` if the kernel got the knob after the measurement. Runs without
-        their outdated rows have the source hash of today's kernels, so that they can be merged with newer ones. Nothing
-        else changes; a dataset without such configs and rows is returned itself.
+        A config lacks a knob of `Family.default_knobs` if the kernel got the knob after the measurement. Once
+        their outdated rows are removed, runs of earlier kernels get the current kernel's source hash, so that they can
+        be merged with newer runs. Nothing else changes; a dataset that needs no change is returned itself.
 
         Raises:
             FamilyError: The family's declarations are wrong.

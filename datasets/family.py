@@ -123,7 +123,7 @@ class Family(ABC):
     def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
         """Return a config's numerics class: configs of equal classes compute identical bits for this problem.
 
-        With the options `same_bits` and `invariant` (see `foretune.prune`), all chosen configs are of one class. The
+        With the options `same_bits` and `invariant` (`runtime.same_bits`), all chosen configs are of one class. The
         class must not depend on the sizes of the dimensions in `independent`. A subclass may declare the knobs that
         decide the bits instead of a method: `numerics = ("BLOCK_K", "SPLIT_K")`; no knobs put all configs into one
         class. The default is the config itself, so each config is a class of its own, because nothing is known about

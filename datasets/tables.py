@@ -105,7 +105,7 @@ class UnreadableError(Exception):
 
 
 def read_table(source: Path | pa.Buffer, schema: pa.Schema) -> pa.Table:
-    """Read the columns of a schema from a Parquet file, with texts as dictionaries.
+    """Read the columns of a schema from a Parquet file, with text columns dictionary-encoded.
 
     Raises:
         UnreadableError: The file is missing or damaged, or lacks a column, has one of another type, or has missing
@@ -148,7 +148,7 @@ def joined(tables: list[pa.Table]) -> pa.Table:
 
 
 def _column(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
-    """Return a column with a field's type, texts as a dictionary; raise `UnreadableError` if it has another type."""
+    """Return a column with a field's type, text dictionary-encoded; raise `UnreadableError` if it has another type."""
     is_text = pa.types.is_dictionary(column.type) or pa.types.is_string(column.type)
     if is_text and len(column) and not pa.types.is_string(field.type):  # a cast would parse numbers in it
         raise UnreadableError(f"not a Foretune table: {field.name} is text, e.g. {shown(column[0].as_py())}")

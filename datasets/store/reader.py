@@ -243,7 +243,7 @@ def _categories(codes: NDArray[np.int32], texts: Sequence[str]) -> Any:
 
 
 def _empty(schema: pa.Schema) -> pa.Table:
-    """Return a table of a schema without rows, with texts as dictionaries."""
+    """Return a table without rows that has the columns of a schema, text columns dictionary-encoded."""
     kinds = [(field.name, pa.dictionary(pa.int32(), field.type) if pa.types.is_string(field.type) else field.type)
              for field in schema]  # fmt: skip
     return pa.schema(kinds).empty_table()
