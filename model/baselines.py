@@ -111,7 +111,7 @@ def _filled(grid: Grid) -> NDArray[np.float64]:
 
 
 class RegimeRanker(Ranker):
-    """Rank with one `StaticRanker` for each range ("regime") of arithmetic intensity.
+    """Rank with one `StaticRanker(size)` for each of several ranges (`regimes`, their number) of arithmetic intensity.
 
     Arithmetic intensity is computed from what the host knows at call time, that is, without ragged sizes (see
     `intensity`). The ranges are split at quantiles over the training problems, so that each has about equally many

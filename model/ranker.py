@@ -141,9 +141,9 @@ def checked_slowdowns(predicted: ArrayLike, count: int) -> NDArray[np.float64]:
 class UnseenCardRanker(FixedRanker):
     """Rank for a card without measurements: multiply a fitted ranker's slowdowns by a power of the analytic estimate.
 
-    The power is the ranker's `trust_`. A ranker that learned on other cards sometimes puts a config first that is very
-    slow on this one, which the estimate prevents (model/NOTES.md has figures). Without an estimate of the family
-    nothing changes.
+    The power is the ranker's `trust_`, from 0 to 1 (see `trust_in_estimate`). A ranker that learned on other cards
+    sometimes puts a config first that is very slow on this one, which the estimate prevents (model/NOTES.md has
+    figures). Without an estimate of the family nothing changes.
 
     >>> from foretune.model import RandomRanker
     >>> UnseenCardRanker(RandomRanker()).ranker.trust_

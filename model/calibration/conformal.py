@@ -65,6 +65,8 @@ Judged: TypeAlias = tuple["ArrayLike", "ArrayLike", "ArrayLike"]
 class Calibration:
     """Determines the length of shortlists, from a ranker's results on held-out models.
 
+    It has the number of calibrating problems, their nonconformity scores, and the mean excess time by score.
+
     >>> calibration = Calibration(problems=40, scores=(0.0,) * 30 + (2.0,) * 10, regret=(0.02,) * len(_SCORES))
     >>> calibration.length([0.0, 0.01, 0.02, 0.2]), calibration.length([0.0, 0.2, 0.3, 0.4])
     (3, 1)
@@ -178,7 +180,7 @@ def calibrate(problems: Sequence[Judged]) -> Calibration:
 
 
 def ranked(problem: Judged) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
-    """Return nonconformity scores, `excess` and which configs ran, best prediction first, (n_configs,) each."""
+    """Return nonconformity scores, `excess` times and which configs ran, best prediction first, (n_configs,) each."""
     logs, choose_us, report_us = (np.asarray(part, np.float64) for part in problem)
     order = np.argsort(logs, kind="stable")
     ascending, choose_us, report_us = logs[order], choose_us[order], report_us[order]

@@ -37,7 +37,7 @@ _DEVICE_FIGURES = {
 
 @dataclass(frozen=True)
 class Distance:
-    """The distance of a problem and a device from a ranker's training data.
+    """The distance of a problem and a device from a ranker's training data, in octaves (factors of 2), and the reason.
 
     >>> round(Distance(2.0, "rows 4x above the data").growth, 3), Distance(0.0).growth
     (2.0, 1.0)
@@ -78,7 +78,7 @@ class TrainingDomain:
         )
 
     def outside(self, problem: Problem) -> list[tuple[float, str]]:
-        """Return a problem's sizes, ratios and signature that are outside: the octaves and a description of each."""
+        """Return (octaves outside, description) of each size, ratio of sizes and signature outside the domain."""
         found, sizes = [], _sizes_of(problem)
         common = [name for name in self.sizes if name in sizes]  # all, unless the family's dimensions changed
         for name in common:

@@ -35,7 +35,7 @@ def parts_of(
 
     Args:
         groups: The feature groups of the same problems and configs.
-        of_kinds: Returns the results for the kinds of a group, (n_problems, n_kinds, width).
+        of_kinds: Returns the results for the kinds of a group, `width` numbers each, (n_problems, n_kinds, width).
         combine: The operation that combines the results of two groups.
 
     >>> one = FeatureGroup((0,), np.array([[[5.0]], [[6.0]]]), np.array([0, 0, 0]))
@@ -58,7 +58,7 @@ def parts_of(
 def combined(parts: Sequence[Part], configs: slice, combine: np.ufunc, buffers: NDArray[Any]) -> NDArray[Any]:
     """Look up the results of some configs in each part, and return them combined, (n_problems, n_configs, width).
 
-    The returned array is in the first of the two buffers.
+    A result consists of `width` numbers. The returned array is in the first of the two buffers.
 
     Args:
         parts: The parts from `parts_of`.
