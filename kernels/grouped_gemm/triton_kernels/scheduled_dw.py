@@ -15,9 +15,9 @@ from triton.experimental.gluon import language as gl
 
 from ...warp_jobs import mbarrier, stage_barriers, tma, warpgroup_mma, warpgroup_mma_wait
 from .dw import UNSPECIALIZED
+from .dw_map import COUNTER
 from .ragged_boxes import load_ragged, ragged_descriptor
 from .specialized_dw import _HELD, _matrix_descriptor, _steps_of, _store, _store_words
-from .tile_queue import get_tile, put_tile, take_tile, tile_queue
 from .tiles import load_chunk, load_chunk_count, tile_position
 
 
@@ -56,6 +56,8 @@ def scheduled_dw_kernel(
     K = K8 * 8
     ROWS: gl.constexpr = BLOCK_M // CONSUMERS
     HELD: gl.constexpr = _HELD // ROWS  # columns
+    # The loading warp is at most STAGES steps ahead, and a tile has at least one step. So when it writes an entry of
+    # the queue again, both groups have stored the tile that was there.
     QUEUE: gl.constexpr = STAGES + 2
     dtype: gl.constexpr = dw_ptr.dtype.element_ty
     of_tile: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
@@ -68,10 +70,13 @@ def scheduled_dw_kernel(
     x_tiles = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_K, BLOCK_N], of_tile)
     dw_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS, ROWS, HELD], of_tile)
     full, empty = stage_barriers(STAGES, CONSUMERS)
-    queue = tile_queue(QUEUE)
+    queue = gl.allocate_shared_memory(gl.int32, [QUEUE, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    queued = gl.allocate_shared_memory(gl.int64, [QUEUE, 1], mbarrier.MBarrierLayout())
+    for place in gl.static_range(QUEUE):
+        mbarrier.init(queued.index(place), count=1)
 
     descs = dy_desc, x_desc, dw_desc, partial_desc
-    shared = dy_tiles, x_tiles, dw_tiles, full, empty, queue
+    shared = dy_tiles, x_tiles, dw_tiles, full, empty, queue, queued
     sizes = rows, groups, gl.cdiv(N, BLOCK_M), gl.cdiv(K, BLOCK_N), GROUP_M
     of_all = descs, shared, map_ptr, sizes
     # Constexprs must be passed to each function one by one: Triton 3.6 turns those in a named tuple into tensors. The
@@ -103,7 +108,7 @@ def _load(
     """
     descs, shared, map_ptr, sizes = of_all
     dy_desc, x_desc, _dw_desc, _partial_desc = descs
-    dy_tiles, x_tiles, _dw_tiles, full, empty, queue = shared
+    dy_tiles, x_tiles, _dw_tiles, full, empty, queue, queued = shared
     rows, groups, m_tiles, n_tiles, GROUP_M = sizes
     chunk_tiles = m_tiles * n_tiles
     tiles = load_chunk_count(map_ptr) * chunk_tiles
@@ -111,9 +116,12 @@ def _load(
     turn = 0
     tile = gl.program_id(0)
     while tile < tiles:
-        put_tile(queue, turn, QUEUE, tile)
+        _put(queue, queued, turn, QUEUE, tile)
         turn += 1
-        next_tile = take_tile(map_ptr, tiles)
+        taken = gl.atomic_add(map_ptr + COUNTER, 1, sem="relaxed")
+        # One is added for each tile, so this is the last addition of the launch: zero for the next one.
+        if taken == tiles - 1:
+            gl.store(map_ptr + COUNTER, 0)
         _group, row, row_end, _slot = load_chunk(map_ptr, tile // chunk_tiles, rows, groups)
         m_tile, n_tile = tile_position(tile % chunk_tiles, m_tiles, n_tiles, GROUP_M)
         m = m_tile * (2 * ROWS)
@@ -127,8 +135,8 @@ def _load(
                 load_ragged(dy_desc, r, row_end, m + part * ROWS, is_full, dy_tiles.index(stage * 2 + part))
             load_ragged(x_desc, r, row_end, n, is_full, x_tiles.index(stage))
             step += 1
-        tile = next_tile
-    put_tile(queue, turn, QUEUE, tiles)
+        tile = gl.num_programs(0) + taken
+    _put(queue, queued, turn, QUEUE, tiles)
 
 
 @gluon.jit
@@ -144,7 +152,7 @@ def _multiply(
     """Run one group of multiplying warps: its rows of all of the program's tiles. CONSUMER is its index."""
     descs, shared, map_ptr, sizes = of_all
     _dy_desc, _x_desc, dw_desc, partial_desc = descs
-    dy_tiles, x_tiles, dw_tiles, full, empty, queue = shared
+    dy_tiles, x_tiles, dw_tiles, full, empty, queue, queued = shared
     rows, groups, m_tiles, n_tiles, GROUP_M = sizes
     of_sum: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
@@ -154,7 +162,7 @@ def _multiply(
     tiles = load_chunk_count(map_ptr) * chunk_tiles
     step = 0
     turn = 0
-    tile = get_tile(queue, turn, QUEUE)
+    tile = _get(queue, queued, turn, QUEUE)
     while tile < tiles:
         group, row, row_end, slot = load_chunk(map_ptr, tile // chunk_tiles, rows, groups)
         m_tile, n_tile = tile_position(tile % chunk_tiles, m_tiles, n_tiles, GROUP_M)
@@ -178,5 +186,23 @@ def _multiply(
         else:
             _store(acc.to(held.dtype), dw_desc, held, group, m, n)
         turn += 1
-        tile = get_tile(queue, turn, QUEUE)
+        tile = _get(queue, queued, turn, QUEUE)
     tma.store_wait(0)
+
+
+@gluon.jit
+def _put(queue, queued, turn, QUEUE: gl.constexpr, tile):
+    """Append a tile's number to the queue, as number `turn`."""
+    of_warp: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    place = turn % QUEUE
+    queue.index(place).store(gl.full([1], tile, gl.int32, of_warp))
+    mbarrier.arrive(queued.index(place), count=1)
+
+
+@gluon.jit
+def _get(queue, queued, turn, QUEUE: gl.constexpr):
+    """Wait for number `turn` of the queue, and return it."""
+    of_group: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    place = turn % QUEUE
+    mbarrier.wait(queued.index(place), (turn // QUEUE) & 1)
+    return gl.max(queue.index(place).load(of_group), 0)

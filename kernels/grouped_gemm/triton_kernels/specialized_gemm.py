@@ -1,8 +1,7 @@
 """The warp-specialized kernel of forward and dX for 16-bit dtypes, in Gluon.
 
 One warp loads, and CONSUMERS groups of four warps multiply. The groups share each tile, by rows; with PINGPONG they
-take whole tiles in turns, so that one stores while the other multiplies. The loading warp takes tiles from a counter
-(tile_queue.py): last tiles of groups, whose second half has no rows, cost less than others.
+take whole tiles in turns, so that one stores while the other multiplies.
 
 Gluon is part of Triton since 3.6.
 """
@@ -16,7 +15,6 @@ from ...warp_jobs import load_tile as load_box
 from ...warp_jobs import mbarrier, stage_barriers, tma, turn_barriers, warpgroup_mma, warpgroup_mma_wait
 from .gemm import UNSPECIALIZED
 from .ragged_boxes import ragged_descriptor, store_ragged
-from .tile_queue import get_tile, put_tile, take_tile, tile_queue
 from .tiles import load_tile, load_tile_count, tile_position
 
 _HELD = gl.constexpr(64 * 128)  # elements of its tile that a group stores at a time
@@ -53,7 +51,7 @@ def specialized_gemm_kernel(
     PINGPONG: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Compute all tiles of y; each program starts with tile number program_id(0).
+    """Compute tiles of y: those with numbers p, p + programs, ... of the tile map in program p.
 
     A stage is full when its operands have arrived, and empty again when every group that needs it has multiplied it.
     """
@@ -63,7 +61,6 @@ def specialized_gemm_kernel(
     SHARE: gl.constexpr = 1 if PINGPONG else CONSUMERS  # groups that share a tile
     ROWS: gl.constexpr = BLOCK_M // SHARE
     HELD: gl.constexpr = _HELD // ROWS  # columns
-    QUEUE: gl.constexpr = STAGES + 2
     dtype: gl.constexpr = y_ptr.dtype.element_ty
     of_tile: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     of_w: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
@@ -84,10 +81,9 @@ def specialized_gemm_kernel(
     y_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS, ROWS, HELD], of_tile)
     full, empty = stage_barriers(STAGES, SHARE)
     turns = turn_barriers()
-    queue = tile_queue(QUEUE)
 
     descs = x_desc, w_desc, y_desc
-    shared = x_tiles, w_tiles, y_tiles, full, empty, turns, queue
+    shared = x_tiles, w_tiles, y_tiles, full, empty, turns
     sizes = rows, groups, N, K, GROUP_M
     of_all = descs, shared, map_ptr, sizes
     # Constexprs must be passed to each function one by one: Triton 3.6 turns those in a named tuple into tensors. The
@@ -95,9 +91,9 @@ def specialized_gemm_kernel(
     gl.static_assert(CONSUMERS == 2)
     gl.warp_specialize(
         [
-            (_multiply, (of_all, scale_ptr, bias_ptr, TRANSPOSED, SHARE, ROWS, BLOCK_N, BLOCK_K, STAGES, QUEUE, 0)),
-            (_multiply, (of_all, scale_ptr, bias_ptr, TRANSPOSED, SHARE, ROWS, BLOCK_N, BLOCK_K, STAGES, QUEUE, 1)),
-            (_load, (of_all, TRANSPOSED, SHARE, ROWS, BLOCK_N, BLOCK_K, STAGES, QUEUE)),
+            (_multiply, (of_all, scale_ptr, bias_ptr, TRANSPOSED, SHARE, ROWS, BLOCK_N, BLOCK_K, STAGES, 0)),
+            (_multiply, (of_all, scale_ptr, bias_ptr, TRANSPOSED, SHARE, ROWS, BLOCK_N, BLOCK_K, STAGES, 1)),
+            (_load, (of_all, TRANSPOSED, SHARE, ROWS, BLOCK_N, BLOCK_K, STAGES)),
         ],
         [4, 1],
         [240, 24],
@@ -113,9 +109,8 @@ def _load(
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
-    QUEUE: gl.constexpr,
 ):
-    """Run the loading warp: take tiles until there are none, queue them, and load their steps into empty stages.
+    """Run the loading warp: load every step of all of the program's tiles into the next empty stage.
 
     `of_all` is (TMA descriptors, shared memory and barriers, tile map, sizes), the same for all warps. SHARE is the
     number of groups that share a tile, and ROWS the number of a tile's rows per group.
@@ -123,34 +118,23 @@ def _load(
     BLOCK_M: gl.constexpr = ROWS * SHARE
     descs, shared, map_ptr, sizes = of_all
     x_desc, w_desc, _y_desc = descs
-    x_tiles, w_tiles, _y_tiles, full, empty, _turns, queue = shared
+    x_tiles, w_tiles, _y_tiles, full, empty, _turns = shared
     rows, groups, N, K, GROUP_M = sizes
     m_tiles = load_tile_count(map_ptr, BLOCK_M)
     n_tiles = gl.cdiv(N, BLOCK_N)
-    tiles = m_tiles * n_tiles
     step = 0
-    turn = 0
-    tile = gl.program_id(0)
-    while tile < tiles:
-        put_tile(queue, turn, QUEUE, tile)
-        turn += 1
-        next_tile = take_tile(map_ptr, tiles)
+    for tile in range(gl.program_id(0), m_tiles * n_tiles, gl.num_programs(0)):
         m_tile, n_tile = tile_position(tile, m_tiles, n_tiles, GROUP_M)
-        group, row, row_end = load_tile(map_ptr, m_tile, rows, groups, BLOCK_M)
+        group, row, _row_end = load_tile(map_ptr, m_tile, rows, groups, BLOCK_M)
         col = n_tile * BLOCK_N
-        is_whole = row + ROWS < row_end  # both groups have rows
         for k in range(0, K, BLOCK_K):
             stage = step % STAGES
             is_full = full.index(stage)
             mbarrier.wait(empty.index(stage), (step // STAGES + 1) & 1)
-            if SHARE == 2:
-                mbarrier.expect(is_full, (BLOCK_M + BLOCK_N) * BLOCK_K * 2, pred=is_whole)
-                mbarrier.expect(is_full, (ROWS + BLOCK_N) * BLOCK_K * 2, pred=is_whole == 0)
-                load_box(x_desc, [row + ROWS, k], is_full, x_tiles.index(stage * 2 + 1), pred=is_whole)
-            else:
-                mbarrier.expect(is_full, (BLOCK_M + BLOCK_N) * BLOCK_K * 2)
+            mbarrier.expect(is_full, (BLOCK_M + BLOCK_N) * BLOCK_K * 2)
             # Rows past the group's end belong to the next group; the store drops them.
-            load_box(x_desc, [row, k], is_full, x_tiles.index(stage * SHARE))
+            for part in gl.static_range(SHARE):
+                load_box(x_desc, [row + part * ROWS, k], is_full, x_tiles.index(stage * SHARE + part))
             held = w_tiles.index(stage)
             box = held.reshape([1, held.shape[0], held.shape[1]])
             if TRANSPOSED:
@@ -158,10 +142,6 @@ def _load(
             else:
                 load_box(w_desc, [group, col, k], is_full, box)
             step += 1
-        tile = next_tile
-    # The end of the tiles, for each group that takes tiles of its own.
-    for end in gl.static_range(3 - SHARE):
-        put_tile(queue, turn + end, QUEUE, tiles)
 
 
 @gluon.jit
@@ -175,7 +155,6 @@ def _multiply(
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
-    QUEUE: gl.constexpr,
     CONSUMER: gl.constexpr,
 ):
     """Run one group of multiplying warps: its rows of all of the program's tiles, or every second tile (PINGPONG).
@@ -187,7 +166,7 @@ def _multiply(
     PART: gl.constexpr = 0 if TURNS else CONSUMER
     descs, shared, map_ptr, sizes = of_all
     _x_desc, _w_desc, y_desc = descs
-    x_tiles, w_tiles, y_tiles, full, empty, turns, queue = shared
+    x_tiles, w_tiles, y_tiles, full, empty, turns = shared
     rows, groups, N, K, GROUP_M = sizes
     of_sum: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
@@ -196,15 +175,15 @@ def _multiply(
     m_tiles = load_tile_count(map_ptr, BLOCK_M)
     n_tiles = gl.cdiv(N, BLOCK_N)
     steps = gl.cdiv(K, BLOCK_K)
-    tiles = m_tiles * n_tiles
+    first = gl.program_id(0)
+    programs = gl.num_programs(0)
     step = 0
     turn = 0
-    place = 0
     if TURNS:
+        first += CONSUMER * programs
+        programs *= 2
         step += CONSUMER * steps
-        place += CONSUMER
-    tile = get_tile(queue, place, QUEUE)
-    while tile < tiles:
+    for tile in range(first, m_tiles * n_tiles, programs):
         m_tile, n_tile = tile_position(tile, m_tiles, n_tiles, GROUP_M)
         group, row, row_end = load_tile(map_ptr, m_tile, rows, groups, BLOCK_M)
         row += PART * ROWS
@@ -216,10 +195,7 @@ def _multiply(
             # which is over.)
             mbarrier.wait(turns.index(CONSUMER), (turn + 1 - CONSUMER) & 1)
             turn += 1
-        mine = steps
-        if not TURNS:
-            mine = gl.where(row < row_end, steps, 0)
-        for k in range(mine):
+        for k in range(steps):
             stage = step % STAGES
             mbarrier.wait(full.index(stage), (step // STAGES) & 1)
             w = w_tiles.index(stage)
@@ -233,11 +209,7 @@ def _multiply(
         if TURNS:
             mbarrier.arrive(turns.index(1 - CONSUMER), count=1)
         acc = warpgroup_mma_wait(0, [acc])
-        mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=mine > 0)
-        for _k in range(mine, steps):  # without rows of its own
-            mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
-            mbarrier.arrive(empty.index(step % STAGES), count=1)
-            step += 1
+        mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
         if TURNS:
             step += steps  # skip the steps of the other group's tile
         if bias_ptr is not None:
@@ -249,6 +221,4 @@ def _multiply(
             scale = gl.load(scale_ptr + offs_m, offs_m < row_end, other=0.0)
             acc *= scale[:, None].to(gl.float32)
         store_ragged(acc.to(held.dtype), y_desc, held, row, row_end, col)
-        place += 3 - SHARE
-        tile = get_tile(queue, place, QUEUE)
     tma.store_wait(0)

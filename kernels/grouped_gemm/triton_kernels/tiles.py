@@ -20,12 +20,10 @@ if TYPE_CHECKING:
 
     from ....runtime.launching.launcher import PreparedLaunch
 
-# The map begins with the number of tiles for each BLOCK_M, the number of chunks, the number of split groups and the
-# counter of kernels that take tiles from one, which is zero before and after each launch. Then follow (group, first
-# row, end row) per tile, by BLOCK_M; (group, first row, end row, slot) per chunk; and (group, first slot, slots) per
-# split group.
+# The map begins with the number of tiles for each BLOCK_M, the number of chunks and the number of split groups, padded
+# to 8 entries. Then follow (group, first row, end row) per tile, by BLOCK_M; (group, first row, end row, slot) per
+# chunk; and (group, first slot, slots) per split group.
 _HEADER = tl.constexpr(8)
-COUNTER = tl.constexpr(7)
 _TILE = tl.constexpr(3)
 _CHUNK = tl.constexpr(4)
 _SPLIT = tl.constexpr(3)
@@ -149,7 +147,6 @@ def tile_map_kernel(group_sizes_ptr, map_ptr, rows, groups, chunk_rows, LANES: t
         if rank == groups - 1:
             tl.store(map_ptr + _BLOCKS, tl.minimum(chunk + n_chunks, capacity))
             tl.store(map_ptr + _BLOCKS + 1, tl.minimum(split + (n_chunks > 1), rows // chunk_rows))
-            tl.store(map_ptr + COUNTER, 0)
 
 
 @triton.jit
