@@ -152,22 +152,21 @@ def _case(source, routing, rows, n, k, sizes):
 def fake_dataset(cases: tuple[Case, ...] | None = None):
     """Every config of the space on every case, in all three passes, as `foretune.datasets.load` would give it."""
     # Here, so that processes which only replay times start quickly.
-    import pandas as pd
     from foretune.datasets.dataset import Dataset
 
     cases = cases or fake_cases()
-    rows = [(at, *row) for at, case in enumerate(cases) for row in _rows_of(case.problem)]
-    frame = pd.DataFrame(rows, columns=["problem", "config", "device", "status", "time_us", "timing_pass"])
     facts = {"registers": 64, "spills": 0, "smem_bytes": 1024}
-    return Dataset(
-        "fake",
-        2,
-        (DEVICE,),
-        {},
-        cases,
-        FakeFamily().space(),
-        frame.astype({"time_us": float}).assign(run_id="fake-run", **facts),
-    )
+    frame = _frame_of(tuple(case.problem for case in cases)).assign(run_id="fake-run", **facts)
+    return Dataset("fake", 2, (DEVICE,), {}, cases, FakeFamily().space(), frame)
+
+
+@lru_cache(maxsize=4)
+def _frame_of(problems):
+    import pandas as pd
+
+    rows = [(at, *row) for at, problem in enumerate(problems) for row in _rows_of(problem)]
+    frame = pd.DataFrame(rows, columns=["problem", "config", "device", "status", "time_us", "timing_pass"])
+    return frame.astype({"time_us": float})
 
 
 @cache

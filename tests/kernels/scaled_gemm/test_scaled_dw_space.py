@@ -19,7 +19,8 @@ FAMILY = find_family("scaled_grouped_gemm_dw")
 SPACE = FAMILY.space(H200)
 RTX_5090 = replace(H200, name="RTX 5090", arch="sm_120", smem_per_block_bytes=101376, smem_per_sm_bytes=102400)
 B200, L4 = replace(H200, name="B200", arch="sm_100"), replace(RTX_5090, name="L4", arch="sm_89")
-BINARIES = {FAMILY.binary_key(config, FAMILY.cases(random=1, per_layer=1)[0].problem): config for config in SPACE}
+CASE = FAMILY.cases(random=1, per_layer=1)[0]
+BINARIES = {FAMILY.binary_key(config, CASE.problem): config for config in SPACE}
 
 
 def problem(*flags, groups=8, rows=65536, n=4096, k=2048, **more):
