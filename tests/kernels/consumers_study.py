@@ -1,5 +1,5 @@
 """`python tests/kernels/consumers_study.py FAMILY --data NAME`: of the problems on which configs with CONSUMERS were
-measured, on how many one of them is the fastest, and how much longer the fastest of the others takes, by size."""
+measured, on how many is one of them the fastest, and how much longer does the fastest other take, by card and size."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from foretune.model.rows import supported
 ENDS = (1, 10, 50, 200, 1000, np.inf)
 
 
-def gains(name: str, data: str) -> tuple[np.ndarray, np.ndarray]:
-    """GFLOP and how many times as long the others take, (n_problems,) each."""
+def gains(name: str, data: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The card, GFLOP, and how many times as long the others take, (n_problems,) each."""
     family = find_measurable(name)
     grid = load(data).grid(name)
     times = np.where(supported(grid, family) & np.isfinite(grid.times_us), grid.times_us, np.inf)
@@ -25,7 +25,8 @@ def gains(name: str, data: str) -> tuple[np.ndarray, np.ndarray]:
     theirs, others = times[:, jobs].min(axis=1), times[:, ~jobs].min(axis=1)
     there = np.isfinite(theirs)
     gflop = np.array([family.flops(case.problem) / 1e9 for case in grid.cases])
-    return gflop[there], others[there] / theirs[there]
+    devices = np.array([device.name for device in grid.devices])
+    return devices[there], gflop[there], others[there] / theirs[there]
 
 
 def main() -> None:
@@ -33,17 +34,17 @@ def main() -> None:
     parser.add_argument("family", help="one whose space has CONSUMERS")
     parser.add_argument("--data", required=True, help="a dataset's folder or shipped name")
     options = parser.parse_args()
-    gflop, ratio = gains(options.family, options.data)
-    rows, first = [], 0.0
-    for end in (*ENDS, None):
-        inside = np.ones(len(gflop), bool) if end is None else (first <= gflop) & (gflop < end)
-        label = "all" if end is None else f"{first:.0f} to {end:.0f}"
-        if inside.any():
-            won = ratio[inside]
-            gained = np.exp(np.log(np.maximum(won, 1)).mean())
-            rows.append([label, inside.sum(), (won > 1).sum(), f"{gained:.3f}", f"{won.max():.2f}"])
-        first = end or 0.0
-    columns = ("GFLOP", "problems", "fastest so", "time without, mean", "most")
+    devices, gflop, ratio = gains(options.family, options.data)
+    rows = []
+    for device in sorted(set(devices)):
+        for first, end in (*zip((0, *ENDS), ENDS, strict=False), (0, np.inf)):
+            inside = (devices == device) & (first <= gflop) & (gflop < end)
+            if inside.any():
+                won = ratio[inside]
+                gained = np.exp(np.log(np.maximum(won, 1)).mean())
+                size = f"{first:.0f} to {end:.0f}"
+                rows.append([device, size, inside.sum(), (won > 1).sum(), f"{gained:.3f}", f"{won.max():.2f}"])
+    columns = ("device", "GFLOP", "problems", "fastest so", "time without, mean", "most")
     rich.print(table(f"{options.family}: CONSUMERS in {options.data}", columns, rows))
 
 

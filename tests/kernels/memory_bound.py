@@ -19,10 +19,10 @@ import rich
 from foretune import collect_dataset
 from foretune.datasets import Case, Measurable, Problem, load
 from foretune.datasets.console import table
-from foretune.datasets.merge import merge_datasets
 from foretune.kernels import find_measurable
 from foretune.kernels.grouped_gemm.group_sizes import ROUTINGS, drawn_sizes
 from foretune.kernels.grouped_gemm.workload import EXPERT_PARALLEL, _layers, _split
+from foretune.kernels.learning import datasets_merged
 from foretune.kernels.workloads import load_models
 from foretune.model import cross_validate, geomean
 
@@ -70,7 +70,7 @@ def regret(names: list[str], data: list[str], extra: list[str]) -> None:
         family = find_measurable(name)
         known = {(device, problem) for part in data for device, problem in problems_of(part, family)}
         for parts in (data, data + extra) if extra else (data,):
-            found = cross_validate(merge_datasets([load(part) for part in parts], name="all"), family, ks=KS, jobs=1)
+            found = cross_validate(datasets_merged(parts), family, ks=KS, jobs=1)
             places = defaultdict(list)
             for place, (case, device) in enumerate(zip(found.cases, found.devices, strict=True)):
                 kind = "bound by memory" if is_bound_by_memory(case) else "others"
