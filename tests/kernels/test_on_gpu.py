@@ -189,7 +189,8 @@ def test_one_binary_serves_every_shape(family, flags, device, path, compiles):
         assert check(family, inputs, path(family, flags)) is None, shape
     others = ["tile_map_kernel"]
     if family is DW:
-        others = [*(["sorted_rows_kernel"] if flags else []), "sum_partials_kernel", *others]
+        others = [*(["sorted_rows_kernel"] if flags else []), "sum_partials_kernel"]
+        others = ["dw_map_kernel", *others] if inputs.tile_map.long_rows else [*others, "tile_map_kernel"]
     assert sorted({name for name, _ in compiles} - set(GROUPED)) == others
     assert len(compiles) == len(others) + 1
 
