@@ -279,8 +279,8 @@ def attach(
         The kernel itself, which is changed in place.
 
     Raises:
-        ForetuneError: The kernel has no autotuner or is attached, the family or mode is unknown, the bundle is invalid
-            or lacks the family, or `k` or `max_cost` is out of range.
+        ForetuneError: The kernel has no autotuner or is attached by `attach`, the family or mode is unknown, the bundle
+            is invalid or lacks the family, or `k` or `max_cost` is out of range.
 
     >>> import triton
     >>> @triton.autotune([triton.Config({"BLOCK": size}) for size in (64, 128)], key=["n"])
