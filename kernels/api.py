@@ -86,8 +86,8 @@ def prune(
         call_us: How long one call takes, in microseconds, for `expected_calls`; the family's estimate if None.
         same_bits: Keep only configs whose results have the same bits as those of the family's `same_bits_config`, the
             default config in most families, so that tuning changes no result. None: as FORETUNE_SAME_BITS says.
-        invariant: The same, with one class of bits for all sizes of this dimension, so that the result of a row does
-            not depend on the other rows: "m", or the family's own name of its rows.
+        invariant: Keep only configs with the same bits for all sizes of this dimension, so that the result of a row
+            does not depend on the other rows: "m", or the family's own name of its rows.
 
     Raises:
         ForetuneError: An argument is not one of these.
@@ -204,11 +204,11 @@ def cover(
         dynamic: The dimension whose size is only known at run time.
         range: The smallest and the largest size.
         k: How many configs; 3 if None.
-        within: Instead of `k`: as few configs as lose no more than this at any size, 0.02 for 2 %.
+        within: Instead of `k`: choose the fewest configs that lose at most this at every size; 0.02 is 2 %.
         device: A spec, the name of a shipped one, or a spec's JSON file; this GPU if None.
         ranges: The maximum number of ranges of the dispatch; if None 8, which is Dynamo's limit, or with `within` as
             many as needed.
-        sizes: The sizes to predict at, each weighted by how often it occurs; if None 8 an octave and 64 evenly spaced.
+        sizes: The sizes to predict at, weighted by how often each is listed; None: 8 per octave and 64 evenly spaced.
         configs: The configs to choose from; the family's space if None.
         data: Choose by measured times instead: a dataset, its folder, or the name of a shipped one, which has the
             problem at several sizes.
@@ -260,10 +260,10 @@ def attach(
     searches each key: it starts with configs that are far apart, or that were fast on similar keys, and ends when the
     next config's expected gain does not pay for its compilation, or after `k` configs. Times are kept in the choice
     cache, so keys of earlier processes count too. The kernel's own `early_config_prune` runs before the prediction, its
-    `perf_model` after, or alone without a family. If a prediction fails, all configs are timed, with one warning.
+    `perf_model` after it; without a family, in its place. If predicting fails, all configs are timed, with one warning.
 
     Args:
-        kernel: The kernel, also under `triton.heuristics`, a subclass of the autotuner, or attached by FORETUNE_ATTACH.
+        kernel: The kernel; its autotuner may be a subclass, under `triton.heuristics`, or attached by FORETUNE_ATTACH.
         family: The kernel's family, if it has one.
         k: How many configs to time for each key.
         bundle: As for `prune`; needs a family.
@@ -279,8 +279,8 @@ def attach(
         The kernel itself, which is changed in place.
 
     Raises:
-        ForetuneError: The kernel has no autotuner or is attached, the family or mode is unknown, the bundle is invalid
-            or lacks the family, or `k` or `max_cost` is out of range.
+        ForetuneError: The kernel has no autotuner or is attached by `attach`, the family or mode is unknown, the bundle
+            is invalid or lacks the family, or `k` or `max_cost` is out of range.
 
     >>> import triton
     >>> @triton.autotune([triton.Config({"BLOCK": size}) for size in (64, 128)], key=["n"])
@@ -342,7 +342,7 @@ def autotune(
         budget_s: Seconds after which no more configs are measured: the best so far runs, or the best predicted.
         isolate: Time configs in a separate process, so that an illegal memory access does not end this one.
         workers: The number of threads that compile; as many as there are cores if None.
-        same_bits: As for `prune`; needs a family, as without one each config is a class of its own.
+        same_bits: As for `prune`; needs a family, as without one no configs are known to have equal bits.
         invariant: As for `prune`; needs a family.
         mode: As for `attach`.
         max_cost: As for `attach`.
@@ -435,7 +435,7 @@ def tune(
 
 
 def _with_family(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a function above with `family` replaced by the object that it names; None stays None.
+    """Return a public function's arguments with the `family` that they name replaced by the object; None stays None.
 
     `same_bits` and `invariant` are removed: the family then supports only the configs that they allow.
     """

@@ -225,7 +225,7 @@ class GemmFamily(DeclaredFamily):
 
 
 class SteppedFamily(GemmFamily):
-    """Base class of tiled products whose N and K must be multiples of `width_step`, with at most one flag a problem."""
+    """Base class of tiled products; N and K must be multiples of `width_step`, and a problem has at most one flag."""
 
     width_step: ClassVar[int]
 
@@ -241,7 +241,7 @@ class SteppedFamily(GemmFamily):
         return None
 
     def supports_by(self, problem: Problem) -> Hashable:
-        """Return the properties of a problem on which `supports` depends; with equal ones it returns the same."""
+        """Return a key: `supports` gives the same answers for two problems with equal keys."""
         n, k, step = problem["n"], problem["k"], self.width_step
         return problem.dtype, problem.flags, min(n, k, groups_of(problem)) < 1, n % step, k % step
 

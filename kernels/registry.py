@@ -270,7 +270,7 @@ def baselines_of(family: Family) -> Mapping[str, Baseline]:
     """Return the rankers that only this family is compared with, by name.
 
     They are the mapping `BASELINES` of the module `contenders` in the family's package; empty if there is none, or if
-    the family only predicts: they rank by the default and usual configs of a `Measurable`.
+    the family is no `Measurable`, because these rankers use its default config.
 
     >>> from foretune.kernels import find_family
     >>> [list(baselines_of(find_family(name))) for name in ("grouped_gemm_fwd", "inductor_mm", "inductor_reduction")]

@@ -293,7 +293,8 @@ class Draws:
 
         Args:
             layers: The layers.
-            of_layer: Draws one case of a layer; None if it exceeds the limits or repeats one. It is then called again.
+            of_layer: Draws one case of a layer, or returns None if the case exceeds the limits or repeats an earlier
+                one; it is then called again.
             of_chance: Functions that each draw one case of a random shape, or return None in the same cases.
             tries: How often `of_layer` is called for one case; the layer gets fewer if all are None.
 

@@ -336,7 +336,7 @@ def _pruned_kernel(name: str) -> Any:
 def _check(file: Path, given: list[str], device: str | None, as_json: bool) -> None:
     """Compare a pin file with this machine, or with a named device; exit with 1 if they differ.
 
-    `given` are the families of kernels in the file that have no registered family.
+    `given` are families (as `find_family` takes them) of kernels in the file whose families are not registered.
     """
     from ...runtime.tuning.cache.pinning import check_pins
 

@@ -68,7 +68,7 @@ def _dimensions(
 
 
 def problem_of(context: typer.Context, family: Family, dtype: str | None, *more: str) -> Problem:
-    """Return the problem that the words of a command line describe, plus those in `more`.
+    """Return the problem that a command line's options, and the further words in `more` ("--rows=64"), describe.
 
     Raises:
         typer.BadParameter: A dimension is missing, unknown or given twice, or the family lacks the dtype.

@@ -163,7 +163,7 @@ def choice(help: str, values: Callable[[], Iterable[str]], metavar: str) -> Any:
 
 
 def data_option(help: str, unset: bool | str = True) -> Any:
-    """Declare an option that takes a dataset: a folder, or the name of a shipped one."""
+    """Declare an option that takes a dataset, a folder or the name of a shipped one; see `option` for `unset`."""
     return option(help, unset, dataset_names, metavar="DATA")
 
 
@@ -173,13 +173,13 @@ def switch(flag: str, help: str) -> Any:
 
 
 def count(help: str, low: int, high: int, unset: bool | str = True, *flags: str, metavar: str | None = None) -> Any:
-    """Declare an option whose value is a whole number from `low` to `high`."""
+    """Declare an option whose value is a whole number from `low` to `high`; see `option` for `unset` and `flags`."""
     shown = metavar or ("N" if high == MOST else f"{low}..{high}")
     return option(help, unset, None, *flags, parser=read_by(whole_number, low, high), metavar=shown)
 
 
 def amount(help: str, low: float, high: float, unset: bool | str = True, metavar: str | None = None) -> Any:
-    """Declare an option whose value is a number from `low` to `high`."""
+    """Declare an option whose value is a number from `low` to `high`; see `option` for `unset`."""
     return option(help, unset, parser=read_by(number, low, high), metavar=metavar or f"{low:g}..{high:g}")
 
 

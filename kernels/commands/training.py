@@ -189,7 +189,7 @@ def _check_keeps(out: Path, families: Collection[str], remedy: str) -> None:
         remedy: What the user can do instead of naming another folder.
 
     Raises:
-        ForetuneError: It has; the message names them.
+        ForetuneError: The bundle in the folder has such families; the message names them.
     """
     from ...model import load_bundle
 

@@ -74,7 +74,7 @@ class CausalAttention(TritonFamily):
     most_bytes = 2.0**30
 
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
-        """Refuse head dimensions that are no power of two, and what does not fit into shared memory."""
+        """Return why a config cannot run, or None: head_dim must be a power of two, and shared memory large enough."""
         reason = super().supports(config, problem, device)
         if reason is not None:
             return reason
@@ -95,7 +95,7 @@ class CausalAttention(TritonFamily):
         return 4.0 * problem["heads"] * problem["length"] * problem["head_dim"] * problem.itemsize
 
     def arguments(self, problem: Problem, where: str) -> dict[str, object]:
-        """Return the arguments of a launch, by parameter name."""
+        """Return the arguments of a launch, by parameter name, with tensors on the torch device `where`."""
         shape = (problem["heads"], problem["length"], problem["head_dim"])
         q, k, v = (torch.randn(shape, dtype=torch_dtype(problem.dtype_name), device=where) for _ in range(3))
         return {

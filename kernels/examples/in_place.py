@@ -51,7 +51,7 @@ class BiasGelu(TritonFamily):
         return 2.0 * problem["rows"] * problem["columns"] * problem.itemsize
 
     def arguments(self, problem: Problem, where: str) -> dict[str, object]:
-        """Return the arguments of a launch, by parameter name."""
+        """Return the arguments of a launch, by parameter name, with tensors on the torch device `where`."""
         rows, columns, dtype = problem["rows"], problem["columns"], torch_dtype(problem.dtype_name)
         return {
             "x_ptr": torch.randn(rows, columns, dtype=dtype, device=where),

@@ -1,7 +1,8 @@
-"""A matrix product of your own in front of `triton.autotune`: `python prune_matmul.py`, with or without a GPU.
+"""Prune the configs that `triton.autotune` times for your own matrix product: `python prune_matmul.py`.
 
 The kernel has names of its own for its knobs: `knobs` maps them to those of the shipped family `matmul`, and `fixed`
-lists what the kernel does not have. Without a GPU a stub takes its place: everything compiles, and nothing is launched.
+lists what the kernel does not have. Without a GPU a stub driver takes its place: everything compiles, and nothing is
+launched.
 """
 
 import contextlib

@@ -48,7 +48,7 @@ class RowSoftmax(TritonFamily):
     ranges = {"rows": (1, 65536), "columns": (16, 16384)}
 
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
-        """Refuse blocks that do not cover a row."""
+        """Return why a config cannot run a problem, or None: its block must cover a row."""
         reason = super().supports(config, problem, device)
         if reason is None and config["BLOCK"] < problem["columns"]:
             return f"BLOCK={config['BLOCK']} does not cover a row of {problem['columns']} columns"
@@ -63,7 +63,7 @@ class RowSoftmax(TritonFamily):
         return 2.0 * problem["rows"] * problem["columns"] * problem.itemsize
 
     def arguments(self, problem: Problem, where: str) -> dict[str, object]:
-        """Return the arguments of a launch, by parameter name."""
+        """Return the arguments of a launch, by parameter name, with tensors on the torch device `where`."""
         rows, columns = problem["rows"], problem["columns"]
         x = torch.randn(rows, columns, dtype=torch_dtype(problem.dtype_name), device=where)
         return {

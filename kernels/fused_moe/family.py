@@ -269,7 +269,7 @@ class FusedMoeFamily(DeclaredFamily):
         return wrong_for(config, problem, device)
 
     def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
-        """Return the numerics class: BLOCK_SIZE_K, and the instruction of a tile.
+        """Return the numerics class (configs of equal classes compute identical bits): BLOCK_SIZE_K and instruction.
 
         In fp8 the class also includes the instruction of the transposed tile, because the engines swap the operands of
         small tiles on some devices, and whether a tile has several scales of the weights, which are then multiplied in

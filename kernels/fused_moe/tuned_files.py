@@ -295,7 +295,7 @@ class TunedFiles:
         return write_new(folder, contents, force=force)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as JSON values."""
+        """Return the engine, device, file names, rows, gain and verdict as JSON values."""
         return {
             "engine": self.engine,
             "device": self.device.name,

@@ -34,7 +34,7 @@ class GatedMlpComparison:
     others = ("cublas", "eager", "liger", "compile")
 
     def suite(self, family: Measurable) -> Mapping[str, Case]:
-        """Return the cases to compare, by name: each layer of `LAYERS` in each phase."""
+        """Return the cases to compare, by name: each layer of `LAYERS` with the number of rows of each of `PHASES`."""
         models = {model.model: model for model in load_dense_models()}
         cases = {}
         for name, degree in LAYERS:

@@ -121,7 +121,7 @@ class GatedMlp(GemmFamily, MeasuredFamily):
         return wrong_tile(config, problem.dtype_name)
 
     def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
-        """Return the numerics class (see `product_class`), which the products of gate and up share."""
+        """Return the numerics class: configs of equal classes compute identical bits (see `product_class`)."""
         rows, warps, step = config["BLOCK_M"], config.num_warps, config["BLOCK_K"]
         return product_class(rows, warps, step, problem["k"], problem.dtype_name, _COMPARED)
 
@@ -146,7 +146,7 @@ class GatedMlp(GemmFamily, MeasuredFamily):
         return flags_of(arguments["ACTIVATION"], arguments.get("saved_ptr") is not None)
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
-        """Return the cases that `cases` draws from a file of models or the shipped one; see `MeasuredFamily.draw`."""
+        """Draw the problems that `cases` returns for these arguments: layers of models, and random shapes."""
         return draw_cases(load_dense_models(models), Draws(max_tflop, **drawn))
 
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
@@ -288,7 +288,7 @@ def draw_cases(models: Sequence[DenseModel], draws: Draws) -> tuple[Case, ...]:
 
 
 def _layers(models: Sequence[DenseModel]) -> dict[tuple[int, int], tuple[str, ...]]:
-    """Return the names of the gate-up layers on one rank by their shape, (N, K)."""
+    """Return the names of the models' gate-up layers by shape (N, K) on one of 1, 2, 4 or 8 ranks."""
     layers: dict[tuple[int, int], tuple[str, ...]] = {}
     for model in models:
         for degree in TENSOR_PARALLEL:

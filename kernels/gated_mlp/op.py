@@ -81,8 +81,8 @@ def gated_mlp(
             FORETUNE_MODE decides; if that is not set, "predict".
         same_bits: Run only configs whose results have the same bits as those of the family's default config, so that no
             tuning changes a result. If None, FORETUNE_SAME_BITS=1 requests it. A given config is not restricted.
-        invariant: "m": the same, with one class of bits for all numbers of rows, so that a row of the result does
-            not depend on the other rows of the call.
+        invariant: "m": Run only configs that compute a row with the same bits for every number of rows, so that a row
+            of the result does not depend on the other rows of the call.
 
     Returns:
         h, (..., N), of x's dtype. Sums, activation and product are computed in float32 and rounded once. The result is

@@ -174,8 +174,8 @@ def moved_bytes(problem: Problem) -> float:
 def feature_groups(problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> tuple[FeatureGroup, ...]:
     """Return the features of a problem for each config, in three groups; all are finite, even if M is 0.
 
-    The groups depend on the problem, on the config, and on both. The last has one row for each combination of
-    `_DECIDING` values, which several configs share.
+    The groups depend on the problem, on the config, and on both. The last group has one row for each distinct
+    combination of the values named in `_DECIDING`; configs with equal values share a row.
     """
     space = _space(tuple(configs), problem.itemsize, device)
     m, n, k = (max(problem[dim], 1) for dim in "mnk")

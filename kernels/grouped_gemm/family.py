@@ -150,9 +150,10 @@ class GroupedGemmFamily(OverGroups, RangedFamily):
         return _wrong_size(self, config, problem.dtype_name, problem.itemsize, device)
 
     def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
-        """Return the numerics class of a config: the `product_class` of its tile.
+        """Return the numerics class of a config: configs of equal classes compute identical bits.
 
-        dW's class is its matrix instruction, and whether its chunks are those of a kernel with a counter.
+        It is the `product_class` of the tile. For dW it is the matrix instruction, and whether programs take tiles from
+        a counter (`is_scheduled`), because these kernels sum longer chunks of rows.
         """
         rows, warps, step = config["BLOCK_M"], config.num_warps, config["BLOCK_K"]
         if self.variant is DW:

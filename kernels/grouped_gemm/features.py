@@ -210,10 +210,10 @@ _space = remembered(maxsize=64)(_Space)
 
 
 class Work(NamedTuple):
-    """The tiles of each call and the BLOCK_K steps that they take, as numbers of at least 1 each.
+    """The numbers of tiles, of their BLOCK_K steps and of their padding in each call; counts are at least 1.
 
     Shapes are (n_problems, n_tiles), where n_tiles counts the distinct tiles of the space. An axis on which a value
-    does not depend has length 1. `tiles_per_step` is (n_problems, len(space.ks)).
+    does not depend has length 1. `tiles_per_step` is (n_problems, number of distinct BLOCK_K).
     """
 
     tiles: Floats

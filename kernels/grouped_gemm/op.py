@@ -78,8 +78,8 @@ def grouped_gemm(
             groups run a kernel that has no config in any mode but "off" (see README.md).
         same_bits: Run only configs whose results have the same bits as those of the family's default config, so that no
             tuning changes a result. If None, FORETUNE_SAME_BITS=1 requests it. A given config is not restricted.
-        invariant: "rows" (or "m"): the same, with one class of bits for all numbers of rows, so that a row of the
-            result does not depend on the other rows of the call.
+        invariant: "rows" (or "m"): Run only configs that compute a row with the same bits for every number of rows, so
+            that a row of the result does not depend on the other rows of the call.
 
     Returns:
         y, (rows, N), of x's dtype. The result and all gradients are bitwise reproducible for the same configs.

@@ -170,7 +170,8 @@ def forward(
     """Launch the forward pass of `grouped_gemm`, and return y, (rows, N).
 
     `indices` are its `gather_indices`, `weights` its `topk_weights`. Rows that belong to no group are uninitialized, or
-    zero if contents are checked (FORETUNE_CHECK), or with a routing and permute_y.
+    zero if contents are checked (FORETUNE_CHECK), or if `group_sizes` is a routing from `route` and permute_y is set.
+    `options` are not used: `step` has them.
     """
     if step.elsewhere():
         with torch.cuda.device(step.gpu):
@@ -210,8 +211,8 @@ def backward(
 ) -> Grads:
     """Launch the backward pass of `grouped_gemm` for the gradient `dy` of y, and return the needed gradients.
 
-    That of x is zero in rows that belong to no group. The other arguments are as for `forward`; x and w may be None if
-    `saved_of` leaves them out.
+    The gradient of x is zero in rows that belong to no group. The other arguments are as for `forward`; x and w
+    may be None if `saved_of` leaves them out.
     """
     if step.elsewhere():
         with torch.cuda.device(step.gpu):

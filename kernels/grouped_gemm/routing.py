@@ -44,8 +44,9 @@ def route(chosen: torch.Tensor, groups: int) -> tuple[torch.Tensor, torch.Tensor
         groups: The number of groups, at least 1.
 
     Returns:
-        The order, (rows,) int32, for `gather_indices` of `grouped_gemm`, and the routing, for its `group_sizes`, whose
-        last row has the group sizes. Its other rows are the tile map, which all calls and gradients of a layer share.
+        The order, (rows,) int32, for `gather_indices` of `grouped_gemm`, and the routing, for its `group_sizes`. The
+        last row of the routing has the group sizes; its other rows are the tile map, which all calls and gradients of a
+        layer share.
 
     Raises:
         ForetuneError: An argument is invalid; the message names it.
@@ -77,7 +78,7 @@ def few_rows_gemm(
     Args:
         x: (tokens, K); (tokens * topk, K) with `sums`.
         w: (groups, N, K), of the same dtype as x. N and K must be multiples of 8.
-        chosen: (tokens * topk,) int32 or int64.
+        chosen: (tokens * topk,) int32 or int64, the group of each row.
         topk: The number of rows per token.
         weights: (tokens * topk,), or None.
         bias: (groups, N), or None.
@@ -106,7 +107,7 @@ class _Launch(Call[tuple[int, int]]):
 
 
 def _check_route(chosen: torch.Tensor, groups: int) -> tuple[int, int]:
-    """Check the arguments of `route`, and return the number of rows and the shape of the routing."""
+    """Check the arguments of `route`, and return the shape of its second result, the routing."""
     _CHOSEN.check(chosen, chosen, "chosen")
     require(groups >= 1, f"groups must be at least 1 but is {groups}")
     return routing_shape(chosen.shape[0], groups)

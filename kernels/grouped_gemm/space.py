@@ -98,7 +98,7 @@ _MULTIPLE = 128
 
 
 def chunk_rows(rows: int, n: int, k: int, sm_count: int, *, per_sm: int = 6) -> int:
-    """Return the maximum number of a group's rows that dW sums in one chunk: a sixth of the average work of an SM.
+    """Return the maximum number of a group's rows that dW sums in one chunk: 1 / `per_sm` of an SM's average work.
 
     Without chunks, one huge group among small ones would consist of N x K / (tile area) long jobs, too few to keep all
     SMs busy. The result depends only on values that the host knows. If N x K is large no group is split, because its
@@ -113,9 +113,9 @@ def chunk_rows(rows: int, n: int, k: int, sm_count: int, *, per_sm: int = 6) -> 
 
 
 def chunks_of(rows: int, n: int, k: int, dtype: str, device: DeviceSpec) -> tuple[int, int]:
-    """Return the most rows of dW's chunks in kernels with a fixed number of tiles per program, and with a counter.
+    """Return dW's `chunk_rows` for kernels whose programs have fixed tiles, and for those that `is_scheduled` selects.
 
-    The latter is 0 where no config has a counter.
+    The latter is 0 if the dtype or the device has no such kernel.
     >>> chunks_of(65536, 1536, 2048, "bf16", DeviceSpec.named("h100"))
     (8064, 47744)
     """
@@ -314,7 +314,7 @@ def full_space(variant: Variant, r: Ranges) -> tuple[KernelConfig, ...]:
 
 
 def _plain(variant: Variant, r: Ranges) -> Iterator[tuple[int, ...]]:
-    """Yield the knob values of a variant's configs with CONSUMERS = 0, from the ranges `r`."""
+    """Yield the knob values of a variant's configs without warp specialization (CONSUMERS = 0), from the ranges `r`."""
     for m, n, k, warps, stages in product(r.block_m, r.block_n, r.block_k, r.num_warps, r.num_stages):
         if (
             accumulator_registers(m, n, warps) > _MOST_ACCUMULATOR_REGISTERS
@@ -332,7 +332,7 @@ def _plain(variant: Variant, r: Ranges) -> Iterator[tuple[int, ...]]:
 
 
 def _specialized(variant: Variant, r: Ranges) -> Iterator[tuple[int, ...]]:
-    """Yield the knob values of a variant's configs with CONSUMERS > 0, from the ranges `r`."""
+    """Yield the knob values of a variant's warp-specialized configs (CONSUMERS > 0), from the ranges `r`."""
     k, warps = _DECIDED["BLOCK_K"], _DECIDED["num_warps"]
     for (pingpong, m, n), stages_of_tile in _tiles_of(variant).items():
         if m in r.block_m and n in r.block_n and k in r.block_k and 1 in r.tma and warps in r.num_warps:
@@ -420,7 +420,7 @@ def smem_bytes(variant: Variant, config: Knobs, itemsize: int, device: DeviceSpe
 def _specialized_smem_bytes(config: Knobs) -> int:
     """Return the shared memory of a warp-specialized program on 16-bit elements, in bytes; at most 88 bytes too high.
 
-    It consists of the stages, the 16 KiB that each group stores at a time, barriers, and what Triton reserves to
+    It consists of the stages, the 16 KiB that each warp group stores at a time, barriers, and what Triton reserves to
     dispatch the warps.
     """
     m, n, k, groups = (int(config[knob]) for knob in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "CONSUMERS"))

@@ -144,7 +144,7 @@ def unsloth_grouped_gemm(
     N and K need not be multiples of the block sizes.
 
     Args:
-        X: (..., K), with tokens rows in total with `permute_x`, and tokens * topk without.
+        X: (..., K): one row per token with `permute_x`, else tokens * topk rows.
         W: (experts, N, K).
         m_sizes: (experts,), the number of rows of each expert.
         topk: The number of experts per token.

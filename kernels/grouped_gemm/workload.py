@@ -45,7 +45,7 @@ def draw(family: str, models: Sequence[Model], draws: Draws) -> tuple[Case, ...]
     Args:
         family: The name of the family.
         models: The models whose layers are drawn.
-        draws: What to draw. Token counts are multiplied by a model's top_k; ROWS, as routed rows, if there are none.
+        draws: What to draw. Token counts are multiplied by a model's top_k; without any, ROWS has the numbers of rows.
 
     Raises:
         ForetuneError: Too few random shapes are within the limits.
@@ -137,7 +137,7 @@ def _affordable(groups: int, rows: int, n: int, k: int, most_tflop: float) -> bo
 def _case(
     family: str, groups: int, rows: int, n: int, k: int, sources: tuple[str, ...], rng: np.random.Generator
 ) -> Case:
-    """Return a case of this shape and these sources, with random routing, dtype and permutation."""
+    """Return a case with random routing, dtype and permutation; `sources` name the layers ("MODEL/PROJECTION")."""
     routing = str(rng.choice(list(ROUTINGS), p=list(ROUTINGS.values())))
     dtype = "fp16" if rng.uniform() < FP16_SHARE else "bf16"
     projections = [source.rsplit("/", 1)[1] for source in sources if "/" in source] or list(PERMUTATION)

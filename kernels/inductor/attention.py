@@ -143,7 +143,10 @@ class InductorFlexDecoding(InductorFlexDecodingFamily, FlexCall):
         }
 
     def reference(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
-        """Return, by part of the keys from the last: (weighted sums of values, largest scores, sums of weights)."""
+        """Return (weighted sums of values, largest scores, sums of weights), with a dimension for parts of the keys.
+
+        The last part is first.
+        """
         import torch
 
         problem, (heads, kv_heads, queries) = inputs.problem, self.heads(inputs.problem)
@@ -260,7 +263,7 @@ class InductorFlexBackward(InductorFlexBackwardFamily, FlexCall):
 
 
 def _scores(q: torch.Tensor, k: torch.Tensor, start: int, problem: Problem) -> torch.Tensor:
-    """Return the scaled scores of queries from position `start` on, in float32; -inf where the mask is causal."""
+    """Return the scaled scores of queries from position `start` on, in float32; -inf at later keys if causal."""
     import torch
 
     scores: torch.Tensor = q @ k.T * problem["head_qk"] ** -0.5

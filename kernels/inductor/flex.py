@@ -144,7 +144,10 @@ class FlexCall(GeneratedFamily):
         raise NotImplementedError
 
     def fill(self, tensors: Mapping[str, torch.Tensor], problem: Problem, generator: torch.Generator) -> None:
-        """Fill the block mask's tensors: causal; without masked blocks for decoding; a single block if unmasked."""
+        """Fill the block mask's tensors.
+
+        The mask is causal; in decoding no block is masked; without the flag "block_mask" there is a single block.
+        """
         import torch
 
         blocks = {name: tensor for name, tensor in tensors.items() if name.endswith(("_BLKS", "_IDX"))}

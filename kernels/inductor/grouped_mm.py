@@ -51,7 +51,7 @@ class InductorGroupedMM(InductorGroupedMMFamily, GeneratedFamily):
     def draw(
         self, models: Path | str | None, max_tflop: float | None, *, tokens: Sequence[int] | None = None, **drawn: Any
     ) -> tuple[Case, ...]:
-        """Return the cases that `cases` draws from a file of models or the shipped one; see `MeasuredFamily.draw`."""
+        """Draw the problems that `cases` returns for these arguments: layers of models, and random shapes."""
         counts = tuple(tokens or TOKENS)
         layers = {
             f"{model.model}/{name}": partial(_of_layer, model.num_experts, model.top_k, n, k, counts)

@@ -116,7 +116,7 @@ class InductorMMFamily(GroupedFeatures, InductorTemplate):
         return _no_tma(problem) if config["PERSISTENT_TMA"] else None
 
     def supports_by(self, problem: Problem) -> Hashable:
-        """Return the properties of a problem on which `supports` depends; with equal ones it returns the same."""
+        """Return a key: `supports` gives the same answers for two problems with equal keys."""
         sizes = [problem[dim] for dim in self.dims]
         blocks = [min(_largest_block(problem[dim]), 256) for dim in self.tiles.values()]
         below = min(sizes) < 1, problem["k"] < _LEAST_DEPTH_FP8

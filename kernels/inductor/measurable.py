@@ -156,7 +156,7 @@ class InductorMM(InductorMMFamily, GeneratedFamily):
     """
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
-        """Return the cases that `cases` draws from a file of models or the shipped one; see `MeasuredFamily.draw`."""
+        """Draw the problems that `cases` returns for these arguments: layers of models, and random shapes."""
         return draw(workloads.load_dense_models(models), most_tflop=max_tflop, **drawn)
 
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:

@@ -42,14 +42,14 @@ def use(project: str, **options: Any) -> Use:
     """Make a project use Foretune until `undo()`, or for a `with` block.
 
     - "inductor" (torch 2.11 to 2.13): under max_autotune or max_autotune_gemm, `torch.compile` generates, compiles and
-      times only the `k` choices predicted fastest of mm, addmm, bmm, scaled_mm, grouped_mm, convolution and flex
-      attention, out of the search space that is configured, and ATen's. An op that the bundle has not learned gets 2k
-      choices, ranked by an analytic model. With k="auto" there are as many as are expected to pay, at most 8, and none
-      of a product for which ATen is expected to be faster. With k=1 one choice is left of each op, ATen's or the first,
-      and nothing is timed, except on an arch that the bundle does not know. In every mode of `torch.compile`, generated
-      reductions get at most 3 predicted configs and the best of Inductor's own, or one with k=1. Meanwhile Inductor's
-      GPU benchmarks use `foretune.runtime.Timer`. Inductor's caches keep these graphs apart from others. If this torch
-      has other internals, or nothing can be predicted, Inductor chooses alone, with one warning.
+      times only ATen's choices and the `k` predicted fastest of the configured search space, for each mm, addmm, bmm,
+      scaled_mm, grouped_mm, convolution and flex attention. An op that the bundle has not learned gets 2k choices,
+      ranked by an analytic model. With k="auto" there are as many as are expected to pay, at most 8, and none of a
+      product for which ATen is expected to be faster. With k=1 each op has one choice left, ATen's or the one predicted
+      fastest, and nothing is timed, except on an arch that the bundle does not know. In every mode of `torch.compile`,
+      generated reductions get at most 3 predicted configs and the best of Inductor's own, or one with k=1. Meanwhile
+      Inductor's GPU benchmarks use `foretune.runtime.Timer`. Inductor's caches keep these graphs apart from others. If
+      this torch has other internals, or nothing can be predicted, Inductor chooses alone, with one warning.
     - "transformers" (5.7 or later): registers the experts implementation "foretune", for
       `model.set_experts_implementation("foretune")` and `from_pretrained(..., experts_implementation="foretune")`;
       also for experts in block-scaled fp8, if this version has a registry for them.

@@ -3,10 +3,10 @@
 Both engines call their plugins (entry points in pyproject.toml) in each of their processes before a model is loaded.
 The engines' modules are changed once the engine has imported them; nothing is imported here.
 
-An engine looks for a tuned file with `get_moe_configs`, which is not told the layer's hidden size and experts per
-token. If there is no file, it calls `get_default_config`, which is. So the latter is replaced by a function that
-returns the row that `foretune export` would write for the layer, and `get_moe_configs` by one that does so for SGLang's
-second product.
+An engine looks for a tuned file with `get_moe_configs`, whose arguments lack the layer's hidden size and experts per
+token. If there is no file, it calls `get_default_config`, whose arguments have them. So the latter is replaced by a
+function that returns the row that `foretune export` would write for the layer, and `get_moe_configs` by one that does
+so for SGLang's second product.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _answer(engine: str, module: Any) -> None:
 
 
 def _is_free(engine: str, module: Any) -> bool:
-    """Return whether Foretune may choose an engine's configs: its mode is not "off", and results need not keep bits."""
+    """Return whether Foretune may choose an engine's configs: not in mode "off", nor if equal bits are requested."""
     try:
         if resolve_mode() is Mode.OFF or is_requested():
             return False

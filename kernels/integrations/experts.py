@@ -143,7 +143,7 @@ def fp8_experts_forward(
 
 
 def _are_few(rows: int, w_up: torch.Tensor, w_down: torch.Tensor, others: Sequence[torch.Tensor | None]) -> bool:
-    """Return whether to run `few_rows_gemm`, which does not sort rows: there are few, and no gradient is needed."""
+    """Return whether to run `few_rows_gemm`: `rows` is small, and no weight or tensor of `others` needs a gradient."""
     n = max(w_up.shape[1], w_down.shape[1])
     if not is_few(rows, w_up.shape[0], n) or needs_gradient((w_up, w_down, *others)) or is_transformed():
         return False

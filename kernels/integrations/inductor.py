@@ -134,7 +134,7 @@ class Limits:
 
         With k=1, it depends on which of the two is expected to be faster. With k="auto", templates are dropped that are
         not worth timing, and with every k > 1 those of slow products in exact float32. `tf32` is None until Inductor
-        lists templates; so long, products in exact float32 are not recognized.
+        lists templates; until then, products in exact float32 are not recognized.
         """
         from torch._inductor.utils import use_aten_gemm_kernels
 
@@ -328,7 +328,7 @@ def _context_of(
 ) -> tuple[Any, Any, Any, str]:
     """Return (handler, template_choices, kernel_inputs, op_name) from a call of `_finalize_template_configs`.
 
-    If torch has changed the function's signature, the call of this one raises TypeError.
+    The arguments are those of that call. If torch has changed its signature, calling `_context_of` raises TypeError.
     """
     return handler, template_choices, kernel_inputs, op_name
 
@@ -336,8 +336,9 @@ def _context_of(
 def _default_addmm(handler: Any, kernel_inputs: Any) -> dict[str, Any]:
     """Return, by its uid, a generator of the ATen choice that Inductor's default mode has for an addmm.
 
-    Return {} if the bias is not an expanded row. Under max-autotune it is one (torch 2.11). ATen's addmm of such a bias
-    is slow, and `bias_addmm` extracts the row in Python in each call: a DiT took 7 % longer, without CUDA graphs.
+    Return {} if the bias is not a row expanded to a matrix; torch 2.11 expands it under max-autotune. ATen's addmm of
+    such a bias is slow, and `bias_addmm` extracts the row in Python in each call: without CUDA graphs, a DiT took 7 %
+    longer.
     """
     from torch._inductor import ir
     from torch._inductor.kernel.mm import aten_addmm

@@ -151,11 +151,10 @@ class Matmul(GemmFamily, MeasuredFamily):
         return None
 
     def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
-        """Return the numerics class: `product_class` of the tile, and into how many parts SPLIT_K divides K.
+        """Return the numerics class: configs of equal classes compute identical bits.
 
-        float32 is multiplied as tf32.
-
-        Integer sums are exact in any order unless they overflow, where only some instructions saturate.
+        It is `product_class` of the tile (tf32 for float32), and into how many parts SPLIT_K divides K. int8 has one
+        class if K is so small that no sum overflows: integer sums are then exact in any order.
         """
         k, step, parts, dtype = problem["k"], config["BLOCK_K"], config["SPLIT_K"], problem.dtype_name
         if dtype == "int8" and k < _EXACT_DEPTH:
@@ -167,7 +166,7 @@ class Matmul(GemmFamily, MeasuredFamily):
         return *found, parts, padded(-(-padded(k, step) // parts), step)  # the length of a part: `split_range`
 
     def supports_by(self, problem: Problem) -> Hashable:
-        """Return the properties of a problem on which `supports` depends; with equal ones it returns the same."""
+        """Return a key: `supports` gives the same answers for two problems with equal keys."""
         batch, m, n = problem["batch"], problem["m"], problem["n"]
         # Whether too many tiles are possible: the smallest are 16 x 16, times 64 parts of K.
         if self.refused(problem) or batch * (m // 16 + 1) * (n // 16 + 1) > MOST_TILES // 64:
@@ -189,7 +188,7 @@ class Matmul(GemmFamily, MeasuredFamily):
         return flags + [activation for activation in ACTIVATIONS if activation == arguments.get("ACTIVATION")]
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
-        """Return the cases that `cases` draws from a file of models or the shipped one; see `MeasuredFamily.draw`."""
+        """Draw the problems that `cases` returns for these arguments: layers of models, and random shapes."""
         return workload.draw(load_dense_models(models), Draws(max_tflop, **drawn))
 
     def flops(self, problem: Problem) -> float:

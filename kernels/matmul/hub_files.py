@@ -1,10 +1,10 @@
-"""Tuned files of Triton matrix products on Hugging Face's kernel hub, by prediction.
+"""Predict the tuned config files of Triton matrix products on Hugging Face's kernel hub.
 
 The format is that of the example `gemm-triton-autotune` (huggingface/kernels#754): one file per shape of the weights
 and card, `configs/N=..,K=..,device_name=...json` in the kernel's package. It maps numbers of rows to configs, and the
 kernel reads the row whose number is nearest in log space. The kernel has the knobs of Triton's tutorial: BLOCK_SIZE_M,
 _N and _K, GROUP_SIZE_M, warps and stages. So its configs are ranked as configs of the family `matmul` without TMA,
-persistence, split K or warp specialization, which need as much shared memory.
+persistence, split K or warp specialization; these need the same amount of shared memory.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class HubFile:
         return {str(m): {name: int(config[knob]) for knob, name in KNOBS.items()} for m, config in self.rows.items()}
 
     def save(self, folder: Path | str, *, force: bool = False) -> list[Path]:
-        """Write the file below the folder of the kernel's package, and return its path.
+        """Write the file below the folder of the kernel's package, and return a list with its path.
 
         Raises:
             ForetuneError: It exists with other content and `force` is false, or it cannot be written.
@@ -74,7 +74,7 @@ class HubFile:
         return write_new(folder, {self.name: json.dumps(self.entries, indent=4) + "\n"}, force=force)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as JSON values."""
+        """Return the file's name, device, dtype, reason and rows as JSON values."""
         return {
             "file": self.name,
             "device": self.device.name,

@@ -68,8 +68,8 @@ def matmul(
             run a kernel that has no config in any mode but "off" (see README.md).
         same_bits: Run only configs whose results have the same bits as those of the family's default config, so that no
             tuning changes a result. If None, FORETUNE_SAME_BITS=1 requests it. A given config is not restricted.
-        invariant: "m": the same, with one class of bits for all numbers of rows, so that a row of the result does
-            not depend on the other rows of the call.
+        invariant: "m": Run only configs that compute a row with the same bits for every number of rows, so that a row
+            of the result does not depend on the other rows of the call.
 
     Returns:
         y, (M, N) or (B, M, N), of a's dtype; int32 for int8. Bitwise reproducible for the same config.

@@ -55,8 +55,8 @@ def draw(models: Sequence[DenseModel], draws: Draws) -> tuple[Case, ...]:
     """Draw problems of the dense GEMM.
 
     Layers are crossed with token counts, tensor-parallel degrees, passes, dtypes and epilogues by stratified sampling,
-    so that every count appears equally often. The source of a shape that several model families share is "random",
-    because it would tie those families together when some of them are held out.
+    so that every count appears equally often. The source of a shape that several model families share is "random":
+    with their names, cross-validation would have to hold out these families together.
 
     Args:
         models: The models whose layers are drawn.
@@ -111,9 +111,10 @@ class _Counts:
 
 
 def _owners(models: Sequence[DenseModel]) -> dict[Layer, set[tuple[str, ...]]]:
-    """Return by layer, at all tensor-parallel degrees, the sets of model families that have a layer of the same shape.
+    """Return for each layer of the models the model families that have a layer of the same shape on some rank.
 
-    Each tuple has the families of one model, as `Case.model_families` returns them.
+    The layers are those at all tensor-parallel degrees. Each tuple in a set has the families of one model, as
+    `Case.model_families` returns them.
     """
     by_sizes: dict[tuple[bool, tuple[int, int]], set[tuple[str, ...]]] = {}
     layers = {}

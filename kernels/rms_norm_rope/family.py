@@ -154,7 +154,7 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
         configs: Sequence[KernelConfig],
         binaries: Mapping[KernelConfig, BinaryFacts] | None,
     ) -> Sequence[FeatureGroup]:
-        """Return the feature groups of one problem: generic features, and those of tiles."""
+        """Return the feature groups of one problem: the generic features of any kernel, and `tile_features`."""
         programs, flops, touched = self._programs(problem, configs), self.flops(problem), self.bytes(problem)
         generic = self._generic.groups(problem, device, configs, programs, binaries, flops=flops, touched_bytes=touched)
         first, each = len(self._generic.names), np.arange(len(configs))
@@ -187,7 +187,7 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
         return flags + ["unnormed"] * ("unnormed" in self.flags and arguments.get("q_weight_ptr") is None)
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
-        """Return the cases that `cases` draws from a file of models or the shipped one; see `MeasuredFamily.draw`."""
+        """Draw the problems that `cases` returns for these arguments: layers of models, and random shapes."""
         most = float(workload.MOST_ELEMENTS)
         if max_tflop is not None:
             if not max_tflop > 0:
@@ -284,10 +284,10 @@ class RmsNormRopeForward(RmsNormRope):
         return KernelConfig.of(ROWS=1, HEADS=min(heads, 32), num_warps=4, num_stages=3)
 
     def same_bits_config(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
-        """Return the config that `same_bits` keeps: the best on the shipped data of those with one token per tile.
+        """Return the only config that runs with `same_bits`: on the shipped data the best with one token per tile.
 
-        Each config is a class of its own: on an H200, configs that share a head among threads in the same way gave
-        other bits. With one token per tile, all tokens are computed by the same instructions.
+        No other config counts as equal in bits: on an H200, configs that share a head among threads in the same way
+        gave other bits. With one token per tile, all tokens are computed by the same instructions.
         """
         return replace(self.default(problem, device), num_warps=2)
 
@@ -341,10 +341,10 @@ class RmsNormRopeBackward(RmsNormRope):
         return KernelConfig.of(ROWS=1, HEADS=min(heads, 16), STEPS=4, num_warps=4, num_stages=1)
 
     def same_bits_config(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
-        """Return the config that `same_bits` keeps, which is among the best on the shipped data.
+        """Return the only config that runs with `same_bits`, which is among the best on the shipped data.
 
-        Each config is a class of its own: a tile's tokens and heads, and its number, decide the order of the sum of the
-        weights' gradients, and num_stages how threads share a head (tests/kernels/test_numerics_compiled.py).
+        No other config counts as equal in bits: a tile's tokens and heads, and STEPS, decide the order of the sum of
+        the weights' gradients, and num_stages how threads share a head (tests/kernels/test_numerics_compiled.py).
         """
         block = block_constants(problem["head_dim"])["BLOCK"]
         heads, warps = (16, 4) if block <= 64 else (2, 1) if block <= 128 else (1, 1)

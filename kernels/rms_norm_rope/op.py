@@ -79,8 +79,8 @@ def rms_norm_rope(
             until the calls themselves show which is the fastest; "off" runs the family's default config.
         same_bits: Run only the config that the family keeps for this problem (`same_bits_config`), so that no tuning
             changes a result. If None, FORETUNE_SAME_BITS=1 requests it. A given config is not restricted.
-        invariant: "tokens" (or "m"): the same, with one class of bits for all numbers of tokens, so that the result of
-            a token does not depend on the other tokens of the call.
+        invariant: "tokens" (or "m"): Run only configs that compute a token with the same bits for every number of
+            tokens, so that the result of a token does not depend on the other tokens of the call.
 
     Returns:
         q and k, contiguous, with their shapes and dtype. They are computed in float32 and rounded once. Results and

@@ -118,7 +118,7 @@ def _gradients() -> Iterator[tuple[str, Case]]:
 
 
 def _kind_of(problem: Problem) -> str:
-    """Return the granularity of a problem's scales; dW without a flag has one per column of a group."""
+    """Return the granularity of a problem's scales, as text; "rowwise" for dW with one scale per column of a group."""
     is_dw = problem.family == ScaledGroupedGemmDW.name
     return ROWWISE if is_dw and not problem.flags else granularity_of(problem)
 
@@ -126,7 +126,8 @@ def _kind_of(problem: Problem) -> str:
 def _gradient_contenders(i: DWInputs) -> dict[str, Callable[[], torch.Tensor]]:
     """Return functions by contender that each compute dW of these inputs once.
 
-    torch has no blockwise scales, and takes multiples of 16 rows only: others would stop the device.
+    torch's fp8 product is left out for blockwise scales, which it lacks. There are no contenders at all unless each
+    group has a multiple of 16 rows, because torch's kernels fail on the device otherwise.
     """
     import torch
 

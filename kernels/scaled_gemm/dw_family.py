@@ -108,7 +108,7 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, FP8Family):
         return None
 
     def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
-        """Return the numerics class: the instruction alone, because every config sums steps of 128 in float32."""
+        """Return the class of configs with identical bits: the instruction, as all add steps of 128 in float32."""
         return instruction_of(config["BLOCK_M"], config.num_warps)
 
     def grouped_features(
@@ -118,7 +118,7 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, FP8Family):
         return dw_feature_groups(problems, device, configs)
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
-        """Return the cases that `cases` draws from a file of models or the shipped one; see `MeasuredFamily.draw`."""
+        """Draw the problems that `cases` returns for these arguments: layers of models, and random shapes."""
         cases = workload.draw_grouped(self.name, load_models(models), Draws(max_tflop, **drawn))
         # Layers with one scale per tensor have one scale per column of a group here.
         kept = [tuple(flag for flag in case.problem.flags if flag in self.flags) for case in cases]

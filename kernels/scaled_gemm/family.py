@@ -155,9 +155,10 @@ class ScaledGemmFamily(FP8Family, RangedFamily, MeasuredFamily):
         return None
 
     def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
-        """Return the numerics class: the instruction, and the steps whose sums are added in float32.
+        """Return the numerics class: configs of equal classes compute identical bits.
 
-        Each step is a sum of its own. SWAP_AB transposes a tile, which changes no sum; its rows are those of w.
+        It is the matrix instruction, BLOCK_K (the sums of steps are added in float32), and the parts of SPLIT_K.
+        SWAP_AB transposes a tile, which changes no sum; the tile's rows are then those of w.
         """
         rows = config["BLOCK_N"] if config["SWAP_AB"] else config["BLOCK_M"]
         step, parts = config["BLOCK_K"], config["SPLIT_K"]
@@ -301,7 +302,7 @@ class ScaledGemm(ScaledGemmFamily):
     also_needed = ("groups",)  # which is 1 here
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
-        """Return the cases that `cases` draws from a file of models or the shipped one; see `MeasuredFamily.draw`."""
+        """Draw the problems that `cases` returns for these arguments: layers of models, and random shapes."""
         draws, dense = Draws(max_tflop, **drawn), load_dense_models(models)
         return workload.draw_dense(self.name, dense, draws, with_deepseek=models is None)
 
@@ -337,5 +338,5 @@ class ScaledGroupedGemmForward(MeasuredOverGroups, ScaledGemmFamily):
     off_blocks = (400, 1104)  # as in ScaledGemm.check_problem
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
-        """Return the cases that `cases` draws from a file of models or the shipped one; see `MeasuredFamily.draw`."""
+        """Draw the problems that `cases` returns for these arguments: layers of models, and random shapes."""
         return workload.draw_grouped(self.name, load_models(models), Draws(max_tflop, **drawn))

@@ -190,7 +190,7 @@ PRODUCT = Op(
 
 
 def _find_quantized(place: int, x: torch.Tensor, fp8: str, granularity: str, weights: bool) -> Call[None]:
-    """Return a call after checking it; `place` is the index of the GPU."""
+    """Check the arguments of `_quantized` and return an empty `Call`; `place` is the index of the GPU."""
     name, k = "w" if weights else "x", x.shape[-1]
     require(k % STEP == 0, f"{name} must have a multiple of {STEP} columns but has {k}")
     if reason := fp8_limit(device_at(place)):  # which raises for the CPU
@@ -218,7 +218,7 @@ def _quantized(_: Call[None], x: torch.Tensor, fp8: str, granularity: str, weigh
 
 
 def _fake_quantized(x: torch.Tensor, fp8: str, granularity: str, weights: bool) -> Quantized:
-    """Return tensors like the results of `_quantized`."""
+    """Return uninitialized tensors like the results of `_quantized`."""
     return quantize_w(x, granularity) if weights else quantize_x(x, granularity, GRADIENTS[fp8])
 
 

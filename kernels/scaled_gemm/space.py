@@ -276,8 +276,8 @@ def _operand_choices(m: int, n: int) -> tuple[tuple[int, int, int], ...]:
 def _specialized_smem_bytes(consumers: int, n: int, stages: int, granularity: str) -> int:
     """Return the shared memory of a warp-specialized program, in bytes; at most 32 bytes too high.
 
-    It consists of the stages, an output per group, two barriers per stage, and what Triton reserves to dispatch the
-    warps.
+    It consists of the stages, an output per warp group, two barriers per stage, and what Triton reserves to dispatch
+    the warps.
     """
     rest = n - min(n, SCALED)
     outputs = 2 * _INSTRUCTION_ROWS * consumers * (rest or n)  # columns that are stored at a time
@@ -389,27 +389,27 @@ def wrong_dw_tile(config: KernelConfig) -> str | None:
 
 @lru_cache(maxsize=1)
 def full_dw_space() -> tuple[KernelConfig, ...]:
-    """Return every config worth measuring."""
+    """Return every config of dW worth measuring, for all devices."""
     return tuple(
         KernelConfig.of(**dict(zip(DW_KNOBS, knobs, strict=True))) for knobs in (*_specialized_dw(), *_plain_dw())
     )
 
 
 def _specialized_dw() -> Iterator[tuple[int, ...]]:
-    """Yield the knob values of the configs with CONSUMERS."""
+    """Yield the knob values of dW's warp-specialized configs (CONSUMERS > 0)."""
     for (m, flight), stages_of_tile in _DW_SPECIALIZED.items():
         for stages, band in product(stages_of_tile, (1, 8)):
             yield m, _DW_N, SCALED, band, 1, 1, 2, flight, 4, stages
 
 
 def _plain_dw() -> Iterator[tuple[int, ...]]:
-    """Yield the knob values of the configs without CONSUMERS."""
+    """Yield the knob values of dW's configs without warp specialization (CONSUMERS = 0)."""
     for (m, n, warps), stages, tma in product(_DW_PLAIN, (3, 4), (0, 1)):
         yield m, n, SCALED, 8, 1, tma, 0, 1, warps, stages
 
 
 def dw_smem_bytes(config: Knobs, blockwise: bool) -> int:
-    """Return the shared memory of one program, in bytes; at most 2 KiB too high on sm_90.
+    """Return the shared memory of one program of dW, in bytes; at most 2 KiB too high on sm_90.
 
     It consists of the stages with their barriers, the output, and what Triton reserves to dispatch warps.
     """

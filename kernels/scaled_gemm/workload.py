@@ -55,8 +55,8 @@ class Layer:
 def dense_layers(models: Sequence[DenseModel], with_deepseek: bool = True) -> tuple[Layer, ...]:
     """Return the layers of these models on 1 to 8 ranks, and those of DeepSeek-V3, each (N, K) once.
 
-    The source of a shape that several model families share is "random/LAYER": if it were held out with one of them, it
-    would tie all of them together.
+    The source of a shape that several model families share is "random/LAYER": with their names, cross-validation would
+    have to hold out these families together.
 
     >>> from ..workloads import load_dense_models
     >>> len(dense_layers(load_dense_models()[:1], with_deepseek=False)) > 5

@@ -303,7 +303,7 @@ def _usual_warps(device: DeviceSpec, m: int, n: int) -> int:
 
 
 def _tiles(least: int, most: int, aspect: int, steps_bytes: Sequence[int]) -> Iterator[_Tile]:
-    """Return all tiles with sides of `least` to `most` that differ by at most a factor of `aspect`.
+    """Yield all tiles with sides of `least` to `most` that differ by at most a factor of `aspect`.
 
     Sides are powers of two. Each tile appears once with each of the steps along K, which are in bytes.
     """
@@ -317,7 +317,7 @@ def _least(device: DeviceSpec) -> int:
 
 
 def _has_kpack(device: DeviceSpec) -> bool:
-    """Return whether the device uses kpack; gfx950 and later ignore it with a warning."""
+    """Return whether the device uses kpack, a compiler option for AMD GPUs; gfx950 and later ignore it."""
     return device.backend == "hip" and device.arch != "gfx950"
 
 

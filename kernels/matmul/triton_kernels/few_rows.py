@@ -92,8 +92,8 @@ def prepare_few_rows(problem: Problem, lda: int, ldb: int, blocks: Blocks | None
 
     Args:
         problem: The problem.
-        lda: The distance of the rows of a, (m, k).
-        ldb: The distance of the rows of b, stored as (n, k).
+        lda: The distance of the rows of a, (m, k), in elements.
+        ldb: The distance of the rows of b, stored as (n, k), in elements.
         blocks: The block of one program; the default for this number of rows if None.
     """
     m, n, k = (problem[dim] for dim in "mnk")

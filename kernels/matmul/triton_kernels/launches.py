@@ -101,7 +101,8 @@ def compile_matmul(
 ) -> Any:
     """Compile what `prepare_matmul` launches for such arguments and the active driver's target, into Triton's cache.
 
-    `element` is the operands' dtype, and `out` that of y. `bias`: there is one. `aligned`: see `are_aligned`.
+    `element` is the operands' dtype, and `out` that of y. `bias` is whether there is a bias, and
+    `aligned` what `are_aligned` returns for the tensors.
 
     Returns:
         The binary of the product.

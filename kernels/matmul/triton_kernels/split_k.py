@@ -111,6 +111,6 @@ def compile_add_partials(
 
 @cache
 def _options(pdl: bool) -> dict[str, Any]:
-    """Return the constexprs and options of a launch of the kernel that adds partial sums; PDL's option only if used."""
+    """Return the constexprs of the kernel that adds partial sums, and the launch option for PDL if `pdl` is true."""
     blocks = {"BLOCK_ROWS": _ROWS, "BLOCK_COLUMNS": _COLUMNS, "AT_ONCE": _AT_ONCE}
     return blocks | {"PDL": pdl} | ({"launch_pdl": True} if pdl else {})

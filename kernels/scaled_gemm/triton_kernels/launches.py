@@ -149,7 +149,10 @@ def prepare_scaled_dw(
 
 
 def compile_scaled_dw(config: KernelConfig, *, blockwise: bool, gradient: torch.dtype = torch.float8_e4m3fn) -> Any:
-    """Compile the kernel of a config for the active driver's target, into Triton's cache, and return its binary."""
+    """Compile dW's kernel for the active driver's target, into Triton's cache, and return its binary.
+
+    `gradient` is the dtype of dy.
+    """
     launcher, e4m3 = OF_DW.of(config), torch.float8_e4m3fn
     types = gradient, e4m3, torch.float32, torch.float32, torch.bfloat16, torch.bfloat16, torch.int32
     constants = _dw_constants(config, blockwise, gradient)
@@ -157,6 +160,6 @@ def compile_scaled_dw(config: KernelConfig, *, blockwise: bool, gradient: torch.
 
 
 def _dw_constants(config: KernelConfig, blockwise: bool, gradient: torch.dtype) -> dict[str, Any]:
-    """Return the kernels' constexpr parameters that are not knobs."""
+    """Return the constexpr parameters of dW's kernels that are not knobs; `gradient` is the dtype of dy."""
     largest = [float(torch.finfo(dtype).max) for dtype in (gradient, torch.float8_e4m3fn)]
     return {"BLOCKWISE": blockwise, "DY_LARGEST": largest[0], "X_LARGEST": largest[1], "STAGES": config.num_stages}

@@ -151,7 +151,7 @@ def quantize_along_rows(
     Args:
         x: (..., K) bf16, contiguous, K a multiple of 16, not empty.
         fp8: The dtype of the result.
-        scale: (n,) float32, one scale for each n-th part of the rows; None to compute one for each row.
+        scale: (n,) float32, one for each of n equal, contiguous parts of the rows; None to compute one for each row.
 
     Returns:
         x in fp8, and its scales: `scale`, or (..., 1), as `quantize.quantize_rows` returns them.
