@@ -98,7 +98,7 @@ class GroupedGemmComparison:
     others = ("torch", "dense", "quack", "quack_tuned", "separate", "unfused")
 
     def suite(self, family: Measurable) -> Mapping[str, Case]:
-        """Return the problems of the comparison, by name."""
+        """Return the problems of the comparison, by a name "MODEL/PROJECTION phase routing"."""
         return suite_cases(family.name, load_models())
 
     def contenders(
@@ -249,7 +249,7 @@ def _quack_tuner() -> Callable[..., Any]:
 
 
 def _permutation(family: str, inputs: Any) -> Callable[[], Any]:
-    """Return the fused permutation as a separate kernel: it gathers rows of x (or dy), or moves those of y (or dx)."""
+    """Return a function that runs the fused permutation alone: it gathers rows of x or dy, or scatters y's or dx's."""
     fwd_or_dw_gathers_x = "permute_x" in inputs.problem.flags
     if family == FORWARD.name:
         moved = inputs.left if fwd_or_dw_gathers_x else inputs.out

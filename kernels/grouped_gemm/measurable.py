@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The tensors of one launch of a grouped GEMM (forward, dX or dW), on the device."""
+    """The two operands, the output, the group sizes and the tile map of one launch of a grouped GEMM, on the device."""
 
     left: torch.Tensor  # x or dy; a gathered x is (tokens, K), with topk rows per token
     right: torch.Tensor  # w, or x for dW
@@ -49,7 +49,7 @@ class GroupedGemm(GroupedGemmFamily, MeasuredOverGroups):
     off_blocks = (648, 328)  # N = 2 x 256 + 136, K = 256 + 72
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
-        """Return the cases that `cases` draws from a file of models or the shipped one; see `MeasuredFamily.draw`."""
+        """Draw the problems that `cases` returns for these arguments: layers of models, and random shapes."""
         return workload.draw(self.name, load_models(models), Draws(max_tflop, **drawn))
 
     def bytes(self, problem: Problem) -> float:
@@ -123,7 +123,7 @@ class GroupedGemm(GroupedGemmFamily, MeasuredOverGroups):
     _operands: ClassVar[tuple[str, str, str]]
 
     def _chunks(self, problem: Problem, device: DeviceSpec) -> tuple[int, ...]:
-        """Return the most rows of dW's chunks, as `TileMap.build` takes them; () if groups are not split."""
+        """Return `chunk_rows` and `long_rows` of `TileMap.build` for dW; () for forward and dX, whose groups are not split."""
         return ()
 
     @abstractmethod

@@ -143,7 +143,7 @@ def add_partials(partial: torch.Tensor, dw: torch.Tensor, tile_map: TileMap) -> 
 
 @cache
 def summing() -> Launcher:
-    """Return the launcher of the kernel that adds partial sums."""
+    """Return the launcher of the kernel that adds the partial sums of split groups into dW."""
     from .dw import sum_partials_kernel
 
     return Launcher(sum_partials_kernel)

@@ -293,7 +293,8 @@ class TileMap(NamedTuple):
                 (`routing_shape`), whose own map is used if it has these chunks.
             rows: The number of rows.
             chunk_rows: The maximum number of rows per chunk (`space.chunk_rows`); if omitted, no group is split.
-            long_rows: The same for kernels that take tiles from a counter; 0 if none will read the map.
+            long_rows: The maximum number of rows per chunk of a second map in the same entries, for kernels that take
+                tiles from a counter; 0 for no second map.
         """
         import torch
 
@@ -315,7 +316,7 @@ class TileMap(NamedTuple):
         return _launch.is_known
 
     def second(self, entries: torch.Tensor) -> TileMap:
-        """Return the second map, for kernels that take tiles from a counter, in the entries of a map of these sizes."""
+        """Return the map with chunks of `long_rows` rows, which lies behind this one in the same `entries`."""
         start = second_map(self.rows, self.groups, self.chunk_rows)
         return TileMap(entries[start:], self.rows, self.groups, self.long_rows)
 
