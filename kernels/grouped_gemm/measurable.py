@@ -123,7 +123,7 @@ class GroupedGemm(GroupedGemmFamily, MeasuredOverGroups):
     _operands: ClassVar[tuple[str, str, str]]
 
     def _chunks(self, problem: Problem, device: DeviceSpec) -> tuple[int, ...]:
-        """Return `chunk_rows` and `long_rows` of `TileMap.build` for dW; () for forward and dX, whose groups are not split."""
+        """Return `TileMap.build`'s `chunk_rows` and `long_rows` for dW; () for forward and dX, which split none."""
         return ()
 
     @abstractmethod
