@@ -326,7 +326,7 @@ class Times(Protocol):
         """Select the problem that the following calls are about; raise `ForetuneError` if it has no times."""
 
     def scan(self, config: KernelConfig, best_us: float) -> Trial:
-        """Return the result of a config on the prepared problem in the scan: see `Runner.scan`."""
+        """Return the trial of a config on the prepared problem in the first pass; the arguments are `Runner.scan`'s."""
 
     def confirm(self, config: KernelConfig, number: int) -> list[float]:
         """Return the times of a config, in microseconds, in the round of that number, counted from 0.

@@ -1,4 +1,4 @@
-"""Split problems into training and test sets, so that no model family is in both."""
+"""Split problems into training and test sets, so that no family of language models, or no device, is in both."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ class FirstCall:
 
 @dataclass(frozen=True)
 class FirstCalls:
-    """The first calls of one problem on one device: one for each way of choosing a config.
+    """The measured first calls of one problem on one device: one for each way of choosing a config.
 
     The search of the full space is last, if it was measured.
     """

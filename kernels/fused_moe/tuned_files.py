@@ -204,7 +204,9 @@ _MOST_TOKENS = 16384
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the new files, and the time of both products together with each of the configs that were compared.
+    """One row of the tuned files that are written, and the times of the pairs of configs that were compared for it.
+
+    A time is that of the layer's two products together.
 
     A row is pinned if it repeats what the engine runs now, because the best pair of configs found is not enough faster.
     `times_us` has "ours" (the best pair found, also if the row is pinned), "default", and "shipped" if the engine reads

@@ -71,7 +71,7 @@ class Grads(NamedTuple):
 
 
 class Step(Call[Shape]):
-    """The launches of the three products, shared by all calls of `grouped_gemm` of one shape on one device.
+    """The launches of forward, dX and dW, shared by all calls of `grouped_gemm` of one shape on one device.
 
     Raises:
         ForetuneError: The mode does not exist, or a given config cannot run the problem.

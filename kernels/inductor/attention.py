@@ -143,9 +143,9 @@ class InductorFlexDecoding(InductorFlexDecodingFamily, FlexCall):
         }
 
     def reference(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
-        """Return (weighted sums of values, largest scores, sums of weights), with a dimension for parts of the keys.
+        """Return the results of each part of the keys: (weighted sums of values, largest scores, sums of weights).
 
-        The last part is first.
+        Dimension 1 of each tensor is the part, from the last part of the keys to the first.
         """
         import torch
 

@@ -154,7 +154,10 @@ def use_named() -> None:
 
 
 def _use_in_inductor(k: Length | None) -> None:
-    """Use Foretune in Inductor and let it tune matrix products; an error becomes one warning."""
+    """Enable `use("inductor", k=k)` and Inductor's tuning of matrix products; an error becomes one warning.
+
+    `k` is the number of choices that Inductor tries; None for the default.
+    """
     try:
         from torch._inductor import config
 

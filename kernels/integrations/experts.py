@@ -189,7 +189,7 @@ def _weights(experts: Any, name: str) -> tuple[torch.Tensor, torch.Tensor | None
 
 
 def install_torchtitan() -> Callable[[], None]:
-    """Replace `GroupedExperts._grouped_mm`, and return a function that restores it.
+    """Let torchtitan's `GroupedExperts` compute with `foretune.grouped_gemm`, and return a function that undoes it.
 
     Raises:
         ForetuneError: torchtitan is not installed, or has no such method.

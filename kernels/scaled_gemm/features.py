@@ -1,4 +1,4 @@
-"""The ranker's features of one scaled GEMM call, or of dW in fp8, and a list of configs.
+"""The ranker's features of each config in a list, for one scaled GEMM call or one dW in fp8.
 
 A dense call counts as one with a single group. Everything is computed for all configs at once, and what depends only on
 the tile is computed once per distinct tile.

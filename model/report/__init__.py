@@ -203,7 +203,7 @@ class Section:
 
     @property
     def rows(self) -> list[tuple[str, list[dict[str, str]]]]:
-        """The table of regrets: a name, and for each k the mean and its interval in percent."""
+        """The table of regrets: each ranker's or baseline's name, and "mean", "low" and "high" in percent by k."""
         return [
             (name, [{"mean": percent(one["geomean"]), "low": percent(one["ci95"][0]),
                      "high": percent(one["ci95"][1])} for k, one in by_k.items()])

@@ -310,7 +310,7 @@ def _inputs(network: Network, features: NDArray[np.float32], size: int = 4096) -
 
 
 def _encoding(rows: TrainingRows) -> Network:
-    """Return a network without trained layers, whose `inputs` standardizes the rows' features and adds indicators."""
+    """Return a network without trained layers, whose `inputs` standardizes features and adds indicators of values."""
     table = rows.features
     mean, scale = table.mean(axis=0, dtype=np.float64), table.std(axis=0, dtype=np.float64)
     starts = _starts(rows.query_sizes)

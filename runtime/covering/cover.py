@@ -248,7 +248,7 @@ def _dispatched(
     choose: Choose,
     device: DeviceSpec,
 ) -> Cover:
-    """Return the `Cover` that `choose` finds for the losses; each config is supported in the whole range where it runs.
+    """Return the `Cover` of a range of sizes: `choose` it again until each config supports all sizes that it runs for.
 
     `span` is the smallest and the largest size of the dimension `dynamic`; `counts` has the weight of each size.
     """

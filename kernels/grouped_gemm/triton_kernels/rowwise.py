@@ -262,10 +262,10 @@ def bias_grads(
 
     Args:
         dy: (rows, N), in the permuted order if `permute_y`.
-        scale: (rows,), or None; in the permuted order if there are `indices`.
+        scale: (rows,), or None; in the permuted order if there are `indices`, else sorted by group.
         tile_map: The map of the group sizes.
-        indices: (rows,), or None.
-        permute_y: As in the forward pass.
+        indices: (rows,): the place of each sorted row in the permuted order. None if nothing is permuted.
+        permute_y: Whether the forward pass stored y in the permuted order, and so dy has it.
         dtype: The dtype of the result.
     """
     n, groups = dy.shape[1], tile_map.groups

@@ -146,7 +146,7 @@ class ChoiceCache:
             self.record_all(*self._waiting.popitem())
 
     def record_all(self, problem: Problem, times: Mapping[KernelConfig, float | None]) -> None:
-        """Store several times with a single write."""
+        """Store the times of several configs of a problem with a single write; None for a config that failed."""
         kept = {config: _time(time_us) for config, time_us in times.items()}
 
         def change(document: Document) -> None:

@@ -121,7 +121,10 @@ class TunedFunction(FunctionTuner[P, R]):
         return self.function(*call.args, **call.kwargs, **knobs)
 
     def remember(self, call: FunctionCall, candidate: Candidate, group: Any = None) -> None:
-        """Use this config for all further calls with the key of `call`, by the ranks of `group`, in this process."""
+        """Use this config in this process for all further calls with the key of `call` and the same process group.
+
+        `group` is that process group; None for calls that tune without one. Other ranks are told nothing.
+        """
         self._chosen[self._memory_key(call, group)] = candidate
 
     def _choice(self, call: FunctionCall, tunes: bool, verbose: bool, group: Any) -> Candidate:
