@@ -13,16 +13,26 @@ import pytest
 def compiles(own_cache):
     """(kernel, found on disk) of every binary that Triton makes or loads from here on, none being in memory."""
     import triton
-    from foretune.kernels.grouped_gemm.triton_kernels import dw, gemm, launches, rowwise, sorting, tiles, ungrouped
+    from foretune.kernels.grouped_gemm.triton_kernels import (
+        dw,
+        dw_map,
+        gemm,
+        launches,
+        rowwise,
+        sorting,
+        tiles,
+        ungrouped,
+    )
     from foretune.runtime.launching.launcher import Launcher
 
     launches.OVER_ROWS.made.clear()
     launches.OF_DW.made.clear()
     launches.summing.cache_clear()
+    tiles._of_dw().forget()
     # (Gluon's is there only once something has launched it.)
-    names = (f"{dw.__package__}.specialized_{kind}" for kind in ("gemm", "dw"))
+    names = (f"{dw.__package__}.{name}" for name in ("specialized_gemm", "specialized_dw", "scheduled_dw"))
     jobs = [sys.modules[name] for name in names if name in sys.modules]
-    for module in (dw, gemm, rowwise, sorting, tiles, ungrouped, *jobs):
+    for module in (dw, dw_map, gemm, rowwise, sorting, tiles, ungrouped, *jobs):
         for value in vars(module).values():
             if isinstance(value, Launcher):
                 value.forget()
