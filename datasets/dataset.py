@@ -145,17 +145,16 @@ class Dataset:
         Raises:
             FamilyError: The family's declarations are wrong.
         """
-        complete = self._completed(family)
-        runs = {
-            run: facts | {"kernel_source": source}
-            for run, facts in complete.provenance.get("runs", {}).items()
-            if facts.get("family") == family.name and "kernel_source" in facts
-            if (source := since(family.kernel_changes, facts["kernel_source"])[0]) != facts["kernel_source"]
+        complete, runs = self._completed(family), self.provenance.get("runs", {})
+        today = {
+            run: runs[run] | {"kernel_source": latest}
+            for run, (latest, _) in self._changes(family).items()
+            if latest != runs[run]["kernel_source"]
         }
-        if not runs:
+        if not today:
             return complete
         rows = complete.measurements.drop(complete.outdated(family).index)
-        provenance = complete.provenance | {"runs": complete.provenance["runs"] | runs}
+        provenance = complete.provenance | {"runs": runs | today}
         return replace(complete, provenance=provenance, measurements=rows.reset_index(drop=True))
 
     def outdated(self, family: Family) -> pd.DataFrame:
@@ -163,13 +162,20 @@ class Dataset:
         rows = self.rows(family.name)
         knobs = [with_defaults(family, config).to_json().items() for config in self.configs]
         is_outdated = np.zeros(len(rows), np.bool_)
-        for run, facts in self.provenance.get("runs", {}).items():
-            if facts.get("family") == family.name and "kernel_source" in facts:
-                for changed in since(family.kernel_changes, facts["kernel_source"])[1]:
-                    numbers = [number for number, its in enumerate(knobs) if changed.items() <= its]
-                    is_outdated |= ((rows["run_id"] == run) & rows["config"].isin(numbers)).to_numpy()
+        for run, (_, changes) in self._changes(family).items():
+            for changed in changes:
+                numbers = [number for number, its in enumerate(knobs) if changed.items() <= its]
+                is_outdated |= ((rows["run_id"] == run) & rows["config"].isin(numbers)).to_numpy()
         found: pd.DataFrame = rows[is_outdated]
         return found
+
+    def _changes(self, family: Family) -> dict[str, tuple[str, list[Mapping[str, Any]]]]:
+        """Return by run of the family what `since` tells of its kernels."""
+        return {
+            run: since(family.kernel_changes, facts["kernel_source"])
+            for run, facts in self.provenance.get("runs", {}).items()
+            if facts.get("family") == family.name and "kernel_source" in facts
+        }
 
     def _completed(self, family: Family) -> Dataset:
         """Return the dataset with default values for knobs that configs of the family lack."""

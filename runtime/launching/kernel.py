@@ -206,7 +206,7 @@ def stand_ins(kept: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _kept(value: Any) -> Any:
-    """Return one argument in the form in which `kept_arguments` stores it."""
+    """Return one argument as `kept_arguments` stores it."""
     import triton.language as tl
 
     if isinstance(value, tl.dtype):

@@ -111,7 +111,7 @@ def test_baselines_of_a_family_alone_are_found_beside_it(monkeypatch):
 
 
 def documented_gemm(a, b, out, *, tuned, cu_seqlens_m=None, cu_seqlens_k=None):
-    """QuACK's `gemm` as its signature documents it: a (m, k) and b (k, n), of which the groups split m or k."""
+    """QuACK's `gemm` as its signature documents it: a (m, k) and b (k, n); the groups split m or k."""
     assert not tuned
     if cu_seqlens_m is not None:
         for group, (start, end) in enumerate(pairwise(cu_seqlens_m.tolist())):

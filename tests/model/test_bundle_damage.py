@@ -323,7 +323,7 @@ def test_a_deep_origin_is_an_error_or_kept(saved):
     arrays, manifest = contents(saved)
     text = json.dumps(manifest).replace('"dataset": "fake"', f'"dataset": {"[" * 100_000}{"]" * 100_000}')
     (saved / "bundle.npz").write_bytes(bundle_file.dumps(arrays, {"manifest.json": text.encode()}))
-    with pytest.raises(BundleError, match=r"its manifest is not JSON: .*([Rr]ecursion|Stack overflow)"):
+    with pytest.raises(BundleError, match=r"its manifest is not JSON: .*(recursion|Stack overflow)"):
         load_bundle(saved)
 
 
