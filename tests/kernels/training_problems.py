@@ -1,0 +1,169 @@
+"""`python training_problems.py collect OUT --seconds S`: measure forward and dX of training on all GPUs, for S seconds
+each, into OUT/FAMILY: layers of models.csv and synthetic ones, the same layer with every routing. On each problem it
+tries the configs that are often the fastest, a few that the shipped bundle ranks first, and a few at random.
+
+`python training_problems.py regret FAMILY... --data DATA... --extra DATA`: how much slower than the best config the
+best of the first k is, in percent, on models that were not learned from, by rankers that learned from `--data` alone
+and with `--extra`. Both are judged on the problems of both.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import rich
+from foretune import collect_dataset
+from foretune.datasets import Case, Problem, load
+from foretune.datasets.console import table
+from foretune.kernels import find_measurable
+from foretune.kernels.grouped_gemm.group_sizes import drawn_sizes
+from foretune.kernels.grouped_gemm.workload import (
+    EXPERT_PARALLEL,
+    PERMUTATION,
+    _affordable,
+    _invented_shape,
+    _layers,
+    _split,
+)
+from foretune.kernels.learning import datasets_merged
+from foretune.kernels.workloads import load_models
+from foretune.model import LightGBMRanker, TrainingSet, geomean
+from foretune.model.calibration.conformal import diversified_places
+from foretune.model.cross_validation import _Split
+from foretune.model.metrics import top_k_regret
+
+FAMILIES = ("grouped_gemm_fwd", "grouped_gemm_dx")
+KS = (1, 2, 4, 8)
+ROWS = (8192, 16384, 32768, 65536, 65536, 131072)
+MOST_TFLOP = 1.6
+_WIDE, _PLAIN = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64}, {"CONSUMERS": 0, "PROGRAMS_PER_SM": 1, "TMA_X": 1}
+#: The knobs of configs that were often within 3 % of the fastest on training problems of `h200` and `h100`.
+WINNERS = [
+    {**knobs, "GROUP_M": band}
+    for band in (1, 8)
+    for knobs in (
+        {"BLOCK_M": 128, "BLOCK_N": 128, "CONSUMERS": 2, "PINGPONG": 1},
+        {**_WIDE, "CONSUMERS": 2, "PINGPONG": 0},
+        *(
+            {**_WIDE, **_PLAIN, "TMA_W": 1, "TMA_Y": y, "num_warps": 8, "num_stages": s}
+            for s, y in ((3, 0), (3, 1), (4, 0))
+        ),
+        *({**_WIDE, **_PLAIN, "BLOCK_N": 128, "TMA_W": 1, "TMA_Y": y, "num_warps": 4, "num_stages": 5} for y in (0, 1)),
+        {**_WIDE, **_PLAIN, "BLOCK_M": 64, "TMA_W": 1, "TMA_Y": 0, "num_warps": 4, "num_stages": 5},
+    )
+]
+WINNERS.append(
+    {**_PLAIN, "BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 128, "GROUP_M": 1, "TMA_W": 1, "TMA_Y": 1, "num_warps": 4}
+    | {"num_stages": 3}
+)
+
+
+def drawn(family: str, seed: int, counts: Sequence[int] = ROWS) -> list[Case]:
+    """Draw layers, with three or four routings each, some in fp16 or with the layer's permutation fused."""
+    rng, cases, layers = np.random.default_rng(seed), [], list(_layers(load_models()).items())
+    for turn in range(40):
+        for place in rng.permutation(len(layers)):
+            (experts, n, k), layer = layers[place]
+            degrees = [one for one in EXPERT_PARALLEL if experts % one == 0 and experts // one >= 8] or [1]
+            groups, sources = experts // int(rng.choice(degrees)), layer.sources
+            if rng.uniform() < 0.25:
+                groups, n, k, source = _invented_shape(rng)
+                sources = (source,)
+            else:
+                n, k = _split(n, k, sources[0], layer.inter, rng)
+            rows = int(rng.choice(counts))
+            if not _affordable(groups, rows, n, k, MOST_TFLOP):
+                continue
+            dtype = "fp16" if rng.uniform() < 0.1 else "bf16"
+            flags = (PERMUTATION[sources[0].rsplit("/", 1)[1]],) if rng.uniform() < 0.1 else ()
+            for routing in ("balanced", "uniform", "hot", "zipf") if turn % 2 else ("balanced", "zipf", "hot"):
+                sizes = {"rows": drawn_sizes(routing, rows, groups, rng)}
+                dims = {"groups": groups, "rows": rows, "n": n, "k": k}
+                cases.append(Case(Problem.of(family, dtype=dtype, flags=flags, ragged=sizes, **dims), sources, routing))
+    return cases
+
+
+def collect(out: Path, seconds: float, share: float, seed: int, counts: list[int]) -> None:
+    for name in FAMILIES:  # a run measures one family after the other, and the last one would get no time
+        family = find_measurable(name)
+        usual = type(family).usual
+
+        def with_winners(self, problem, device, usual=usual):
+            space = [(config, config.to_json().items()) for config in self.space(device)]
+            winners = [config for config, knobs in space if any(one.items() <= knobs for one in WINNERS)]
+            return [*usual(self, problem, device), *winners]
+
+        with patch.object(type(family), "usual", with_winners):
+            cases, options = drawn(name, seed, counts), {"plan": "thin", "share": share, "budget_s": seconds}
+            rich.print(collect_dataset(family, out=out / name, cases=cases, **options))
+
+
+class Held(_Split):
+    """A split that can leave problems out of what is learned."""
+
+    left_out: np.ndarray | None = None
+
+    def learned_from(self, number):
+        rows = super().learned_from(number)
+        return rows if self.left_out is None else rows[~self.left_out[rows]]
+
+
+def regret(names: list[str], data: list[str], extra: str) -> None:
+    rows = []
+    for name in names:
+        family = find_measurable(name)
+        grid = load(extra).grid(family)
+        added = {(device.name, case.problem) for device, case in zip(grid.devices, grid.cases, strict=True)}
+        split = Held(TrainingSet.of(datasets_merged([*data, extra]), family), family, KS, 5, 2)
+        grid = split.data.grid
+        devices, cases = [device.name for device in grid.devices], grid.cases
+        is_extra = np.array([(device, case.problem) in added for device, case in zip(devices, cases, strict=True)])
+        split.rows = np.union1d(split.rows, np.flatnonzero(is_extra))
+        kinds = defaultdict(list)
+        for row in split.rows:
+            sizes = cases[row].problem
+            large = sizes["rows"] >= 8192 and sizes["rows"] / sizes["groups"] >= 256
+            kind = f"--extra, {cases[row].scenario}" if is_extra[row] else "--data"
+            kinds[devices[row], f"{kind}, {'256 rows or more per group' if large else 'others'}"].append(row)
+        for learned, left_out in (("--data", is_extra), ("with --extra", None)):
+            split.left_out = left_out
+            scores = np.where(split.data.judged, split.held_out(LightGBMRanker), np.nan)
+            places = [np.where(split.data.judged, diversified_places(view, grid.configs), np.nan) for view in scores]
+            for (device, kind), here in sorted(kinds.items()):
+                times = grid.first_us[here], grid.second_us[here]
+                slower = [[100 * (geomean(top_k_regret(view[here], *times, k)) - 1) for k in KS] for view in places]
+                texts = (" / ".join(f"{one:.1f}" for one in view) for view in slower)
+                rows.append([name, learned, device, f"{kind} ({len(here)})", *texts])
+                rich.print(*rows[-1])
+    columns = ("family", "learned from", "device", "problems", "sizes known", "sizes unknown")
+    title = f"Percent by which the best of the first {' / '.join(map(str, KS))} is slower, on models not learned from"
+    rich.print(table(title, columns, rows))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = parser.add_subparsers(dest="what", required=True)
+    one = parts.add_parser("collect")
+    one.add_argument("out", type=Path)
+    one.add_argument("--seconds", type=float, default=200, help="for each family")
+    one.add_argument("--share", type=float, default=0.012, help="of the space that is tried besides WINNERS")
+    one.add_argument("--seed", type=int, default=3)
+    one.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
+    one = parts.add_parser("regret")
+    one.add_argument("families", nargs="+")
+    one.add_argument("--data", nargs="+", default=["h200", "h200_wide", "h100", "h100_memory_bound"])
+    one.add_argument("--extra", default="h100_h200_training")
+    options = parser.parse_args()
+    if options.what == "collect":
+        collect(options.out, options.seconds, options.share, options.seed, options.rows)
+    else:
+        regret(options.families, options.data, options.extra)
+
+
+if __name__ == "__main__":
+    main()
