@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import torch
 
 _OPTIONS: dict[str, Any] = {"num_warps": 8}
-_ROWS, _COLUMNS = 4, 1024  # what a program of `quantize_rows_kernel` reads at a time
-_BLOCK_ROWS = 64  # the rows of a program that has one scale per 1x128
+_ROWS, _COLUMNS = 2, 1024  # what a program of `quantize_rows_kernel` reads at a time
+_BLOCK_ROWS = 32  # the rows of a program that has one scale per 1x128
 
 
 @triton.jit
