@@ -91,19 +91,24 @@ def problems_of(part: str, family: Measurable) -> Iterator[tuple[str, Problem]]:
         yield device.name, case.problem
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parsers(text: str | None) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser, argparse.ArgumentParser]:
+    """The parser of a program, and those of its commands `collect` and `regret` with their common arguments."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="what", required=True)
-    one = parts.add_parser("collect")
-    one.add_argument("out", type=Path)
-    one.add_argument("--seconds", type=float, default=200, help="for each family")
-    one.add_argument("--seed", type=int, default=0)
-    one.add_argument("--families", nargs="+", default=list(FAMILIES))
-    one.add_argument("--plan", default="exhaustive")
-    one = parts.add_parser("regret")
-    one.add_argument("families", nargs="+")
-    one.add_argument("--data", nargs="+", default=["h200", "h200_wide", "h100"])
-    one.add_argument("--extra", nargs="*", default=[])
+    collecting, regretting = parts.add_parser("collect"), parts.add_parser("regret")
+    collecting.add_argument("out", type=Path)
+    collecting.add_argument("--seconds", type=float, default=200, help="for each family")
+    collecting.add_argument("--seed", type=int, default=0)
+    regretting.add_argument("families", nargs="+")
+    regretting.add_argument("--data", nargs="+", default=["h200", "h200_wide", "h100"])
+    return parser, collecting, regretting
+
+
+def main() -> None:
+    parser, collecting, regretting = parsers(__doc__)
+    collecting.add_argument("--families", nargs="+", default=list(FAMILIES))
+    collecting.add_argument("--plan", default="exhaustive")
+    regretting.add_argument("--extra", nargs="*", default=[])
     options = parser.parse_args()
     if options.what == "collect":
         collect(options.out, options.seconds, options.seed, options.families, options.plan)

@@ -9,7 +9,6 @@ and with `--extra`. Both are judged on the problems of both.
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from unittest.mock import patch
 import numpy as np
 import rich
 from foretune import collect_dataset
-from foretune.datasets import Case, Problem, load
+from foretune.datasets import Case, Problem
 from foretune.datasets.console import table
 from foretune.kernels import find_measurable
 from foretune.kernels.grouped_gemm.group_sizes import drawn_sizes
@@ -36,31 +35,37 @@ from foretune.model import LightGBMRanker, TrainingSet, geomean
 from foretune.model.calibration.conformal import diversified_places
 from foretune.model.cross_validation import _Split
 from foretune.model.metrics import top_k_regret
+from memory_bound import KS, parsers, problems_of
 
 FAMILIES = ("grouped_gemm_fwd", "grouped_gemm_dx")
-KS = (1, 2, 4, 8)
 ROWS = (8192, 16384, 32768, 65536, 65536, 131072)
 MOST_TFLOP = 1.6
-_WIDE, _PLAIN = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64}, {"CONSUMERS": 0, "PROGRAMS_PER_SM": 1, "TMA_X": 1}
+_WIDE = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64}
+_PLAIN = {"CONSUMERS": 0, "PROGRAMS_PER_SM": 1, "TMA_X": 1, "TMA_W": 1}
 #: The knobs of configs that were often within 3 % of the fastest on training problems of `h200` and `h100`.
 WINNERS = [
-    {**knobs, "GROUP_M": band}
-    for band in (1, 8)
-    for knobs in (
-        {"BLOCK_M": 128, "BLOCK_N": 128, "CONSUMERS": 2, "PINGPONG": 1},
-        {**_WIDE, "CONSUMERS": 2, "PINGPONG": 0},
-        *(
-            {**_WIDE, **_PLAIN, "TMA_W": 1, "TMA_Y": y, "num_warps": 8, "num_stages": s}
-            for s, y in ((3, 0), (3, 1), (4, 0))
-        ),
-        *({**_WIDE, **_PLAIN, "BLOCK_N": 128, "TMA_W": 1, "TMA_Y": y, "num_warps": 4, "num_stages": 5} for y in (0, 1)),
-        {**_WIDE, **_PLAIN, "BLOCK_M": 64, "TMA_W": 1, "TMA_Y": 0, "num_warps": 4, "num_stages": 5},
-    )
+    *(
+        {**knobs, "GROUP_M": band}
+        for band in (1, 8)
+        for knobs in (
+            {"BLOCK_M": 128, "BLOCK_N": 128, "CONSUMERS": 2, "PINGPONG": 1},
+            {**_WIDE, "CONSUMERS": 2, "PINGPONG": 0},
+            *({**_WIDE, **_PLAIN, "TMA_Y": y, "num_warps": 8, "num_stages": s} for s, y in ((3, 0), (3, 1), (4, 0))),
+            *({**_WIDE, **_PLAIN, "BLOCK_N": 128, "TMA_Y": y, "num_warps": 4, "num_stages": 5} for y in (0, 1)),
+            {**_WIDE, **_PLAIN, "BLOCK_M": 64, "TMA_Y": 0, "num_warps": 4, "num_stages": 5},
+        )
+    ),
+    {
+        **_PLAIN,
+        "BLOCK_M": 128,
+        "BLOCK_N": 128,
+        "BLOCK_K": 128,
+        "GROUP_M": 1,
+        "TMA_Y": 1,
+        "num_warps": 4,
+        "num_stages": 3,
+    },
 ]
-WINNERS.append(
-    {**_PLAIN, "BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 128, "GROUP_M": 1, "TMA_W": 1, "TMA_Y": 1, "num_warps": 4}
-    | {"num_stages": 3}
-)
 
 
 def drawn(family: str, seed: int, counts: Sequence[int] = ROWS) -> list[Case]:
@@ -117,8 +122,7 @@ def regret(names: list[str], data: list[str], extra: str) -> None:
     rows = []
     for name in names:
         family = find_measurable(name)
-        grid = load(extra).grid(family)
-        added = {(device.name, case.problem) for device, case in zip(grid.devices, grid.cases, strict=True)}
+        added = set(problems_of(extra, family))
         split = Held(TrainingSet.of(datasets_merged([*data, extra]), family), family, KS, 5, 2)
         grid = split.data.grid
         devices, cases = [device.name for device in grid.devices], grid.cases
@@ -146,18 +150,12 @@ def regret(names: list[str], data: list[str], extra: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = parser.add_subparsers(dest="what", required=True)
-    one = parts.add_parser("collect")
-    one.add_argument("out", type=Path)
-    one.add_argument("--seconds", type=float, default=200, help="for each family")
-    one.add_argument("--share", type=float, default=0.012, help="of the space that is tried besides WINNERS")
-    one.add_argument("--seed", type=int, default=3)
-    one.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
-    one = parts.add_parser("regret")
-    one.add_argument("families", nargs="+")
-    one.add_argument("--data", nargs="+", default=["h200", "h200_wide", "h100", "h100_memory_bound"])
-    one.add_argument("--extra", default="h100_h200_training")
+    parser, collecting, regretting = parsers(__doc__)
+    collecting.add_argument("--share", type=float, default=0.012, help="of the space that is tried besides WINNERS")
+    collecting.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
+    collecting.set_defaults(seed=3)
+    regretting.add_argument("--extra", default="h100_h200_training")
+    regretting.set_defaults(data=["h200", "h200_wide", "h100", "h100_memory_bound"])
     options = parser.parse_args()
     if options.what == "collect":
         collect(options.out, options.seconds, options.share, options.seed, options.rows)
