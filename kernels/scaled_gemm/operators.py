@@ -10,10 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import triton
 
 from ...datasets import ForetuneError, KernelConfig, Problem
-from ...runtime.arguments import warn_once
 from .. import find_measurable
 from ..grouped_gemm.family import MOST_ROWS
 from ..grouped_gemm.passes import check_aligned, check_contents
@@ -297,16 +295,6 @@ class _DWShape(NamedTuple):
     k: int
 
 
-def warn_of_triton(version: str) -> None:
-    """Warn that dW with blockwise scales is only verified with Triton 3.6, if this is another version."""
-    if not version.startswith("3.6."):
-        warn_once(
-            f"the gradient of w in fp8 with blockwise scales is verified with Triton 3.6, but this is {version}, and "
-            "with 3.9 its test failed on an H100",
-            ": pass dw_dtype='bf16' or scales='rowwise'",
-        )
-
-
 def _find_dw(
     place: int,
     dy: torch.Tensor,
@@ -321,8 +309,6 @@ def _find_dw(
 ) -> Call[_DWShape]:
     """Return the `Call` of dW, with a launch unless there are no rows or groups; `place` is the index of the GPU."""
     groups, n, k, gradient = len(group_sizes), len(dy), len(x), dy.dtype
-    if blockwise and dy.is_cuda:
-        warn_of_triton(triton.__version__)
     most = chunk_rows(rows, n, k, device_at(place).sm_count)
     shape = _DWShape(rows, groups, most, n, k)
     if groups == 0 or rows == 0:

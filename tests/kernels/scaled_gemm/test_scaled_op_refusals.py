@@ -8,8 +8,6 @@ import foretune
 import pytest
 import torch
 from foretune import ForetuneError
-from foretune.datasets import ForetuneWarning
-from foretune.kernels.scaled_gemm.operators import warn_of_triton
 from foretune.kernels.scaled_gemm.quantize import quantize_blocks_128, quantize_rows_128
 from foretune.runtime import use_stub_driver
 from scaled import H200
@@ -115,10 +113,3 @@ def test_what_pytorch_traces_has_the_right_shape_and_is_checked():
             ForetuneError, match=r"w_scale must have shape \(2, 48\) for rowwise scales but has \(2, 1, 1\)"
         ):
             torch.ops.foretune.scaled_product(*tensors, "rowwise", None, None)
-
-
-def test_blockwise_dw_warns_unless_triton_is_the_verified_one(recwarn):
-    warn_of_triton("3.6.1")
-    assert not recwarn.list
-    with pytest.warns(ForetuneWarning, match=r"but this is 3\.60\.0, .* pass dw_dtype='bf16' or scales='rowwise'"):
-        warn_of_triton("3.60.0")
