@@ -198,6 +198,7 @@ def test_the_version_is_printed() -> None:
                 "h100_inductor_templates",
                 "h100_kernels",
                 "h100_memory_bound",
+                "h100_products",
             ],
         ),
         ("foretune device h", ["h100", "h200"]),

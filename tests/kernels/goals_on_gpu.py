@@ -5,6 +5,7 @@
   L2, then the fastest again; the last two columns are times in CUDA graphs, where kernels follow each other.
 - skew: the grouped GEMMs with unequal groups relative to equal ones.
 - quantizing: the kernels that quantize along rows, next to eager PyTorch.
+- flushes: large dense products with the specialized configs, after the L2 was flushed by writing, by reading, or not.
 
 Configs are compiled by all cores first. `--dry` counts the configs without a GPU.
 """
@@ -325,8 +326,32 @@ def quantizing(device: DeviceSpec, timer: Any) -> None:
         torch.cuda.empty_cache()
 
 
+def flushes(device: DeviceSpec, _: Any) -> None:
+    from foretune.runtime.timing.timer import Timer
+
+    family = find_measurable("matmul")
+    suite = comparison_of(family).suite(family).items()
+    plain = {name: case.problem for name, case in suite if not {"bias", "fp16", "fp32", "int8"} & set(name.split())}
+    large = {name: problem for name, problem in plain.items() if name.endswith("8192")}
+    configs = [config for config in family.space(device) if config["CONSUMERS"] and config["GROUP_M"] > 1]
+    compiled([(family.name, config, problem, device) for problem in large.values() for config in configs])
+    if DRY:
+        return
+    ways = {"writing": Timer(), "reading": Timer(clean=True), "nothing": Timer(flush_bytes=0)}
+    for name, problem in large.items():
+        inputs = family.inputs(problem, device)
+        launches = {tile_of(config): partial(family.launch, inputs, config) for config in configs}
+        launches["cublas"] = comparison_of(family).contenders(family, problem, inputs, device, {})["cublas"]
+        found = {way: times_of(launches, timer, 3, 5) for way, timer in ways.items()}
+        say(f"{name}: us after flushing the L2 by {', '.join(ways)}")
+        for tile in sorted(launches, key=found["writing"].__getitem__):
+            say(f"  {tile:32} {', '.join(f'{found[way][tile]:.0f}' for way in ways)}")
+        del inputs, launches
+        torch.cuda.empty_cache()
+
+
 def main() -> None:
-    parts = {"quantizing": quantizing, "products": products, "skew": skew}
+    parts = {"quantizing": quantizing, "products": products, "skew": skew, "flushes": flushes}
     chosen = [name for name in sys.argv[1:] if name in parts] or list(parts)
     if DRY:
         device, timer = DeviceSpec.named("h100"), None

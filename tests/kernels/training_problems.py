@@ -1,6 +1,7 @@
-"""`python training_problems.py collect OUT --seconds S`: measure forward and dX of training on all GPUs, for S seconds
-each, into OUT/FAMILY: layers of models.csv and synthetic ones, the same layer with every routing. On each problem it
-tries the configs that are often the fastest, a few that the shipped bundle ranks first, and a few at random.
+"""`python training_problems.py collect OUT --seconds S [--families FAMILY...]`: measure products of training on all
+GPUs, for S seconds each, into OUT/FAMILY. Grouped GEMMs are layers of models.csv and synthetic ones, the same layer
+with every routing; dense ones are layers of dense models and random shapes in bf16 or fp8. On each problem it tries the
+configs that are often the fastest, a few that the shipped bundle ranks first, and a few at random.
 
 `python training_problems.py regret FAMILY... --data DATA... --extra DATA`: how much slower than the best config the
 best of the first k is, in percent, on models that were not learned from, by rankers that learned from `--data` alone
@@ -17,7 +18,7 @@ from unittest.mock import patch
 import numpy as np
 import rich
 from foretune import collect_dataset
-from foretune.datasets import Case, Problem
+from foretune.datasets import Case, Measurable, Problem
 from foretune.datasets.console import table
 from foretune.kernels import find_measurable
 from foretune.kernels.grouped_gemm.group_sizes import drawn_sizes
@@ -39,7 +40,8 @@ from memory_bound import KS, parsers, problems_of
 
 FAMILIES = ("grouped_gemm_fwd", "grouped_gemm_dx")
 ROWS = (8192, 16384, 32768, 65536, 65536, 131072)
-MOST_TFLOP = 1.6
+#: Of one problem. Dense ones with less than the least are not drawn, as earlier data have many of them.
+LEAST_TFLOP, MOST_TFLOP = 0.05, 1.6
 _WIDE = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64}
 _PLAIN = {"CONSUMERS": 0, "PROGRAMS_PER_SM": 1, "TMA_X": 1, "TMA_W": 1}
 #: The knobs of configs that were often within 3 % of the fastest on training problems of `h200` and `h100`.
@@ -66,6 +68,8 @@ WINNERS = [
         "num_stages": 3,
     },
 ]
+#: Of dense products: all specialized configs.
+DENSE_WINNERS = [{"CONSUMERS": 2}, {"CONSUMERS": 3}]
 
 
 def drawn(family: str, seed: int, counts: Sequence[int] = ROWS) -> list[Case]:
@@ -93,18 +97,28 @@ def drawn(family: str, seed: int, counts: Sequence[int] = ROWS) -> list[Case]:
     return cases
 
 
-def collect(out: Path, seconds: float, share: float, seed: int, counts: list[int]) -> None:
-    for name in FAMILIES:  # a run measures one family after the other, and the last one would get no time
-        family = find_measurable(name)
-        usual = type(family).usual
+def drawn_dense(family: Measurable, seed: int, counts: Sequence[int]) -> list[Case]:
+    """Draw large products of dense layers, without epilogues."""
+    cases = family.draw(None, MOST_TFLOP, tokens=sorted(set(counts)), per_layer=6, random=80, seed=seed)
+    common = [case for case in cases if case.problem.dtype in ("bf16", "fp8e4m3")]
+    plain = [case for case in common if not {"bias", "gelu", "silu", "relu"} & set(case.problem.flags)]
+    return [case for case in plain if family.flops(case.problem) >= 1e12 * LEAST_TFLOP]
 
-        def with_winners(self, problem, device, usual=usual):
+
+def collect(out: Path, names: list[str], seconds: float, share: float, seed: int, counts: list[int]) -> None:
+    for name in names:  # a run measures one family after the other, and the last one would get no time
+        family = find_measurable(name)
+        usual, grouped = type(family).usual, name in FAMILIES
+        often = WINNERS if grouped else DENSE_WINNERS
+
+        def with_winners(self, problem, device, usual=usual, often=often):
             space = [(config, config.to_json().items()) for config in self.space(device)]
-            winners = [config for config, knobs in space if any(one.items() <= knobs for one in WINNERS)]
+            winners = [config for config, knobs in space if any(one.items() <= knobs for one in often)]
             return [*usual(self, problem, device), *winners]
 
         with patch.object(type(family), "usual", with_winners):
-            cases, options = drawn(name, seed, counts), {"plan": "thin", "share": share, "budget_s": seconds}
+            cases = drawn(name, seed, counts) if grouped else drawn_dense(family, seed, counts)
+            options = {"plan": "thin", "share": share, "budget_s": seconds}
             rich.print(collect_dataset(family, out=out / name, cases=cases, **options))
 
 
@@ -130,10 +144,14 @@ def regret(names: list[str], data: list[str], extra: str) -> None:
         split.rows = np.union1d(split.rows, np.flatnonzero(is_extra))
         kinds = defaultdict(list)
         for row in split.rows:
-            sizes = cases[row].problem
-            large = sizes["rows"] >= 8192 and sizes["rows"] / sizes["groups"] >= 256
+            sizes = dict(cases[row].problem.dims)
+            if "groups" in sizes:
+                size, is_large = "256 rows or more per group", sizes["rows"] >= max(8192, 256 * sizes["groups"])
+            else:
+                size = f"{LEAST_TFLOP} TFLOP or more"
+                is_large = family.flops(cases[row].problem) >= 1e12 * LEAST_TFLOP
             kind = f"--extra, {cases[row].scenario}" if is_extra[row] else "--data"
-            kinds[devices[row], f"{kind}, {'256 rows or more per group' if large else 'others'}"].append(row)
+            kinds[devices[row], f"{kind}, {size if is_large else 'others'}"].append(row)
         for learned, left_out in (("--data", is_extra), ("with --extra", None)):
             split.left_out = left_out
             scores = np.where(split.data.judged, split.held_out(LightGBMRanker), np.nan)
@@ -153,12 +171,13 @@ def main() -> None:
     parser, collecting, regretting = parsers(__doc__)
     collecting.add_argument("--share", type=float, default=0.012, help="of the space that is tried besides WINNERS")
     collecting.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
+    collecting.add_argument("--families", nargs="+", default=list(FAMILIES))
     collecting.set_defaults(seed=3)
     regretting.add_argument("--extra", default="h100_h200_training")
     regretting.set_defaults(data=["h200", "h200_wide", "h100", "h100_memory_bound"])
     options = parser.parse_args()
     if options.what == "collect":
-        collect(options.out, options.seconds, options.share, options.seed, options.rows)
+        collect(options.out, options.families, options.seconds, options.share, options.seed, options.rows)
     else:
         regret(options.families, options.data, options.extra)
 
