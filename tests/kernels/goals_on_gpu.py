@@ -5,7 +5,8 @@
   L2, then the fastest again; the last two columns are times in CUDA graphs, where kernels follow each other.
 - skew: the grouped GEMMs with unequal groups relative to equal ones.
 - quantizing: the kernels that quantize along rows, next to eager PyTorch.
-- flushes: large dense products with the specialized configs, after the L2 was flushed by writing, by reading, or not.
+- flushes: large products after the L2 was flushed by writing, by reading, or not: dense ones with all specialized
+  configs, and the grouped GEMMs of training with the first three predicted ones.
 
 Configs are compiled by all cores first. `--dry` counts the configs without a GPU.
 """
@@ -326,26 +327,39 @@ def quantizing(device: DeviceSpec, timer: Any) -> None:
         torch.cuda.empty_cache()
 
 
+def flush_problems(device: DeviceSpec) -> Iterator[tuple[str, Any, Problem, list[KernelConfig], str]]:
+    """Yield name, family, problem, configs and contender: dense products, and grouped ones of training."""
+    dense = find_measurable("matmul")
+    specialized = [config for config in dense.space(device) if config["CONSUMERS"] and config["GROUP_M"] > 1]
+    for name, case in comparison_of(dense).suite(dense).items():
+        if name.endswith("8192") and not {"bias", "fp16", "fp32", "int8"} & set(name.split()):
+            yield name, dense, case.problem, specialized, "cublas"
+    for which in ("fwd", "dx", "dw"):
+        family = find_measurable(f"grouped_gemm_{which}")
+        for name, case in comparison_of(family).suite(family).items():
+            if " training " in name and not case.problem.flags:
+                chosen = make_shortlist(family, replace(case.problem, ragged=None), device, k=3).configs
+                yield f"{which} {name}", family, case.problem, list(chosen), "torch"
+
+
 def flushes(device: DeviceSpec, _: Any) -> None:
     from foretune.runtime.timing.timer import Timer
 
-    family = find_measurable("matmul")
-    suite = comparison_of(family).suite(family).items()
-    plain = {name: case.problem for name, case in suite if not {"bias", "fp16", "fp32", "int8"} & set(name.split())}
-    large = {name: problem for name, problem in plain.items() if name.endswith("8192")}
-    configs = [config for config in family.space(device) if config["CONSUMERS"] and config["GROUP_M"] > 1]
-    compiled([(family.name, config, problem, device) for problem in large.values() for config in configs])
+    rows = list(flush_problems(device))
+    compiled([(family.name, config, problem, device) for _, family, problem, configs, _ in rows for config in configs])
     if DRY:
         return
     ways = {"writing": Timer(), "reading": Timer(clean=True), "nothing": Timer(flush_bytes=0)}
-    for name, problem in large.items():
+    say(f"us after flushing the L2 by {', '.join(ways)}")
+    for name, family, problem, configs, other in rows:
         inputs = family.inputs(problem, device)
-        launches = {tile_of(config): partial(family.launch, inputs, config) for config in configs}
-        launches["cublas"] = comparison_of(family).contenders(family, problem, inputs, device, {})["cublas"]
+        ours = {f"{place} {tile_of(config)}": config for place, config in enumerate(configs)}
+        launches: dict[str, Callable[[], Any]] = {n: partial(family.launch, inputs, c) for n, c in ours.items()}
+        launches[other] = comparison_of(family).contenders(family, problem, inputs, device, {})[other]
         found = {way: times_of(launches, timer, 3, 5) for way, timer in ways.items()}
-        say(f"{name}: us after flushing the L2 by {', '.join(ways)}")
+        say(f"  {name}")
         for tile in sorted(launches, key=found["writing"].__getitem__):
-            say(f"  {tile:32} {', '.join(f'{found[way][tile]:.0f}' for way in ways)}")
+            say(f"    {tile:32} {', '.join(f'{found[way][tile]:.0f}' for way in ways)}")
         del inputs, launches
         torch.cuda.empty_cache()
 
