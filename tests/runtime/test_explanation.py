@@ -14,6 +14,7 @@ from foretune.runtime import make_explanation, make_shortlist, use_stub_driver
 
 H200 = DeviceSpec.named("h200")
 LAYER = Problem.of("matmul", batch=1, m=64, n=1024, k=1024)
+FP8_EXPERTS = Problem.of("scaled_grouped_gemm_fwd", dtype="fp8e4m3", groups=64, rows=8192, n=2048, k=1024)
 EXPERTS = Problem.of("grouped_gemm_fwd", groups=64, rows=8192, n=2048, k=1024)
 
 
@@ -73,7 +74,8 @@ def test_a_size_of_the_problem_contributes_nothing():
     ("family", "problem", "why"),
     [
         ("grouped_gemm_fwd", EXPERTS, "was never measured"),
-        ("matmul", LAYER, "is not in the space of matmul"),  # whose ranker has no record of the values
+        # The ranker of this family has no record of the values.
+        ("scaled_grouped_gemm_fwd", FP8_EXPERTS, "is not in the space of scaled_grouped_gemm_fwd"),
     ],
 )
 def test_names_knob_values_that_were_never_measured_or_that_the_space_does_not_have(family, problem, why):
