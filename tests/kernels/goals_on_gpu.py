@@ -19,7 +19,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from multiprocessing import get_context
@@ -32,7 +31,7 @@ from foretune.datasets import DeviceSpec, KernelConfig, Problem
 from foretune.kernels import find_measurable
 from foretune.kernels.grouped_gemm.group_sizes import drawn_sizes
 from foretune.kernels.grouped_gemm.space import cdiv
-from foretune.kernels.matmul.space import KNOBS
+from foretune.kernels.matmul.space import KNOBS, LAYOUTS
 from foretune.kernels.registry import comparison_of
 from foretune.runtime import use_stub_driver
 from foretune.runtime.shortlist import make_shortlist
@@ -277,7 +276,7 @@ def chosen_of(which: str, problem: Problem, device: DeviceSpec) -> list[tuple[st
     family = find_measurable(problem.family)
     known = configs_of(family, "dw") if which == "dw" else ()
     found = [(label, config) for label, config in known if config["CONSUMERS"]]
-    predicted = make_shortlist(family, replace(problem, ragged=None), device, k=1).configs[0]
+    predicted = make_shortlist(family, problem, device, k=1).configs[0]
     return [*found, (f"predicted {tile_of(predicted)}", predicted)]
 
 
@@ -332,13 +331,13 @@ def flush_problems(device: DeviceSpec) -> Iterator[tuple[str, Any, Problem, list
     dense = find_measurable("matmul")
     specialized = [config for config in dense.space(device) if config["CONSUMERS"] and config["GROUP_M"] > 1]
     for name, case in comparison_of(dense).suite(dense).items():
-        if name.endswith("8192") and not {"bias", "fp16", "fp32", "int8"} & set(name.split()):
+        if name.endswith("8192") and case.problem.dtype == "bf16" and {*case.problem.flags} <= {*LAYOUTS}:
             yield name, dense, case.problem, specialized, "cublas"
     for which in ("fwd", "dx", "dw"):
         family = find_measurable(f"grouped_gemm_{which}")
         for name, case in comparison_of(family).suite(family).items():
             if " training " in name and not case.problem.flags:
-                chosen = make_shortlist(family, replace(case.problem, ragged=None), device, k=3).configs
+                chosen = make_shortlist(family, case.problem, device, k=3).configs
                 yield f"{which} {name}", family, case.problem, list(chosen), "torch"
 
 

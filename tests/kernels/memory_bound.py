@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -91,22 +91,24 @@ def problems_of(part: str, family: Measurable) -> Iterator[tuple[str, Problem]]:
         yield device.name, case.problem
 
 
-def parsers(text: str | None) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser, argparse.ArgumentParser]:
-    """The parser of a program, and those of its commands `collect` and `regret` with their common arguments."""
+def parsers(
+    text: str | None, families: Sequence[str]
+) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser, argparse.ArgumentParser]:
+    """The parser of a program, and those of its commands `collect`, of all `families`, and `regret`."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="what", required=True)
     collecting, regretting = parts.add_parser("collect"), parts.add_parser("regret")
     collecting.add_argument("out", type=Path)
     collecting.add_argument("--seconds", type=float, default=200, help="for each family")
     collecting.add_argument("--seed", type=int, default=0)
+    collecting.add_argument("--families", nargs="+", default=list(families))
     regretting.add_argument("families", nargs="+")
     regretting.add_argument("--data", nargs="+", default=["h200", "h200_wide", "h100"])
     return parser, collecting, regretting
 
 
 def main() -> None:
-    parser, collecting, regretting = parsers(__doc__)
-    collecting.add_argument("--families", nargs="+", default=list(FAMILIES))
+    parser, collecting, regretting = parsers(__doc__, FAMILIES)
     collecting.add_argument("--plan", default="exhaustive")
     regretting.add_argument("--extra", nargs="*", default=[])
     options = parser.parse_args()

@@ -31,6 +31,7 @@ from foretune.kernels.grouped_gemm.workload import (
     _split,
 )
 from foretune.kernels.learning import datasets_merged
+from foretune.kernels.matmul.space import ACTIVATIONS, BIAS
 from foretune.kernels.workloads import load_models
 from foretune.model import LightGBMRanker, TrainingSet, geomean
 from foretune.model.calibration.conformal import diversified_places
@@ -101,7 +102,7 @@ def drawn_dense(family: Measurable, seed: int, counts: Sequence[int]) -> list[Ca
     """Draw large products of dense layers, without epilogues."""
     cases = family.draw(None, MOST_TFLOP, tokens=sorted(set(counts)), per_layer=6, random=80, seed=seed)
     common = [case for case in cases if case.problem.dtype in ("bf16", "fp8e4m3")]
-    plain = [case for case in common if not {"bias", "gelu", "silu", "relu"} & set(case.problem.flags)]
+    plain = [case for case in common if not {BIAS, *ACTIVATIONS} & set(case.problem.flags)]
     return [case for case in plain if family.flops(case.problem) >= 1e12 * LEAST_TFLOP]
 
 
@@ -168,10 +169,9 @@ def regret(names: list[str], data: list[str], extra: str) -> None:
 
 
 def main() -> None:
-    parser, collecting, regretting = parsers(__doc__)
+    parser, collecting, regretting = parsers(__doc__, FAMILIES)
     collecting.add_argument("--share", type=float, default=0.012, help="of the space that is tried besides WINNERS")
     collecting.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
-    collecting.add_argument("--families", nargs="+", default=list(FAMILIES))
     collecting.set_defaults(seed=3)
     regretting.add_argument("--extra", default="h100_h200_training")
     regretting.set_defaults(data=["h200", "h200_wide", "h100", "h100_memory_bound"])
