@@ -3,7 +3,8 @@
 Pass 1 scans the space. Passes 2 and 3 confirm the leading configs in several rounds. The rounds of both passes are
 interleaved, and the configs of a round are shuffled, because the GPU's clock depends on what ran just before (on an
 H200 at its power limit the same config took 0-20 % longer one second later, 2026-11). In this way every config gets the
-same share of that effect. Later, a config is chosen on pass 2, and its time is reported from pass 3.
+same share of that effect. Half of each pass's rounds begin with a clean L2. Later, a config is chosen on pass 2, and
+its time is reported from pass 3.
 
 This module uses no processes or pipes: tasks are taken with `take`, and answers are passed to `answered`.
 """
@@ -11,6 +12,7 @@ This module uses no processes or pipes: tasks are taken with `take`, and answers
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
@@ -93,7 +95,8 @@ class CaseTasks:
         self._tries: Counter[Task | None] = Counter()  # None stands for `Prepare`
         self._compile_ms: dict[KernelConfig, float] = {}
         self._leading: list[KernelConfig] | None = None  # None while the scan goes on
-        self._samples: dict[tuple[int, KernelConfig], list[float]] = {}
+        # By whether the L2 was clean; empty before the confirming passes.
+        self._samples: dict[tuple[int, KernelConfig], tuple[list[float], list[float]]] = {}
         self._request(self._valid(space))
         self._advance()
 
@@ -258,7 +261,7 @@ class CaseTasks:
         if isinstance(task, Scan):
             self._record([self._row(config, SCAN, trial, self._compile_ms.pop(config, None))])
         elif trial.status is None:
-            self._samples[task.timing_pass, config] += trial.times_us
+            self._samples[task.timing_pass, config][task.is_clean].extend(trial.times_us)
         elif config not in self._state.unconfirmable:
             self._record([self._row(config, timing_pass, trial) for timing_pass in CONFIRMING])
 
@@ -281,18 +284,19 @@ class CaseTasks:
     def _begin_confirming(self) -> None:
         """Replace the queued tasks by those of the confirming passes, which time the leading configs again."""
         leading = [config for config in self._leading or () if config not in self._state.unconfirmable]
-        self._samples = {(timing_pass, config): [] for timing_pass in CONFIRMING for config in leading}
+        self._samples = {(timing_pass, config): ([], []) for timing_pass in CONFIRMING for config in leading}
         self._ready.clear()
         shuffle = np.random.default_rng(0)
         for number in range(rounds_of(self._state.best_us) * len(CONFIRMING)):
-            timing_pass = CONFIRMING[number % len(CONFIRMING)]
-            self._ready += (Confirm(leading[i], timing_pass) for i in shuffle.permutation(len(leading)))
+            turn, place = divmod(number, len(CONFIRMING))
+            timing_pass, is_clean = CONFIRMING[place], turn % 2 == 1
+            self._ready += (Confirm(leading[i], timing_pass, is_clean) for i in shuffle.permutation(len(leading)))
 
     def _confirm(self) -> None:
         """Record one row for each leading config and confirming pass, computed from the samples of all rounds."""
         self._record(
             [
-                self._row(config, timing_pass, Trial(Status.OK, **vars(Timing.of(times_us))))
+                self._row(config, timing_pass, Trial(Status.OK, **vars(timing_of_both(*times_us))))
                 for (timing_pass, config), times_us in self._samples.items()
                 if config not in self._state.unconfirmable
             ]
@@ -325,11 +329,25 @@ class CaseTasks:
             self._on_rows(rows)
 
 
-def rounds_of(best_us: float) -> int:
-    """Return how many rounds of timings each confirming pass over a case's leading configs has.
+def timing_of_both(dirty_us: Sequence[float], clean_us: Sequence[float]) -> Timing:
+    """Return the timing of a config from its samples, in microseconds, in both states of the L2.
 
-    There are more of them below 10 us: samples of one round share a part of their error, which is a few tenths of a
-    microsecond, however long the kernel takes (datasets/h200_rms_norm_rope/CARD.md has the effect).
+    The time is the mean of both medians: the median of all samples would be an outlier of one of the states.
+
+    >>> timing_of_both([14.0, 13.0, 19.0], [10.0, 10.0, 11.0])
+    Timing(time_us=12.0, spread=0.2916666666666667, samples=6)
+    """
+    time_us = statistics.fmean(map(statistics.median, (dirty_us, clean_us)))
+    return replace(Timing.of([*dirty_us, *clean_us]), time_us=time_us)
+
+
+def rounds_of(best_us: float) -> int:
+    """Return how many rounds of timings each confirming pass over a case's leading configs has, an even number.
+
+    Half of them begin with dirty lines in the L2, and half without, because some configs are slow in one of these
+    states only ("Two speeds of one kernel" in kernels/NOTES.md). There are more of them below 10 us: samples of one
+    round share a part of their error, which is a few tenths of a microsecond, however long the kernel takes
+    (datasets/h200_rms_norm_rope/CARD.md has the effect).
 
     Args:
         best_us: The time of the case's best config in microseconds.
@@ -337,4 +355,4 @@ def rounds_of(best_us: float) -> int:
     >>> [rounds_of(us) for us in (2.0, 5.0, 10.0, 1000.0)]
     [16, 8, 4, 4]
     """
-    return min(max(math.ceil(_SURE_US / best_us), ROUNDS), MOST_ROUNDS)
+    return min(max(2 * math.ceil(_SURE_US / best_us / 2), ROUNDS), MOST_ROUNDS)

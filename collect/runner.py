@@ -103,10 +103,13 @@ class Runner(Protocol):
                 that is much slower gets fewer samples.
         """
 
-    def confirm(self, config: KernelConfig, best_us: float) -> list[float]:
+    def confirm(self, config: KernelConfig, best_us: float, is_clean: bool = False) -> list[float]:
         """Return a few measured times, in microseconds, of a config that the scan has run.
 
-        There are more of them if `best_us`, the best time in microseconds found so far, is short.
+        Args:
+            config: The config to run.
+            best_us: The best time found so far, in microseconds; there are more samples if it is short.
+            is_clean: Whether the L2 has no dirty lines when a launch starts, as for `Timer`.
 
         Raises:
             LaunchFailedError: The launch failed.
@@ -128,6 +131,7 @@ class GpuRunner:
 
         self._device = device
         self._timer: Timer = Timer()
+        self._clean_timer: Timer = Timer(clean=True)
         self._family: Measurable
         self._problem: Problem
         self._inputs: Any = None
@@ -184,11 +188,11 @@ class GpuRunner:
         status = Status.EARLY_STOPPED if timing.samples == 1 else Status.OK
         return replace(binary, status=status, **vars(timing))
 
-    def confirm(self, config: KernelConfig, best_us: float) -> list[float]:
+    def confirm(self, config: KernelConfig, best_us: float, is_clean: bool = False) -> list[float]:
         """Return a few more times of a config that was scanned, as `Runner.confirm` describes."""
-        family, inputs = self._family, self._inputs
+        family, inputs, timer = self._family, self._inputs, self._clean_timer if is_clean else self._timer
         try:
-            return self._timer.sample(
+            return timer.sample(
                 partial(family.launch, inputs, config), samples_a_round(best_us), **resetting(family, inputs)
             )
         except Exception as error:
@@ -364,8 +368,11 @@ class ReplayRunner:
         """Return the recorded result of a config's first run, even if it is much slower than `best_us` microseconds."""
         return self.times.scan(config, best_us)
 
-    def confirm(self, config: KernelConfig, best_us: float) -> list[float]:
-        """Return the recorded times of one more round, whatever `best_us` is, as `Runner.confirm` describes."""
+    def confirm(self, config: KernelConfig, best_us: float, is_clean: bool = False) -> list[float]:
+        """Return the recorded times of one more round, as `Runner.confirm` describes.
+
+        They do not depend on `best_us` and `is_clean`.
+        """
         self._rounds[config] += 1
         return self.times.confirm(config, self._rounds[config] - 1)
 

@@ -103,10 +103,14 @@ class Scan:
 
 @dataclass(frozen=True)
 class Confirm:
-    """A task: time a config that ran in the scan again, for one round of a confirming pass."""
+    """A task: time a config that ran in the scan again, for one round of a confirming pass.
+
+    `is_clean` says whether the L2 has no dirty lines at the start, as `Timer` describes.
+    """
 
     config: KernelConfig
     timing_pass: int
+    is_clean: bool = False
 
 
 Task: TypeAlias = "Prepare | Scan | Confirm"
@@ -200,7 +204,7 @@ class _TaskRunner:
         if task.config in self._failed:
             return self._failed[task.config]
         try:
-            return Trial(times_us=tuple(self._runner.confirm(task.config, self._best_us)))
+            return Trial(times_us=tuple(self._runner.confirm(task.config, self._best_us, task.is_clean)))
         except LaunchFailedError as error:
             self._failed[task.config] = Trial(Status.LAUNCH_FAILED, error=str(error))
             return self._failed[task.config]

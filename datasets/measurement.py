@@ -102,7 +102,8 @@ class Measurement:
         config: The config.
         status: How the measurement ended.
         time_us: The time of the kernel alone with a cold L2: the median of `samples` launches, in microseconds, from
-            1e-3 to 3.6e9. None unless the status is OK or EARLY_STOPPED.
+            1e-3 to 3.6e9; of a confirming pass, the mean of the medians with a dirty and with a clean L2. None unless
+            the status is OK or EARLY_STOPPED.
         spread: The interquartile range of the samples divided by their median.
         samples: The number of timed launches.
         timing_pass: 1 for the scan, 2 and 3 for the confirming passes.

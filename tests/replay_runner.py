@@ -50,6 +50,7 @@ class ReplayRunner(runner.ReplayRunner):
         self.scan_faults, self.confirm_faults, self.outcomes = scan_faults, confirm_faults, outcomes
         self.on_prepare, self.seconds = prepare, seconds
         self.calls: list[tuple[str, object]] = []
+        self.clean: list[bool] = []  # the state of the L2 in each call of confirm
 
     def asked(self, what: str) -> list[object]:
         return [value for name, value in self.calls if name == what]
@@ -71,9 +72,10 @@ class ReplayRunner(runner.ReplayRunner):
     def probe(self, family, problem, config):
         return family.time_us(problem, config, timing_pass=1) or 100.0
 
-    def confirm(self, config, best_us):
+    def confirm(self, config, best_us, is_clean=False):
         self.calls.append(("confirm", config))
+        self.clean.append(is_clean)
         time.sleep(self.seconds / 10)
         if config in self.confirm_faults:
             raise self.confirm_faults[config]
-        return super().confirm(config, best_us)
+        return super().confirm(config, best_us, is_clean)

@@ -80,7 +80,7 @@ class Timer:
         flush_bytes: How many bytes are written between samples to evict the L2: twice its size if None. With 0 the L2
             stays warm, for a kernel that finds its inputs there.
         clean: Read these bytes instead of writing them. Use this to compare with a bandwidth: writing back dirty lines
-            takes up to 11 us of a kernel's time (H200, 2026-11).
+            takes up to 11 us of a kernel's time (H200, 2026-11). Collections use both.
         queue: The device's queue; tests replace it.
 
     >>> import torch

@@ -146,6 +146,8 @@ def test_confirming_passes_alternate_and_each_round_is_shuffled(out):
     rounds = [asked[i : i + len(leading)] for i in range(0, len(asked), len(leading))]
     assert len(rounds) == 2 * confirming_rounds(CASE.problem)
     assert all(set(one) == leading for one in rounds)
+    states = [runner.clean[i : i + len(leading)] for i in range(0, len(asked), len(leading))]
+    assert [set(one) for one in states] == [{False}, {False}, {True}, {True}] * (confirming_rounds(CASE.problem) // 2)
     assert len(set(map(tuple, rounds))) == len(rounds)
     # Samples count up: those of pass 2 lie between those of pass 3.
     position = {config: [i for i, one in enumerate(asked) if one == config] for config in leading}

@@ -130,6 +130,9 @@ class CheckedSmall(SharedBinary):
 class FakeTimer:
     """Takes the time of any launch for 100 us."""
 
+    def __init__(self, *, clean=False):
+        pass
+
     def time(self, launch, *, samples):
         launch()
         return Timing(100.0, 0.01, samples(100.0))

@@ -211,6 +211,9 @@ def faulty(member: str, fault: str) -> type[Sound]:
 class FakeTimer:
     """Says what the sound family's time model says."""
 
+    def __init__(self, *, clean=False):
+        pass
+
     def time(self, launch, *, samples):
         launch()
         return Timing(10.0, 0.01, samples(10.0))
