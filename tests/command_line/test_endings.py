@@ -194,6 +194,7 @@ def test_the_version_is_printed() -> None:
                 "h100_h200_counter",
                 "h100_h200_inductor_templates",
                 "h100_h200_training",
+                "h100_h200_two_flushes",
                 "h100_inductor_reduction",
                 "h100_inductor_templates",
                 "h100_kernels",

@@ -327,9 +327,13 @@ def quantizing(device: DeviceSpec, timer: Any) -> None:
 
 
 def flush_problems(device: DeviceSpec) -> Iterator[tuple[str, Any, Problem, list[KernelConfig], str]]:
-    """Yield name, family, problem, configs and contender: dense products, and grouped ones of training."""
+    """Yield name, family, problem, configs and contender: dense products, and grouped ones of training.
+
+    The specialized tiles of dense products are tried with each band, also those that are not in the space.
+    """
     dense = find_measurable("matmul")
-    specialized = [config for config in dense.space(device) if config["CONSUMERS"] and config["GROUP_M"] > 1]
+    tiles = [config.to_json() for config in dense.space(device) if config["CONSUMERS"] and config["GROUP_M"] == 1]
+    specialized = [KernelConfig.of(**tile | {"GROUP_M": band}) for tile in tiles for band in (4, 8, 16)]
     for name, case in comparison_of(dense).suite(dense).items():
         if name.endswith("8192") and case.problem.dtype == "bf16" and {*case.problem.flags} <= {*LAYOUTS}:
             yield name, dense, case.problem, specialized, "cublas"
