@@ -107,12 +107,14 @@ class CaseQueue:
         self._again.append(self._out.pop(case))
 
     def ahead(self) -> Step | None:
-        """Return the first queued step that this method has not returned before, or None, without removing it.
+        """Return a step near the front of the queue that this method has not returned before, or None.
 
-        Returned steps are remembered by their place in the queue and not by their case: the method is called for every
-        message, and hashing hundreds of cases with hundreds of ragged sizes takes milliseconds.
+        It stays in the queue. Only the first `WINDOW` steps are considered: the caller chooses their configs, which
+        takes about 10 ms each in the process that also sends the GPUs their tasks. Returned steps are remembered by
+        their place in the queue and not by their case: the method is called for every message, and hashing hundreds of
+        cases with hundreds of ragged sizes takes milliseconds.
         """
-        place, step = next((entry[:2] for entry in self._queue if entry[0] not in self._ahead), (None, None))
+        place, step = next((entry[:2] for entry in self._queue[:WINDOW] if entry[0] not in self._ahead), (None, None))
         if place is not None:
             self._ahead.add(place)
         return step
@@ -309,7 +311,7 @@ class RunState:
     def ahead(self, device: DeviceSpec) -> Step | None:
         """Return a step that `take` will return later, so that its configs can be compiled now; None if there is none.
 
-        Each step is returned only once.
+        Each step is returned only once, and only shortly before its turn.
         """
         step = self._queue(device).ahead()
         return None if step is None or _trouble(step) is not None else step

@@ -127,6 +127,10 @@ def test_gpus_that_share_the_cases_end_together(tmp_path, gpus):
 def test_what_waits_is_looked_at_once_each_before_it_is_handed_out(state):
     first = take(state)
     seen = [step.case for step in iter(lambda: state.ahead(DEVICE), None)]
+    assert [first, *seen] == MIXED[: WINDOW + 1] != MIXED
+    while case := take(state):
+        assert case in [first, *seen]
+        seen += [step.case for step in iter(lambda: state.ahead(DEVICE), None)]
     assert [first, *seen] == MIXED
 
 
