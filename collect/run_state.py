@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
 
     from ..datasets.dataset import Dataset
 
-#: How many cases from the front of the queue a GPU may choose from. It prefers a case whose signature it has met,
-#: because loading and checking binaries takes longer than timing them. The limit keeps the families in step, so that a
-#: run that is stopped early has measured about as many cases of each.
+#: How many cases from the front of the queue a GPU may choose from, and are compiled ahead. A GPU prefers a case whose
+#: signature it has met, because loading and checking binaries takes longer than timing them. The limit keeps the
+#: families in step, so that a run that is stopped early has measured about as many cases of each.
 WINDOW = 32
 #: With several GPUs, this many cases for each of them at the end of the queue are handed out longest first.
 LAST = 4
@@ -91,11 +92,15 @@ class CaseQueue:
         return step
 
     def _chosen(self, met: Collection[Hashable], gpus: int) -> tuple[int, Step, Hashable]:
-        window = [entry for entry in self._queue if entry[0] < self._queue[0][0] + WINDOW]
+        window = self._window()
         near = [entry for entry in window if entry[2] in met] or window
         if gpus == 1 or len(self._queue) > LAST * gpus:
             return near[0]
         return max(near, key=lambda entry: self._cost(entry[1].case))
+
+    def _window(self) -> list[tuple[int, Step, Hashable]]:
+        """Return the entries at the front of the queue, whose places are less than `WINDOW` behind the first one's."""
+        return list(takewhile(lambda entry: entry[0] < self._queue[0][0] + WINDOW, self._queue))
 
     def over(self, case: Case) -> None:
         """Record that a case is complete or given up, so that its plan can choose the next batch."""
@@ -109,12 +114,12 @@ class CaseQueue:
     def ahead(self) -> Step | None:
         """Return a step near the front of the queue that this method has not returned before, or None.
 
-        It stays in the queue. Only the first `WINDOW` steps are considered: the caller chooses their configs, which
-        takes about 10 ms each in the process that also sends the GPUs their tasks. Returned steps are remembered by
-        their place in the queue and not by their case: the method is called for every message, and hashing hundreds of
-        cases with hundreds of ragged sizes takes milliseconds.
+        It stays in the queue. No others are considered, because the caller chooses a step's configs, which takes
+        milliseconds in the process that also sends the GPUs their tasks. Returned steps are remembered by their place
+        in the queue and not by their case: the method is called for every message, and hashing hundreds of cases with
+        hundreds of ragged sizes takes milliseconds.
         """
-        place, step = next((entry[:2] for entry in self._queue[:WINDOW] if entry[0] not in self._ahead), (None, None))
+        place, step = next((entry[:2] for entry in self._window() if entry[0] not in self._ahead), (None, None))
         if place is not None:
             self._ahead.add(place)
         return step

@@ -110,7 +110,7 @@ class Confirm:
 
     config: KernelConfig
     timing_pass: int
-    is_clean: bool = False
+    is_clean: bool
 
 
 Task: TypeAlias = "Prepare | Scan | Confirm"

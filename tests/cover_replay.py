@@ -26,7 +26,10 @@ H200 = DeviceSpec.named("h200")
 
 @cache
 def measured(name):
-    """A layer's problem, what each config loses at each size, and its (first, second) times, by size and config."""
+    """Return a measured layer: family, data, problem, losses by size and config, the space, and times.
+
+    The space is the family's, as far as it was measured. Times are (first, second), by size and config.
+    """
     dynamic, others = LAYERS[name]
     family, data = find_measurable(name), load("h200_cover")
     problem = Problem.of(name, dtype="bf16", **others, **{dynamic: 64})
@@ -37,19 +40,21 @@ def measured(name):
         for size, row in rows.items()
         for column, config in enumerate(grid.configs)
     }
-    return family, data, problem, measured_losses(family, problem, dynamic, 64, 4096, H200, data), times
+    known = measured_losses(family, problem, dynamic, 64, 4096, H200, data)
+    recorded = {config for _, config in times}
+    space = tuple(config for config in family.space(H200) if config in recorded)
+    return family, data, problem, known, space, times
 
 
 @dataclass
 class Replay:
-    """A measured layer, and how often what was looked up. Its space is the family's, as far as it was measured."""
+    """A measured layer, and how often what was looked up."""
 
     name: str
 
     def __post_init__(self):
         self.dynamic = LAYERS[self.name][0]
-        self.family, self.data, self.problem, self.known, self._times = measured(self.name)
-        self.space = tuple(config for config in self.family.space() if config in self.known.configs)
+        self.family, self.data, self.problem, self.known, self.space, self._times = measured(self.name)
         self.broken: set[object] = set()  # configs that cannot be launched
         self.disturbed: set[object] = set()  # configs that take twice as long when they are first timed at a size
         self.compiled: list[object] = []
@@ -87,9 +92,10 @@ class Replay:
             )
 
     def losses(self, found: Cover) -> np.ndarray:
-        """What the cover loses at each size against the best of the space, in the second pass."""
-        columns = [self.known.configs.index(found.config_for(size)) for size in self.known.sizes]
-        best = np.nanmin(self.known.second[:, [config in self.space for config in self.known.configs]], axis=1)
+        """Return what the cover loses at each size against the best of the space, in the second pass: (n_sizes,)."""
+        column_of = {config: column for column, config in enumerate(self.known.configs)}
+        columns = [column_of[found.config_for(size)] for size in self.known.sizes]
+        best = np.nanmin(self.known.second[:, [column_of[config] for config in self.space]], axis=1)
         return np.expm1(self.known.second[np.arange(len(columns)), columns] - best)
 
 

@@ -9,8 +9,24 @@ from functools import cache, lru_cache
 
 import numpy as np
 from foretune.datasets import Case, DeviceSpec, KernelConfig, Measurable, Problem, Status
+from foretune.runtime.timing.timer import Timing
 
 DEVICE = DeviceSpec.named("h200")
+
+
+class FakeTimer:
+    """A timer on a device where the next launch takes `us`, which is less with a clean L2."""
+
+    def __init__(self, *, clean=False):
+        self.us = 90.0 if clean else 100.0
+
+    def time(self, launch, *, samples):
+        launch()
+        return Timing(self.us, 0.01, samples(self.us))
+
+    def sample(self, launch, samples, before=None):
+        launch()
+        return [self.us] * samples
 
 
 class FakeFamily(Measurable):

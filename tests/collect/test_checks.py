@@ -8,14 +8,13 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from fakes import DEVICE, FakeFamily
+from fakes import DEVICE, FakeFamily, FakeTimer
 from foretune.collect import cases, row_writer
 from foretune.collect import runner as runners
 from foretune.collect.runner import GpuRunner
 from foretune.datasets import Case, KernelConfig, Problem, Status, load
 from foretune.runtime.launching.results import poison
 from foretune.runtime.timing import timer
-from foretune.runtime.timing.timer import Timing
 from replay import ReplayPool, rows_of, run
 
 BLOCKS = (64, 128, 256, 512, 1024)
@@ -125,21 +124,6 @@ class SharedBinary(Doubled):
 class CheckedSmall(SharedBinary):
     def check_problem(self, config, problem_):
         return problem(40)
-
-
-class FakeTimer:
-    """Takes the time of any launch for 100 us."""
-
-    def __init__(self, *, clean=False):
-        pass
-
-    def time(self, launch, *, samples):
-        launch()
-        return Timing(100.0, 0.01, samples(100.0))
-
-    def sample(self, launch, samples):
-        launch()
-        return [100.0] * samples
 
 
 @pytest.fixture(autouse=True)

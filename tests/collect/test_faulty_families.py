@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fakes import FakeFamily
+from fakes import FakeFamily, FakeTimer
 from foretune.collect import runner as runners
 from foretune.collect.compiling import signature_of
 from foretune.collect.plan import Exhaustive, Sparse
@@ -102,7 +102,7 @@ def test_a_result_of_another_shape_is_no_right_one(result, shown, monkeypatch):
             return result
 
     monkeypatch.setattr(runners, "_device_answers", lambda: True)
-    monkeypatch.setattr(timer, "Timer", faulty.FakeTimer)
+    monkeypatch.setattr(timer, "Timer", FakeTimer)
     runner = runners.GpuRunner(DEVICE)
     runner.prepare(Short(), CASES[0].problem)
     outcome = runner.scan(VALID[0], float("inf"))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fakes import DEVICE, FakeFamily
+from fakes import DEVICE, FakeFamily, FakeTimer
 from foretune.collect import runner as runners
 from foretune.collect.runner import DeviceLostError, GpuRunner, LaunchFailedError, OutOfMemoryError, _failure
 from foretune.datasets import ForetuneError, KernelConfig, Problem, Status
@@ -67,21 +67,6 @@ def test_a_device_that_does_not_answer_any_more_is_lost(device):
         _failure(RuntimeError("illegal memory access"))
     # What the compiler raises says nothing of the device.
     assert _failure(CompilationError()).status is Status.COMPILE_FAILED
-
-
-class FakeTimer:
-    """A timer on a device where the next launch takes `us`."""
-
-    def __init__(self, *, clean=False):
-        self.us = 90.0 if clean else 100.0
-
-    def time(self, launch, *, samples):
-        launch()
-        return Timing(self.us, 0.01, samples(self.us))
-
-    def sample(self, launch, samples):
-        launch()
-        return [self.us] * samples
 
 
 class Binary:

@@ -25,7 +25,7 @@ import foretune
 import numpy as np
 import torch
 from commands import invoke
-from fakes import DEVICE, FakeFamily, fake_cases
+from fakes import DEVICE, FakeFamily, FakeTimer, fake_cases
 from foretune import kernels
 from foretune.collect import cases as collected_cases
 from foretune.collect import compiling
@@ -37,7 +37,6 @@ from foretune.model import LightGBMRanker, evaluate_bundle, train_bundle
 from foretune.runtime import arguments as warned
 from foretune.runtime import make_shortlist
 from foretune.runtime.timing import timer
-from foretune.runtime.timing.timer import Timing
 from foretune.runtime.tuning.warmup import warm_up
 from forging import hand_made
 from fuzz.judging import REFUSED, TroubleError, within
@@ -206,21 +205,6 @@ def faulty(member: str, fault: str) -> type[Sound]:
 
 
 # What takes a family.
-
-
-class FakeTimer:
-    """Says what the sound family's time model says."""
-
-    def __init__(self, *, clean=False):
-        pass
-
-    def time(self, launch, *, samples):
-        launch()
-        return Timing(10.0, 0.01, samples(10.0))
-
-    def sample(self, launch, samples, undo=None):
-        launch()
-        return [10.0] * samples
 
 
 class CompilingPool(ReplayPool):
