@@ -5,8 +5,9 @@
   L2, then the fastest again; the last two columns are times in CUDA graphs, where kernels follow each other.
 - skew: the grouped GEMMs with unequal groups relative to equal ones.
 - quantizing: the kernels that quantize along rows, next to eager PyTorch.
-- flushes: large products after the L2 was flushed by writing, by reading, or not: dense ones with all specialized
-  configs, and the grouped GEMMs of training with the first three predicted ones.
+- flushes: large products after the L2 was flushed by writing, by reading, or not, and on a GPU that is kept busy: dense
+  ones with the predicted config and all specialized ones, the grouped GEMMs of training with the first three predicted
+  ones and others. Means of the ratios come last.
 
 Configs are compiled by all cores first. `--dry` counts the configs without a GPU.
 """
@@ -18,6 +19,7 @@ import random
 import statistics
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
@@ -33,6 +35,7 @@ from foretune.kernels.grouped_gemm.group_sizes import drawn_sizes
 from foretune.kernels.grouped_gemm.space import cdiv
 from foretune.kernels.matmul.space import KNOBS, LAYOUTS
 from foretune.kernels.registry import comparison_of
+from foretune.model import geomean
 from foretune.runtime import use_stub_driver
 from foretune.runtime.shortlist import make_shortlist
 
@@ -101,6 +104,31 @@ def times_of(launches: dict[str, Callable[[], Any]], timer: Any, rounds: int, sa
         shuffled.shuffle(order)
         for name in order:
             times[name] += timer.sample(launches[name], samples)
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def busy_times(launches: dict[str, Callable[[], Any]], alone: dict[str, float]) -> dict[str, float]:
+    """Return the median time of each launch on a GPU that is kept busy, in runs of 10 ms of the same launch.
+
+    After some 50 ms of products the card's power limit lowers the clocks, so the first rounds are not counted.
+    """
+    times: dict[str, list[float]] = {name: [] for name in launches}
+    order, shuffled = list(launches), random.Random(0)
+    for turn in range(5):
+        shuffled.shuffle(order)
+        runs = []
+        for name in order:
+            count = max(4, int(5e3 / alone[name]))
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            for place in range(2 * count):
+                if place == count:
+                    first.record()
+                launches[name]()
+            last.record()
+            runs.append((name, first, last, count))
+        torch.cuda.synchronize()
+        for name, first, last, count in runs if turn > 1 else ():
+            times[name].append(first.elapsed_time(last) * 1e3 / count)
     return {name: statistics.median(found) for name, found in times.items()}
 
 
@@ -329,20 +357,23 @@ def quantizing(device: DeviceSpec, timer: Any) -> None:
 def flush_problems(device: DeviceSpec) -> Iterator[tuple[str, Any, Problem, list[KernelConfig], str]]:
     """Yield name, family, problem, configs and contender: dense products, and grouped ones of training.
 
-    The specialized tiles of dense products are tried with each band, also those that are not in the space.
+    The first config is the predicted one. The specialized tiles of dense products are tried with each band, also those
+    that are not in the space.
     """
     dense = find_measurable("matmul")
     tiles = [config.to_json() for config in dense.space(device) if config["CONSUMERS"] and config["GROUP_M"] == 1]
     specialized = [KernelConfig.of(**tile | {"GROUP_M": band}) for tile in tiles for band in (4, 8, 16)]
     for name, case in comparison_of(dense).suite(dense).items():
         if name.endswith("8192") and case.problem.dtype == "bf16" and {*case.problem.flags} <= {*LAYOUTS}:
-            yield name, dense, case.problem, specialized, "cublas"
+            chosen = make_shortlist(dense, case.problem, device, k=1).configs
+            yield name, dense, case.problem, list(dict.fromkeys([*chosen, *specialized])), "cublas"
     for which in ("fwd", "dx", "dw"):
         family = find_measurable(f"grouped_gemm_{which}")
         for name, case in comparison_of(family).suite(family).items():
             if " training " in name and not case.problem.flags:
                 chosen = make_shortlist(family, case.problem, device, k=3).configs
-                yield f"{which} {name}", family, case.problem, list(chosen), "torch"
+                others = dict(configs_of(family, which)).values()
+                yield f"{which} {name}", family, case.problem, list(dict.fromkeys([*chosen, *others])), "torch"
 
 
 def flushes(device: DeviceSpec, _: Any) -> None:
@@ -352,19 +383,30 @@ def flushes(device: DeviceSpec, _: Any) -> None:
     compiled([(family.name, config, problem, device) for _, family, problem, configs, _ in rows for config in configs])
     if DRY:
         return
-    ways = {"writing": Timer(), "reading": Timer(clean=True), "nothing": Timer(flush_bytes=0)}
-    say(f"us after flushing the L2 by {', '.join(ways)}")
+    timers = {"written": Timer(), "read": Timer(clean=True), "as it was": Timer(flush_bytes=0)}
+    ratios: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
+    say(f"us with an L2 that was {', '.join(timers)}; on a busy GPU")
     for name, family, problem, configs, other in rows:
         inputs = family.inputs(problem, device)
         ours = {f"{place} {tile_of(config)}": config for place, config in enumerate(configs)}
         launches: dict[str, Callable[[], Any]] = {n: partial(family.launch, inputs, c) for n, c in ours.items()}
         launches[other] = comparison_of(family).contenders(family, problem, inputs, device, {})[other]
-        found = {way: times_of(launches, timer, 3, 5) for way, timer in ways.items()}
+        found = [times_of(launches, timer, 3, 5) for timer in timers.values()]
+        found.append(busy_times(launches, found[0]))
         say(f"  {name}")
-        for tile in sorted(launches, key=found["writing"].__getitem__):
-            say(f"    {tile:32} {', '.join(f'{found[way][tile]:.0f}' for way in ways)}")
+        for tile in sorted(launches, key=found[0].__getitem__):
+            say(f"    {tile:32} {', '.join(f'{us[tile]:.0f}' for us in found)}")
+        predicted, kind = next(iter(ours)), (family.name, name.split()[-1] if family.name != "matmul" else "")
+        ratios[kind].append(
+            [us[predicted] / min(us[tile] for tile in ours) for us in found]
+            + [us[other] / us[predicted] for us in found]
+        )
         del inputs, launches
         torch.cuda.empty_cache()
+    say("geometric means in the same four states: predicted over the best of these; torch or cuBLAS over predicted")
+    for kind, lines in ratios.items():
+        means = [f"{geomean(column):.3f}" for column in zip(*lines, strict=True)]
+        say(f"  {' '.join(kind)} ({len(lines)}): {', '.join(means[:4])}; {', '.join(means[4:])}")
 
 
 def main() -> None:

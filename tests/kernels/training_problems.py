@@ -39,7 +39,7 @@ from foretune.model.cross_validation import _Split
 from foretune.model.metrics import top_k_regret
 from memory_bound import KS, parsers, problems_of
 
-FAMILIES = ("grouped_gemm_fwd", "grouped_gemm_dx")
+FAMILIES = ("grouped_gemm_fwd", "grouped_gemm_dx", "grouped_gemm_dw")
 ROWS = (8192, 16384, 32768, 65536, 65536, 131072)
 #: Of one problem. Dense ones with less than the least are not drawn, as earlier data have many of them.
 LEAST_TFLOP, MOST_TFLOP = 0.05, 1.6
@@ -69,11 +69,11 @@ WINNERS = [
         "num_stages": 3,
     },
 ]
-#: Of dense products: all specialized configs.
-DENSE_WINNERS = [{"CONSUMERS": 2}, {"CONSUMERS": 3}]
+#: Of dW, and of dense products: all specialized configs.
+DW_WINNERS, DENSE_WINNERS = [{"CONSUMERS": 2}], [{"CONSUMERS": 2}, {"CONSUMERS": 3}]
 
 
-def drawn(family: str, seed: int, counts: Sequence[int] = ROWS) -> list[Case]:
+def drawn(family: str, seed: int, counts: Sequence[int] = ROWS, tflop: Sequence[float] = (0, MOST_TFLOP)) -> list[Case]:
     """Draw layers, with three or four routings each, some in fp16 or with the layer's permutation fused."""
     rng, cases, layers = np.random.default_rng(seed), [], list(_layers(load_models()).items())
     for turn in range(40):
@@ -87,7 +87,7 @@ def drawn(family: str, seed: int, counts: Sequence[int] = ROWS) -> list[Case]:
             else:
                 n, k = _split(n, k, sources[0], layer.inter, rng)
             rows = int(rng.choice(counts))
-            if not _affordable(groups, rows, n, k, MOST_TFLOP):
+            if not _affordable(groups, rows, n, k, tflop[1]) or _affordable(groups, rows, n, k, tflop[0]):
                 continue
             dtype = "fp16" if rng.uniform() < 0.1 else "bf16"
             flags = (PERMUTATION[sources[0].rsplit("/", 1)[1]],) if rng.uniform() < 0.1 else ()
@@ -106,11 +106,13 @@ def drawn_dense(family: Measurable, seed: int, counts: Sequence[int]) -> list[Ca
     return [case for case in plain if family.flops(case.problem) >= 1e12 * LEAST_TFLOP]
 
 
-def collect(out: Path, names: list[str], seconds: float, share: float, seed: int, counts: list[int]) -> None:
+def collect(
+    out: Path, names: list[str], seconds: float, share: float, seed: int, counts: list[int], tflop: list[float]
+) -> None:
     for name in names:  # a run measures one family after the other, and the last one would get no time
         family = find_measurable(name)
         usual, grouped = type(family).usual, name in FAMILIES
-        often = WINNERS if grouped else DENSE_WINNERS
+        often = DENSE_WINNERS if not grouped else DW_WINNERS if name.endswith("dw") else WINNERS
 
         def with_winners(self, problem, device, usual=usual, often=often):
             space = [(config, config.to_json().items()) for config in self.space(device)]
@@ -118,7 +120,7 @@ def collect(out: Path, names: list[str], seconds: float, share: float, seed: int
             return [*usual(self, problem, device), *winners]
 
         with patch.object(type(family), "usual", with_winners):
-            cases = drawn(name, seed, counts) if grouped else drawn_dense(family, seed, counts)
+            cases = drawn(name, seed, counts, tflop) if grouped else drawn_dense(family, seed, counts)
             options = {"plan": "thin", "share": share, "budget_s": seconds}
             rich.print(collect_dataset(family, out=out / name, cases=cases, **options))
 
@@ -172,14 +174,15 @@ def main() -> None:
     parser, collecting, regretting = parsers(__doc__, FAMILIES)
     collecting.add_argument("--share", type=float, default=0.012, help="of the space that is tried besides WINNERS")
     collecting.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
+    collecting.add_argument("--tflop", type=float, nargs=2, default=[0, MOST_TFLOP], help="of a grouped GEMM")
     collecting.set_defaults(seed=3)
     regretting.add_argument("--extra", default="h100_h200_training")
     regretting.set_defaults(data=["h200", "h200_wide", "h100", "h100_memory_bound"])
-    options = parser.parse_args()
-    if options.what == "collect":
-        collect(options.out, options.families, options.seconds, options.share, options.seed, options.rows)
+    o = parser.parse_args()
+    if o.what == "collect":
+        collect(o.out, o.families, o.seconds, o.share, o.seed, o.rows, o.tflop)
     else:
-        regret(options.families, options.data, options.extra)
+        regret(o.families, o.data, o.extra)
 
 
 if __name__ == "__main__":
