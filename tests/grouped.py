@@ -17,7 +17,9 @@ DTYPES = ("bf16", "fp16", "fp32")
 H200 = DeviceSpec.named("h200")
 A100 = replace(H200, name="A100", arch="sm_80", sm_count=108, smem_per_block_bytes=166912)
 A10 = replace(H200, name="A10", arch="sm_86", sm_count=72, smem_per_block_bytes=101376)
+L40S = replace(H200, name="L40S", arch="sm_89", sm_count=142, smem_per_block_bytes=101376, smem_per_sm_bytes=102400)
 B200 = replace(H200, name="B200", arch="sm_100", sm_count=148)
+RTX_5090 = replace(L40S, name="RTX 5090", arch="sm_120", sm_count=170)
 MI300X = replace(
     H200, name="MI300X", backend="hip", arch="gfx942", warp_size=64, sm_count=304, smem_per_block_bytes=65536
 )

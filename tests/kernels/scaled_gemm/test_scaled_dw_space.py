@@ -13,12 +13,11 @@ from foretune.kernels import find_family
 from foretune.kernels.scaled_gemm.space import dw_smem_bytes
 from foretune.kernels.scaled_gemm.triton_kernels import both_ways, one_way
 from foretune.runtime import use_stub_driver
+from grouped import B200, L40S, RTX_5090
 from scaled import H200
 
 FAMILY = find_family("scaled_grouped_gemm_dw")
 SPACE = FAMILY.space(H200)
-RTX_5090 = replace(H200, name="RTX 5090", arch="sm_120", smem_per_block_bytes=101376, smem_per_sm_bytes=102400)
-B200, L4 = replace(H200, name="B200", arch="sm_100"), replace(RTX_5090, name="L4", arch="sm_89")
 CASE = FAMILY.cases(random=1, per_layer=1)[0]
 BINARIES = {FAMILY.binary_key(config, CASE.problem): config for config in SPACE}
 
@@ -47,7 +46,7 @@ def test_a_binary_needs_no_more_shared_memory_than_is_said(own_cache, flags, eac
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("device", [RTX_5090, B200, L4], ids=lambda device: device.arch)
+@pytest.mark.parametrize("device", [RTX_5090, B200, L40S], ids=lambda device: device.arch)
 def test_it_compiles_where_there_is_no_wgmma(own_cache, device):
     default = FAMILY.default(problem("blockwise"), device)
     assert default["CONSUMERS"] == 0

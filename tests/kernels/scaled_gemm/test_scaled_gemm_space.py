@@ -12,6 +12,7 @@ from foretune.kernels.scaled_gemm.space import GRANULARITIES, granularity_of, sm
 from foretune.kernels.scaled_gemm.workload import GRANULARITY_SHARES, TOKENS, dense_layers
 from foretune.kernels.workloads import load_dense_models
 from foretune.runtime import use_stub_driver
+from grouped import L40S
 from scaled import DENSE, FAMILIES, GROUPED, H200, SPECIALIZED, config, problem, specialized, split
 
 LAYER = problem(DENSE, m=4096, n=4096, k=7168)
@@ -132,9 +133,8 @@ def test_problems_and_devices_that_cannot_be_are_refused():
     ):
         family = GROUPED if "groups" in dict(call.dims) else DENSE
         assert family.supports(each, call, H200).startswith(why)
-    ada = replace(H200, name="L40S", arch="sm_89", smem_per_block_bytes=101376)
-    assert DENSE.supports(each, LAYER, ada) == "TMA_LOAD cannot be 1: sm_89 has no TMA"
-    assert DENSE.supports(DENSE.default(LAYER, ada), LAYER, ada) is None
+    assert DENSE.supports(each, LAYER, L40S) == "TMA_LOAD cannot be 1: sm_89 has no TMA"
+    assert DENSE.supports(DENSE.default(LAYER, L40S), LAYER, L40S) is None
     jobs = specialized(2, 128, 4)
     assert DENSE.supports(jobs, LAYER, H200) is None
     for other, name in ((replace(H200, arch="sm_100"), "sm_100"), (replace(H200, backend="cpu"), "the interpreter")):
