@@ -60,14 +60,20 @@ def configs_of(family, product):
             yield name, KernelConfig.of(**knobs, num_warps=warps, num_stages=stages)
 
 
+def in_random_order(names, rounds):
+    """Yield the number of each round, and the names in an order of its own."""
+    order, shuffled = list(names), random.Random(0)
+    for turn in range(rounds):
+        shuffled.shuffle(order)
+        yield turn, order
+
+
 def timed(launches):
     """The median microseconds of each launch."""
     times = {name: [] for name in launches}
     for launch in launches.values():
         launch()
-    order, shuffled = list(launches), random.Random(0)
-    for _ in range(ROUNDS):
-        shuffled.shuffle(order)
+    for _, order in in_random_order(launches, ROUNDS):
         events = []
         for name in order:
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from configs_on_gpu import configs_of
+from configs_on_gpu import configs_of, in_random_order
 from foretune.datasets import DeviceSpec, KernelConfig, Problem
 from foretune.kernels import find_measurable
 from foretune.kernels.grouped_gemm.group_sizes import drawn_sizes
@@ -99,9 +99,7 @@ def compiled(jobs: list[tuple[str, KernelConfig, Problem, DeviceSpec]]) -> set[A
 def times_of(launches: dict[str, Callable[[], Any]], timer: Any, rounds: int, samples: int) -> dict[str, float]:
     """The median time of each launch with a cold L2, in rounds of random order."""
     times: dict[str, list[float]] = {name: [] for name in launches}
-    order, shuffled = list(launches), random.Random(0)
-    for _ in range(rounds):
-        shuffled.shuffle(order)
+    for _, order in in_random_order(launches, rounds):
         for name in order:
             times[name] += timer.sample(launches[name], samples)
     return {name: statistics.median(found) for name, found in times.items()}
@@ -110,12 +108,10 @@ def times_of(launches: dict[str, Callable[[], Any]], timer: Any, rounds: int, sa
 def busy_times(launches: dict[str, Callable[[], Any]], alone: dict[str, float]) -> dict[str, float]:
     """Return the median time of each launch on a GPU that is kept busy, in runs of 10 ms of the same launch.
 
-    After some 50 ms of products the card's power limit lowers the clocks, so the first rounds are not counted.
+    The card's power limit lowers the clocks only after a while, so the first rounds are not counted.
     """
     times: dict[str, list[float]] = {name: [] for name in launches}
-    order, shuffled = list(launches), random.Random(0)
-    for turn in range(5):
-        shuffled.shuffle(order)
+    for turn, order in in_random_order(launches, 5):
         runs = []
         for name in order:
             count = max(4, int(5e3 / alone[name]))
@@ -142,9 +138,7 @@ def graph_times(candidates: dict[str, list[Callable[[], Any]]]) -> dict[str, flo
         with torch.cuda.graph(graphs[name]):
             for launch in launches:
                 launch()
-    order, shuffled = list(graphs), random.Random(0)
-    for turn in range(9):
-        shuffled.shuffle(order)
+    for turn, order in in_random_order(graphs, 9):
         for name in order:
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda._sleep(100_000)

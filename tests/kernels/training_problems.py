@@ -69,8 +69,8 @@ WINNERS = [
         "num_stages": 3,
     },
 ]
-#: Of dW, and of dense products: all specialized configs.
-DW_WINNERS, DENSE_WINNERS = [{"CONSUMERS": 2}], [{"CONSUMERS": 2}, {"CONSUMERS": 3}]
+#: Of dW and of dense products: all specialized configs.
+SPECIALIZED = [{"CONSUMERS": 2}, {"CONSUMERS": 3}]
 
 
 def drawn(family: str, seed: int, counts: Sequence[int] = ROWS, tflop: Sequence[float] = (0, MOST_TFLOP)) -> list[Case]:
@@ -112,7 +112,7 @@ def collect(
     for name in names:  # a run measures one family after the other, and the last one would get no time
         family = find_measurable(name)
         usual, grouped = type(family).usual, name in FAMILIES
-        often = DENSE_WINNERS if not grouped else DW_WINNERS if name.endswith("dw") else WINNERS
+        often = WINNERS if name in ("grouped_gemm_fwd", "grouped_gemm_dx") else SPECIALIZED
 
         def with_winners(self, problem, device, usual=usual, often=often):
             space = [(config, config.to_json().items()) for config in self.space(device)]
