@@ -3,6 +3,9 @@
 - products: dense products, of 16-bit operands and of fp8 with one scale per tensor, with the predicted config, the best
   of many (also outside of the space: SPLIT_K of any number), and cuBLAS. First all configs in few rounds with a cold
   L2, then the fastest again; the last two columns are times in CUDA graphs, where kernels follow each other.
+- medium: dense products of 4 to 120 GFLOP, of invented sizes, with the predicted config, the next seven, those that are
+  often the fastest, and cuBLAS, with a clean L2; means of the ratios come last. `--earlier=FOLDER` also tries the first
+  choice of the bundle in a folder.
 - skew: the grouped GEMMs with unequal groups relative to equal ones.
 - quantizing: the kernels that quantize along rows, next to eager PyTorch.
 - flushes: large products after the L2 was flushed by writing, by reading, or not, and on a GPU that is kept busy: dense
@@ -35,11 +38,12 @@ from foretune.kernels.grouped_gemm.group_sizes import drawn_sizes
 from foretune.kernels.grouped_gemm.space import cdiv
 from foretune.kernels.matmul.space import KNOBS, LAYOUTS
 from foretune.kernels.registry import comparison_of
-from foretune.model import geomean
+from foretune.model import geomean, load_bundle
 from foretune.runtime import use_stub_driver
 from foretune.runtime.shortlist import make_shortlist
 
 DRY = "--dry" in sys.argv
+EARLIER = [arg.partition("=")[2] for arg in sys.argv if arg.startswith("--earlier=")]
 BEGAN = time.perf_counter()
 FINALISTS, GRAPH_BYTES = 5, 300e6
 
@@ -61,6 +65,16 @@ LAYERS = [
     (64, 65536, 2048, 1024), (32, 8192, 7168, 2048), (128, 16384, 2816, 4096), (8, 8192, 28672, 4096),
     (128, 65536, 2048, 768), (60, 16384, 2816, 2048), (16, 4096, 2816, 2048), (64, 4096, 2048, 1024),
 ]  # fmt: skip
+#: Of `medium`: how many problems of each kind, their numbers of tokens, and each kind's dtype and flags.
+MEDIUM_EACH, MEDIUM_TOKENS = 25, (256, 384, 512, 640, 1024, 1536, 2048, 2560, 3072, 4096, 6144)
+MEDIUM_KINDS: dict[tuple[str, str], tuple[str, tuple[str, ...]]] = {
+    ("matmul", "forward"): ("bf16", ()),
+    ("matmul", "dX"): ("bf16", LAYOUTS[1:]),
+    ("matmul", "dW"): ("bf16", LAYOUTS),
+    ("scaled_gemm", "tensorwise"): ("fp8e4m3", ()),
+    ("scaled_gemm", "rowwise"): ("fp8e4m3", ("rowwise",)),
+    ("scaled_gemm", "blockwise"): ("fp8e4m3", ("blockwise",)),
+}
 ROUTINGS = ("balanced", "uniform", "zipf", "hot", "hot128")
 
 
@@ -249,6 +263,74 @@ def products(device: DeviceSpec, timer: Any) -> None:
         torch.cuda.empty_cache()
 
 
+def medium_problems() -> Iterator[tuple[str, Any, Problem]]:
+    """Yield products of each kind: forward, dX and dW in bf16, and forward in fp8 with each kind of scales."""
+    rng = np.random.default_rng(48)
+    for (name, kind), (dtype, flags) in MEDIUM_KINDS.items():
+        family, found = find_measurable(name), 0
+        while found < MEDIUM_EACH:
+            tokens = int(rng.choice(MEDIUM_TOKENS))
+            n, k = (128 * int(2 ** rng.uniform(2, 7.5)) for _ in range(2))
+            m, n, k = (n, k, tokens) if kind == "dW" else (tokens, n, k)
+            batch = {"batch": 1} if name == "matmul" else {}
+            problem = Problem.of(name, dtype=dtype, flags=flags, m=m, n=n, k=k, **batch)
+            if 4e9 <= family.flops(problem) <= 1.2e11:
+                yield kind, family, problem
+                found += 1
+
+
+def medium(device: DeviceSpec, _: Any) -> None:
+    from foretune.runtime.timing.timer import Timer
+    from training_problems import often_fastest
+
+    often = {name: often_fastest(find_measurable(name), (0.002, 0.12)) for name in ("matmul", "scaled_gemm")}
+    rows, bundles = [], [load_bundle(folder) for folder in EARLIER]
+    for kind, family, problem in medium_problems():
+        first = make_shortlist(family, problem, device, k=8).configs
+        earlier = [make_shortlist(family, problem, device, k=1, bundle=bundle).configs[0] for bundle in bundles]
+        usual = [one for one in often[family.name] if family.supports(one, problem, device) is None]
+        rows.append((kind, family, problem, list(dict.fromkeys([*first, *earlier, *usual])), [first[0], *earlier]))
+    able = compiled([(f.name, config, problem, device) for _, f, problem, tried, _ in rows for config in tried])
+    if DRY:
+        return
+    timer = Timer(clean=True)
+    ratios: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
+    header = "predicted over the best of those tried, cuBLAS over predicted"
+    header += "; the same of the earlier bundle" * len(bundles)
+    say(f"us with the predicted config: {header}")
+    for kind, family, problem, tried, choices in rows:
+        inputs, library = family.inputs(problem, device), "cublas" if family.name == "matmul" else "torch"
+        others = comparison_of(family).contenders(family, problem, inputs, device, {})
+        if library not in others:
+            say(f"  {problem} is left out: torch cannot compute it")
+            continue
+        launches: dict[Any, Callable[[], Any]] = {
+            config: partial(family.launch, inputs, config)
+            for config in tried
+            if (family.name, family.binary_key(config, problem)) in able
+        }
+        times = times_of(launches, timer, 3, 2)
+        best = sorted(times, key=times.__getitem__)[:FINALISTS]
+        final = {config: launches[config] for config in dict.fromkeys([*choices, *best])}
+        final["library"] = others[library]
+        times = times_of(final, timer, 7, 3)
+        theirs, least = times.pop("library"), min(times.values())
+        line = [ratio for one in choices for ratio in (times[one] / least, theirs / times[one])]
+        size = "less than 30 GFLOP" if family.flops(problem) < 3e10 else "30 GFLOP and more"
+        ratios[family.name, kind].append(line)
+        ratios[family.name, size].append(line)
+        say(f"  {problem} {times[choices[0]]:.1f}: {', '.join(f'{ratio:.3f}' for ratio in line)}")
+        del inputs, others, launches, final
+        torch.cuda.empty_cache()
+    say(f"geometric mean (worst): {header}")
+    for (name, which), lines in ratios.items():
+        means = [
+            f"{geomean(column):.3f} ({(min if place % 2 else max)(column):.2f})"
+            for place, column in enumerate(zip(*lines, strict=True))
+        ]
+        say(f"  {name}, {which} ({len(lines)}): {', '.join(means)}")
+
+
 def sizes_of(routing: str, rows: int, groups: int) -> tuple[int, ...]:
     """Group sizes; in "hot128" one expert has about half the rows, and all are multiples of 128."""
     if routing != "hot128":
@@ -404,7 +486,7 @@ def flushes(device: DeviceSpec, _: Any) -> None:
 
 
 def main() -> None:
-    parts = {"quantizing": quantizing, "products": products, "skew": skew, "flushes": flushes}
+    parts = {"quantizing": quantizing, "products": products, "medium": medium, "skew": skew, "flushes": flushes}
     chosen = [name for name in sys.argv[1:] if name in parts] or list(parts)
     if DRY:
         device, timer = DeviceSpec.named("h100"), None

@@ -1,7 +1,7 @@
 """`python training_problems.py collect OUT --seconds S [--families FAMILY...]`: measure products of training on all
 GPUs, for S seconds each, into OUT/FAMILY. Grouped GEMMs are layers of models.csv and synthetic ones, the same layer
 with every routing; dense ones are layers of dense models and random shapes in bf16 or fp8. On each problem it tries the
-configs that are often the fastest, a few that the shipped bundle ranks first, and a few at random.
+configs that are often the fastest, a few that the shipped bundle or the prior ranks first, and a few at random.
 
 `python training_problems.py regret FAMILY... --data DATA... --extra DATA`: how much slower than the best config the
 best of the first k is, in percent, on models that were not learned from, by rankers that learned from `--data` alone
@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 import rich
 from foretune import collect_dataset
-from foretune.datasets import Case, Measurable, Problem
+from foretune.datasets import Case, KernelConfig, Measurable, Problem, load
 from foretune.datasets.console import table
 from foretune.kernels import find_measurable
 from foretune.kernels.grouped_gemm.group_sizes import drawn_sizes
@@ -37,12 +38,15 @@ from foretune.model import LightGBMRanker, TrainingSet, geomean
 from foretune.model.calibration.conformal import diversified_places
 from foretune.model.cross_validation import _Split
 from foretune.model.metrics import top_k_regret
+from foretune.runtime.shortlist import make_shortlist
 from memory_bound import KS, parsers, problems_of
 
 FAMILIES = ("grouped_gemm_fwd", "grouped_gemm_dx", "grouped_gemm_dw")
 ROWS = (8192, 16384, 32768, 65536, 65536, 131072)
-#: Of one problem. Dense ones with less than the least are not drawn, as earlier data have many of them.
+#: Of one problem; large dense ones have at least the least.
 LEAST_TFLOP, MOST_TFLOP = 0.05, 1.6
+#: Data of dense products that were measured exhaustively, by family, and how many of their configs are tried.
+EXHAUSTIVE, OFTEN, RANKED_FIRST = {"matmul": "h200_matmul", "scaled_gemm": "h200_scaled_gemm"}, 32, 8
 _WIDE = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64}
 _PLAIN = {"CONSUMERS": 0, "PROGRAMS_PER_SM": 1, "TMA_X": 1, "TMA_W": 1}
 #: The knobs of configs that were often within 3 % of the fastest on training problems of `h200` and `h100`.
@@ -69,7 +73,7 @@ WINNERS = [
         "num_stages": 3,
     },
 ]
-#: Of dW and of dense products: all specialized configs.
+#: Of dW: all specialized configs.
 SPECIALIZED = [{"CONSUMERS": 2}, {"CONSUMERS": 3}]
 
 
@@ -98,29 +102,59 @@ def drawn(family: str, seed: int, counts: Sequence[int] = ROWS, tflop: Sequence[
     return cases
 
 
-def drawn_dense(family: Measurable, seed: int, counts: Sequence[int]) -> list[Case]:
-    """Draw large products of dense layers, without epilogues."""
-    cases = family.draw(None, MOST_TFLOP, tokens=sorted(set(counts)), per_layer=6, random=80, seed=seed)
+def drawn_dense(family: Measurable, seed: int, counts: Sequence[int], tflop: Sequence[float]) -> list[Case]:
+    """Draw products of dense layers, without epilogues, in random order."""
+    cases = family.draw(None, tflop[1], tokens=sorted(set(counts)), per_layer=6, random=200, seed=seed)
     common = [case for case in cases if case.problem.dtype in ("bf16", "fp8e4m3")]
     plain = [case for case in common if not {BIAS, *ACTIVATIONS} & set(case.problem.flags)]
-    return [case for case in plain if family.flops(case.problem) >= 1e12 * LEAST_TFLOP]
+    drawn = [case for case in plain if family.flops(case.problem) >= 1e12 * tflop[0]]
+    return [drawn[place] for place in np.random.default_rng(seed).permutation(len(drawn))]
+
+
+def often_fastest(family: Measurable, tflop: Sequence[float]) -> tuple[KernelConfig, ...]:
+    """Return OFTEN configs whose fastest is close to the best config on all problems of the exhaustive data.
+
+    Problems of other sizes than `tflop` do not count, and neither do those that are not drawn.
+    """
+    grid = load(EXHAUSTIVE[family.name]).grid(family)
+    rows = [
+        row
+        for row, case in enumerate(grid.cases)
+        if tflop[0] <= family.flops(case.problem) / 1e12 <= tflop[1]
+        and case.problem.dtype in ("bf16", "fp8e4m3")
+        and case.problem["m"] >= 128
+        and not {BIAS, *ACTIVATIONS} & set(case.problem.flags)
+    ]
+    times = np.nan_to_num(grid.first_us[rows], nan=np.inf)
+    slower = np.log(np.minimum(times / times.min(axis=1, keepdims=True), 10))
+    least, found = np.full(len(rows), np.inf), []
+    for _ in range(OFTEN):
+        found.append(int(np.minimum(least[:, None], slower).mean(axis=0).argmin()))
+        least = np.minimum(least, slower[:, found[-1]])
+    return tuple(grid.configs[place] for place in found)
 
 
 def collect(
-    out: Path, names: list[str], seconds: float, share: float, seed: int, counts: list[int], tflop: list[float]
+    out: Path, names: list[str], seconds: float, share: float, seed: int, counts: list[int], tflop: list[float] | None
 ) -> None:
     for name in names:  # a run measures one family after the other, and the last one would get no time
         family = find_measurable(name)
         usual, grouped = type(family).usual, name in FAMILIES
         often = WINNERS if name in ("grouped_gemm_fwd", "grouped_gemm_dx") else SPECIALIZED
+        least_and_most = tflop or (0.0 if grouped else LEAST_TFLOP, MOST_TFLOP)
+        fastest = () if grouped else often_fastest(family, least_and_most)
 
-        def with_winners(self, problem, device, usual=usual, often=often):
+        def with_winners(self, problem, device, usual=usual, often=often, fastest=fastest):
+            if fastest:
+                first = make_shortlist(self, problem, device, k=RANKED_FIRST).configs
+                return [*usual(self, problem, device), *fastest, *first]
             space = [(config, config.to_json().items()) for config in self.space(device)]
             winners = [config for config, knobs in space if any(one.items() <= knobs for one in often)]
             return [*usual(self, problem, device), *winners]
 
         with patch.object(type(family), "usual", with_winners):
-            cases = drawn(name, seed, counts, tflop) if grouped else drawn_dense(family, seed, counts)
+            draw = partial(drawn, name) if grouped else partial(drawn_dense, family)
+            cases = draw(seed, counts, least_and_most)
             options = {"plan": "thin", "share": share, "budget_s": seconds}
             rich.print(collect_dataset(family, out=out / name, cases=cases, **options))
 
@@ -165,7 +199,7 @@ def regret(names: list[str], data: list[str], extra: str) -> None:
                 texts = (" / ".join(f"{one:.1f}" for one in view) for view in slower)
                 rows.append([name, learned, device, f"{kind} ({len(here)})", *texts])
                 rich.print(*rows[-1])
-    columns = ("family", "learned from", "device", "problems", "sizes known", "sizes unknown")
+    columns = ("family", "learned from", "device", "problems", "as measured", "as at a call")
     title = f"Percent by which the best of the first {' / '.join(map(str, KS))} is slower, on models not learned from"
     rich.print(table(title, columns, rows))
 
@@ -174,7 +208,7 @@ def main() -> None:
     parser, collecting, regretting = parsers(__doc__, FAMILIES)
     collecting.add_argument("--share", type=float, default=0.012, help="of the space that is tried besides WINNERS")
     collecting.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
-    collecting.add_argument("--tflop", type=float, nargs=2, default=[0, MOST_TFLOP], help="of a grouped GEMM")
+    collecting.add_argument("--tflop", type=float, nargs=2, help="of one problem, least and most")
     collecting.set_defaults(seed=3)
     regretting.add_argument("--extra", default="h100_h200_training")
     regretting.set_defaults(data=["h200", "h200_wide", "h100", "h100_memory_bound"])
