@@ -34,6 +34,7 @@ from .space import (
     output_dtype,
     smem_bytes,
     wrong_knob,
+    wrong_unaligned_tile,
 )
 
 if TYPE_CHECKING:
@@ -131,8 +132,12 @@ class Matmul(GemmFamily, MeasuredFamily):
     def wrong_pair(self, config: KernelConfig, problem: Problem) -> str | None:
         """Return why a config cannot run a problem on any device, or None."""
         knobs: Mapping[str, Any] = config.to_json()
-        if knobs["TMA"] and not is_aligned(problem):
-            return f"TMA must be 0 but is {knobs['TMA']}: rows of this problem do not begin at multiples of 16 bytes"
+        if not is_aligned(problem):
+            if knobs["TMA"]:
+                tma = knobs["TMA"]
+                return f"TMA must be 0 but is {tma}: rows of this problem do not begin at multiples of 16 bytes"
+            if (wrong := wrong_unaligned_tile(knobs)) is not None:
+                return wrong
         if knobs["CONSUMERS"] and problem.itemsize != 2:
             consumers, dtype = knobs["CONSUMERS"], problem.dtype_name
             return f"CONSUMERS must be 0 in {dtype} but is {consumers}: the warp-specialized kernel takes 16-bit dtypes"

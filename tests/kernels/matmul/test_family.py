@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from foretune.datasets import ForetuneError
+from foretune.datasets import ForetuneError, load
 from foretune.kernels.matmul.contenders import suite_cases
-from foretune.kernels.matmul.space import call_dims, is_aligned, row_lengths
+from foretune.kernels.matmul.space import call_dims, is_aligned, row_lengths, wrong_unaligned_tile
 from foretune.kernels.matmul.workload import MOST_TFLOP, TOKENS, draw
 from foretune.kernels.registry import comparison_of
 from foretune.kernels.workloads import Draws, load_dense_models
@@ -63,6 +63,11 @@ def test_other_devices_have_a_part_of_it(device):
     ("knobs", "told", "why"),
     [
         ({"TMA": 1}, {"k": 100}, "TMA must be 0 but is 1: rows of this problem do not begin at multiples of 16 bytes"),
+        (
+            {"BLOCK_M": 32, "BLOCK_N": 128, "BLOCK_K": 128},
+            {"k": 100},
+            "BLOCK_K must be at most 102 with BLOCK_M x BLOCK_N = 32 x 128 and num_warps = 4, or registers spill",
+        ),
         ({"BLOCK_K": 16}, {"dtype": "int8"}, "BLOCK_K must be at least 32 in int8 but is 16"),
         ({"SPLIT_K": 2, "PROGRAMS_PER_SM": 1}, {}, "PROGRAMS_PER_SM must be 0 with SPLIT_K = 2 but is 1"),
         ({"SPLIT_K": 2, "TMA": 2}, {}, "TMA must be 0 or 1 with SPLIT_K = 2, .* but is 2"),
@@ -91,6 +96,17 @@ def test_other_devices_have_a_part_of_it(device):
 def test_what_is_refused_and_why(knobs, told, why):
     call = problem(**{"dtype": "bf16", "batch": 1, "m": 64, "n": 64, "k": 64} | told)
     assert re.search(why, MATMUL.supports(config(**knobs), call, H200))
+
+
+@pytest.mark.parametrize("data", ["h200_matmul", "h100_h200_medium"])
+def test_tiles_that_are_refused_for_rows_that_are_not_aligned_were_slow(data):
+    grid = load(data).grid(MATMUL)
+    refused = np.array([wrong_unaligned_tile(one.to_json()) is not None for one in grid.configs])
+    rows = [row for row, case in enumerate(grid.cases) if not is_aligned(case.problem)]
+    times = np.nan_to_num(grid.first_us[rows], nan=np.inf)
+    slower = times[:, refused].min(axis=1) / times.min(axis=1)
+    assert np.isfinite(slower).any()
+    assert slower.min() > 1.3
 
 
 @pytest.mark.parametrize(
