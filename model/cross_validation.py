@@ -53,9 +53,6 @@ def _sizes_known(problem: Problem) -> Problem:
     return problem
 
 
-_BOTH: tuple[_View, ...] = (_sizes_known, Problem.without_sizes)
-
-
 def cross_validate(
     dataset: Dataset | TrainingSet,
     family: Family,
@@ -169,6 +166,7 @@ class _Split:
             raise ForetuneError(f"split must be one of {', '.join(SPLITS)} but is {split!r}")
         self.data = TrainingSet.of(dataset, family).ordered()
         self.ks, self._folds, self.jobs, self._split = tuple(ks), folds, jobs, split
+        self._views: tuple[_View, ...] = (_sizes_known, family.at_call_time)
         # Sparse problems are only used for training: regret among few configs says little.
         exhaustive = self.data.exhaustive
         self.sparse = int((~exhaustive).sum()) if exhaustive.any() else 0
@@ -195,14 +193,15 @@ class _Split:
             return np.flatnonzero(split_sizes(self.data.grid.cases)[1][number])
         return np.flatnonzero(self.fold != number)
 
-    def held_out(self, factory: RankerFactory, views: Sequence[_View] = _BOTH) -> NDArray[np.float64]:
+    def held_out(self, factory: RankerFactory, views: Sequence[_View] | None = None) -> NDArray[np.float64]:
         """Return scores of every problem by a ranker trained on the other folds, (n_views, n_problems, n_configs).
 
-        A view is a way to show a problem to the ranker: with its ragged sizes, or as at call time.
+        A view is a way to show a problem to the ranker. By default there are two: as measured, with its ragged sizes,
+        and as at call time (`Family.at_call_time`), with rounded sizes and without ragged ones.
 
         NaN marks problems that are not tested and configs that are no candidates.
         """
-        data = self.data
+        data, views = self.data, views or self._views
         if not factory().learns:
             return self.scores_of(factory().fit(data.grid, data.family), views)
         tested = {number: self.rows[self.fold[self.rows] == number] for number in self._tested_folds}
@@ -223,8 +222,9 @@ class _Split:
             scores[:, tested[number]] = part
         return scores
 
-    def scores_of(self, ranker: Ranker, views: Sequence[_View] = _BOTH) -> NDArray[np.float64]:
+    def scores_of(self, ranker: Ranker, views: Sequence[_View] | None = None) -> NDArray[np.float64]:
         """Return the scores of every tested problem by one fitted ranker, with the axes of `held_out`."""
+        views = views or self._views
         scores = np.full((len(views), *self.data.judged.shape), np.nan)
         scores[:, self.rows] = self._scores(ranker, self.rows, views)
         return scores
@@ -290,7 +290,7 @@ class _Split:
                 draws.append(self.held_out(factory))
         known, unknown = (
             {k: np.stack([self._regret(scores[view], k) for scores in draws]) for k in self.ks}
-            for view in range(len(_BOTH))
+            for view in range(len(self._views))
         )
         return known, unknown
 

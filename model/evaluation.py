@@ -57,7 +57,7 @@ class Evaluation:
     baselines_sizes_unknown: dict[str, dict[int, NDArray[np.float64]]]
     left_out: Mapping[str, str]  # baselines that could not be evaluated, with the reason
     grid: Grid  # the measurements of these problems
-    #: Predicted slowdowns, (2, n_problems, n_configs), with ragged sizes known and unknown; NaN = not judged.
+    #: Predicted slowdowns, (2, n_problems, n_configs), with ragged sizes known, and as at call time; NaN = not judged.
     predicted: NDArray[np.float64]
     seen_in_training: float | None = 0.0  # the share of the measurements that the ranker was trained on; None: unknown
     sparse: int = 0  # the number of further problems, measured sparsely: not evaluated, but trained on
