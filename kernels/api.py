@@ -337,8 +337,8 @@ def autotune(
         device: As for `prune`.
         bundle: As for `prune`.
         bucket: Arguments of `key` (with a family, dimensions; the family's own `bucketed` are always included) whose
-            sizes are tuned in steps of 9 %. Within a step, a new size is a look-up among the configs that the kernel's
-            own `prune_configs_by` allows for it.
+            sizes are tuned in 8 steps per octave. A new size within a step is a look-up among the configs that the
+            kernel's own `prune_configs_by` allows for it.
         budget_s: Seconds after which no more configs are measured: the best so far runs, or the best predicted.
         isolate: Time configs in a separate process, so that an illegal memory access does not end this one.
         workers: The number of threads that compile; as many as there are cores if None.

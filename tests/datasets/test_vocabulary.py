@@ -287,15 +287,17 @@ def test_a_time_goes_with_its_status(status: Status, time_us: float | None) -> N
             Measurement(PROBLEM, "gpu", CONFIG, status, time_us=time_us)
 
 
-@pytest.mark.parametrize("size", [0, 1, 2, 3, 7, 11, 16, 4096, 1 << 20])
-def test_small_sizes_and_powers_of_two_stand_for_themselves(size: int) -> None:
+@pytest.mark.parametrize("size", [*range(17), 24, 96, 384, 640, 768, 1536, 3072, 4096, 6144, 1 << 20])
+def test_small_and_usual_sizes_stand_for_themselves(size: int) -> None:
     assert Problem.of("linear", m=size).rounded("m")["m"] == size
 
 
 def test_a_rounded_problem_is_near_those_it_stands_for_and_stays_itself() -> None:
     for size in range(1, 5000, 7):
         stand_in = Problem.of("linear", m=size, n=7).rounded("m")
-        assert abs(stand_in["m"] / size - 1) < 0.06
+        assert 0 <= stand_in["m"] - size < size / 8
+        step = max(1 << size.bit_length() >> 4, 1)
+        assert all(-(-size // tile) == -(-stand_in["m"] // tile) for tile in (16, 32, 64, 128, 256) if tile >= step)
         assert stand_in.rounded("m") == stand_in
         assert stand_in["n"] == 7
     assert Problem.of("linear", m=1000).rounded("n") == Problem.of("linear", m=1000)

@@ -104,7 +104,7 @@ def test_the_mode_of_the_environment_and_one_of_another_process(filler, watch, m
 def test_sizes_of_a_bucket_share_what_they_find_out(filler, watch):
     kernel = declared(filler, max_cost=0.1)
     for call in range(CALLS + 20):
-        filler.launch(kernel, m=(4096, 4112)[call % 2])
+        filler.launch(kernel, m=(4096, 4000)[call % 2])
     assert ran(watch)[-2:] == [4, 4]
     assert len(foretune.refining().rows) == 4
 

@@ -21,7 +21,7 @@ from foretune.runtime.tuning.cache.pinning import check_pins, pins_of_cache
 from pinning import DRIFT, pinned_kernel, save, softmax
 from remembered import CONFIGS, H100, H200, KERNEL, problem, remember
 
-SHAPES = "groups,rows,n,k\n16,512,1024,512\n16,520,1024,512\n16,4096,1024,512\n"
+SHAPES = "groups,rows,n,k\n16,512,1024,512\n16,500,1024,512\n16,4096,1024,512\n"
 FAMILY = "grouped_gemm_fwd"
 
 
@@ -246,7 +246,7 @@ def test_what_a_bundle_predicts_for_shapes_is_what_an_op_would_run(lock: Path, s
     (entry,) = PinFile.read(lock).kernels
     family = find_family(FAMILY)
     assert entry.source == family.source_hash()
-    for rows in (512, 520, 4096):
+    for rows in (512, 500, 4096):
         wanted = Problem.of(FAMILY, groups=16, rows=rows, n=1024, k=512)
         predicted = choice.choose(family, wanted, H200, Mode.PREDICT, lambda config: pytest.fail("launched"))
         assert entry.choices[family.at_call_time(wanted)].config == predicted
