@@ -193,6 +193,7 @@ def test_the_version_is_printed() -> None:
                 "h100_fp8_gradients",
                 "h100_h200_counter",
                 "h100_h200_inductor_templates",
+                "h100_h200_medium",
                 "h100_h200_training",
                 "h100_h200_two_flushes",
                 "h100_inductor_reduction",
