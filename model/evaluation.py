@@ -135,9 +135,11 @@ class Evaluation:
             if self.is_ragged:
                 unknown = part["regret_sizes_unknown"]
                 rows += [["    ragged sizes unknown", *(percent(unknown[k]["geomean"]) for k in ks)]]
+        at_call_time = [percent(summary["regret_sizes_unknown"][k]["geomean"]) for k in ks]
         if self.is_ragged:
-            unknown = summary["regret_sizes_unknown"]
-            rows += [["  ragged sizes unknown", *(percent(unknown[k]["geomean"]) for k in ks)]]
+            rows += [["  ragged sizes unknown", *at_call_time]]
+        elif at_call_time != rows[0][1:]:
+            rows += [["  sizes rounded, as at call time", *at_call_time]]
         for baseline, curve in summary["baselines"].items():
             rows += [[baseline, *(percent(curve[k]["geomean"]) for k in ks)]]
             without = [percent(summary["baselines_sizes_unknown"][baseline][k]["geomean"]) for k in ks]

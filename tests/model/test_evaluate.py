@@ -119,6 +119,9 @@ def test_what_has_no_ragged_sizes_is_not_reported_without_them(evaluation):
     labels = [row[0] for row in replace(evaluation, cases=plain).__rich__().rows]
     assert "foretune" in labels
     assert not any("unknown" in label for label in labels)
+    assert "  sizes rounded, as at call time" in labels  # some sizes of these problems are no usual ones
+    exact = replace(evaluation, cases=plain, regret_sizes_unknown=evaluation.regret)
+    assert not any("rounded" in row[0] for row in exact.__rich__().rows)
 
 
 def test_learning_beats_not_learning(evaluation):
