@@ -191,7 +191,7 @@ _MOST_ACCUMULATOR_REGISTERS = 128
 # Elements that a thread loads per step: with more, compilation takes a minute or longer (as for the grouped kernels).
 _MOST_LOADED_ELEMENTS = 512
 # The same if rows are not aligned, when each element is loaded alone, through a register: with more, registers spill,
-# and the kernel is always slower than others, some of them 100 times (tests/kernels/matmul/test_family.py).
+# and no such tile was near the fastest one in the shipped data (tests/kernels/matmul/test_family.py).
 _MOST_UNALIGNED_ELEMENTS = 128
 # Bytes of loads in flight, of 16-bit operands: with fewer the latency of memory is not hidden; more are never needed.
 _BYTES_IN_FLIGHT = (40 * 1024, 192 * 1024)
