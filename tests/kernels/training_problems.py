@@ -19,7 +19,7 @@ from unittest.mock import patch
 import numpy as np
 import rich
 from foretune import collect_dataset
-from foretune.datasets import Case, KernelConfig, Measurable, Problem, load
+from foretune.datasets import Case, DeviceSpec, KernelConfig, Measurable, Problem, load
 from foretune.datasets.console import table
 from foretune.kernels import find_measurable
 from foretune.kernels.grouped_gemm.group_sizes import drawn_sizes
@@ -45,8 +45,10 @@ FAMILIES = ("grouped_gemm_fwd", "grouped_gemm_dx", "grouped_gemm_dw")
 ROWS = (8192, 16384, 32768, 65536, 65536, 131072)
 #: Of one problem; large dense ones have at least the least.
 LEAST_TFLOP, MOST_TFLOP = 0.05, 1.6
-#: Data of dense products that were measured exhaustively, by family, and how many of their configs are tried.
-EXHAUSTIVE, OFTEN, RANKED_FIRST = {"matmul": "h200_matmul", "scaled_gemm": "h200_scaled_gemm"}, 32, 8
+#: Data of dense products that were measured exhaustively, by family.
+EXHAUSTIVE = {"matmul": "h200_matmul", "scaled_gemm": "h200_scaled_gemm"}
+#: How many configs are tried on a dense product: those that are often the fastest there, and those ranked first.
+OFTEN, RANKED_FIRST = 32, 8
 _WIDE = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64}
 _PLAIN = {"CONSUMERS": 0, "PROGRAMS_PER_SM": 1, "TMA_X": 1, "TMA_W": 1}
 #: The knobs of configs that were often within 3 % of the fastest on training problems of `h200` and `h100`.
@@ -73,8 +75,8 @@ WINNERS = [
         "num_stages": 3,
     },
 ]
-#: Of dW: all specialized configs.
-SPECIALIZED = [{"CONSUMERS": 2}, {"CONSUMERS": 3}]
+#: The same of dW: all specialized configs.
+DW_WINNERS = [{"CONSUMERS": 2}]
 
 
 def drawn(family: str, seed: int, counts: Sequence[int] = ROWS, tflop: Sequence[float] = (0, MOST_TFLOP)) -> list[Case]:
@@ -105,25 +107,21 @@ def drawn(family: str, seed: int, counts: Sequence[int] = ROWS, tflop: Sequence[
 def drawn_dense(family: Measurable, seed: int, counts: Sequence[int], tflop: Sequence[float]) -> list[Case]:
     """Draw products of dense layers, without epilogues, in random order."""
     cases = family.draw(None, tflop[1], tokens=sorted(set(counts)), per_layer=6, random=200, seed=seed)
-    common = [case for case in cases if case.problem.dtype in ("bf16", "fp8e4m3")]
-    plain = [case for case in common if not {BIAS, *ACTIVATIONS} & set(case.problem.flags)]
-    drawn = [case for case in plain if family.flops(case.problem) >= 1e12 * tflop[0]]
+    drawn = [case for case in cases if is_drawn(family, case.problem, tflop)]
     return [drawn[place] for place in np.random.default_rng(seed).permutation(len(drawn))]
 
 
-def often_fastest(family: Measurable, tflop: Sequence[float]) -> tuple[KernelConfig, ...]:
-    """Return OFTEN configs whose fastest is close to the best config on all problems of the exhaustive data.
+def is_drawn(family: Measurable, problem: Problem, tflop: Sequence[float]) -> bool:
+    """Return whether a dense product is in bf16 or fp8, has no epilogue, and has a number of TFLOP within `tflop`."""
+    is_plain = problem.dtype in ("bf16", "fp8e4m3") and not {BIAS, *ACTIVATIONS} & set(problem.flags)
+    return is_plain and tflop[0] <= family.flops(problem) / 1e12 <= tflop[1]
 
-    Problems of other sizes than `tflop` do not count, and neither do those that are not drawn.
-    """
+
+def often_fastest(family: Measurable, tflop: Sequence[float]) -> tuple[KernelConfig, ...]:
+    """Return OFTEN configs whose fastest is close to the best config on all such problems of the exhaustive data."""
     grid = load(EXHAUSTIVE[family.name]).grid(family)
     rows = [
-        row
-        for row, case in enumerate(grid.cases)
-        if tflop[0] <= family.flops(case.problem) / 1e12 <= tflop[1]
-        and case.problem.dtype in ("bf16", "fp8e4m3")
-        and case.problem["m"] >= 128
-        and not {BIAS, *ACTIVATIONS} & set(case.problem.flags)
+        row for row, case in enumerate(grid.cases) if case.problem["m"] >= 128 and is_drawn(family, case.problem, tflop)
     ]
     times = np.nan_to_num(grid.first_us[rows], nan=np.inf)
     slower = np.log(np.minimum(times / times.min(axis=1, keepdims=True), 10))
@@ -134,27 +132,37 @@ def often_fastest(family: Measurable, tflop: Sequence[float]) -> tuple[KernelCon
     return tuple(grid.configs[place] for place in found)
 
 
+def matching(often: Sequence[dict[str, int]], family: Measurable, _: Problem, device: DeviceSpec) -> list[KernelConfig]:
+    """Return the configs of the space that have all knobs of one of `often`."""
+    space = [(config, config.to_json().items()) for config in family.space(device)]
+    return [config for config, knobs in space if any(one.items() <= knobs for one in often)]
+
+
+def often_and_ranked(
+    often: Sequence[KernelConfig], family: Measurable, problem: Problem, device: DeviceSpec
+) -> list[KernelConfig]:
+    """Return the configs `often`, and those that the shipped bundle ranks first."""
+    return [*often, *make_shortlist(family, problem, device, k=RANKED_FIRST).configs]
+
+
 def collect(
     out: Path, names: list[str], seconds: float, share: float, seed: int, counts: list[int], tflop: list[float] | None
 ) -> None:
     for name in names:  # a run measures one family after the other, and the last one would get no time
         family = find_measurable(name)
-        usual, grouped = type(family).usual, name in FAMILIES
-        often = WINNERS if name in ("grouped_gemm_fwd", "grouped_gemm_dx") else SPECIALIZED
-        least_and_most = tflop or (0.0 if grouped else LEAST_TFLOP, MOST_TFLOP)
-        fastest = () if grouped else often_fastest(family, least_and_most)
+        usual = type(family).usual
+        if name in FAMILIES:
+            cases = drawn(name, seed, counts, tflop or (0.0, MOST_TFLOP))
+            winners = partial(matching, DW_WINNERS if name.endswith("dw") else WINNERS)
+        else:
+            least_and_most = tflop or (LEAST_TFLOP, MOST_TFLOP)
+            cases = drawn_dense(family, seed, counts, least_and_most)
+            winners = partial(often_and_ranked, often_fastest(family, least_and_most))
 
-        def with_winners(self, problem, device, usual=usual, often=often, fastest=fastest):
-            if fastest:
-                first = make_shortlist(self, problem, device, k=RANKED_FIRST).configs
-                return [*usual(self, problem, device), *fastest, *first]
-            space = [(config, config.to_json().items()) for config in self.space(device)]
-            winners = [config for config, knobs in space if any(one.items() <= knobs for one in often)]
-            return [*usual(self, problem, device), *winners]
+        def with_winners(self, problem, device, usual=usual, winners=winners):
+            return [*usual(self, problem, device), *winners(self, problem, device)]
 
         with patch.object(type(family), "usual", with_winners):
-            draw = partial(drawn, name) if grouped else partial(drawn_dense, family)
-            cases = draw(seed, counts, least_and_most)
             options = {"plan": "thin", "share": share, "budget_s": seconds}
             rich.print(collect_dataset(family, out=out / name, cases=cases, **options))
 
