@@ -133,8 +133,7 @@ class Matmul(GemmFamily, MeasuredFamily):
         """Return why a config cannot run a problem on any device, or None."""
         knobs: Mapping[str, Any] = config.to_json()
         if not is_aligned(problem):
-            if knobs["TMA"]:
-                tma = knobs["TMA"]
+            if tma := knobs["TMA"]:
                 return f"TMA must be 0 but is {tma}: rows of this problem do not begin at multiples of 16 bytes"
             if (wrong := wrong_unaligned_tile(knobs)) is not None:
                 return wrong
