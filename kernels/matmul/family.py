@@ -135,7 +135,7 @@ class Matmul(GemmFamily, MeasuredFamily):
         if not is_aligned(problem):
             if tma := knobs["TMA"]:
                 return f"TMA must be 0 but is {tma}: rows of this problem do not begin at multiples of 16 bytes"
-            if (wrong := wrong_unaligned_tile(knobs)) is not None:
+            if (wrong := wrong_unaligned_tile(knobs, problem.itemsize)) is not None:
                 return wrong
         if knobs["CONSUMERS"] and problem.itemsize != 2:
             consumers, dtype = knobs["CONSUMERS"], problem.dtype_name
@@ -209,7 +209,7 @@ class Matmul(GemmFamily, MeasuredFamily):
         """Return the config to run when nothing was measured or predicted."""
         m = problem["m"]
         block_m, block_n, block_k = (16, 64, 128) if m <= 16 else (64, 64, 64) if m <= 64 else (128, 128, 64)
-        tma = int(device.arch in TMA_ARCHS and is_aligned(problem))
+        aligned = is_aligned(problem)
         for stages in (4, 3, 2, 1):
             config = KernelConfig.of(
                 BLOCK_M=block_m,
@@ -218,10 +218,10 @@ class Matmul(GemmFamily, MeasuredFamily):
                 GROUP_M=8 if block_m >= 64 else 1,
                 SPLIT_K=1,
                 PROGRAMS_PER_SM=0,
-                TMA=tma,
+                TMA=int(device.arch in TMA_ARCHS and aligned),
                 CONSUMERS=0,
                 PINGPONG=0,
-                num_warps=4,
+                num_warps=4 if aligned or block_m < 128 else 8,  # with fewer, registers spill
                 num_stages=stages,
             )
             if self.device_limit(config, problem, device) is None:

@@ -190,9 +190,12 @@ VALUES = KnobValues.in_words(
 _MOST_ACCUMULATOR_REGISTERS = 128
 # Elements that a thread loads per step: with more, compilation takes a minute or longer (as for the grouped kernels).
 _MOST_LOADED_ELEMENTS = 512
-# The same if rows are not aligned, when each element is loaded alone, through a register: with more, registers spill,
-# and no such tile was near the fastest one in the shipped data (tests/kernels/matmul/test_family.py).
+# Elements that a thread loads per step and accumulates, if rows are not aligned: each element is then loaded alone, and
+# through a register if it has fewer than 4 bytes, the least that can be copied to shared memory directly (PTX ISA,
+# cp.async). Many kernels with more elements spill registers and take several times as long
+# (tests/kernels/matmul/test_family.py).
 _MOST_UNALIGNED_ELEMENTS = 128
+_LEAST_COPY_BYTES = 4
 # Bytes of loads in flight, of 16-bit operands: with fewer the latency of memory is not hidden; more are never needed.
 _BYTES_IN_FLIGHT = (40 * 1024, 192 * 1024)
 # Shared memory of a block on sm_90 and sm_100, for which the space is laid out.
@@ -238,29 +241,33 @@ def wrong_knob(knobs: Mapping[str, Any]) -> str | None:
 
 def _wrong_tile(m: int, n: int, k: int, warps: int) -> str | None:
     """Return why an m x n x k tile is too large (spilled registers, or minutes of compilation), or None."""
+    threads = 32 * warps
     if (wrong := spilled(m, n, warps, _MOST_ACCUMULATOR_REGISTERS)) is not None:
         return wrong
-    return _wrong_loads(m, n, k, warps, _MOST_LOADED_ELEMENTS, "compilation takes minutes")
+    if k > (most_k := _MOST_LOADED_ELEMENTS * threads // (m + n)):
+        return (
+            f"BLOCK_K must be at most {most_k} with BLOCK_M x BLOCK_N = {m} x {n} and num_warps = {warps}, or "
+            f"compilation takes minutes, but is {k}"
+        )
+    return None
 
 
-def wrong_unaligned_tile(knobs: Knobs) -> str | None:
+def wrong_unaligned_tile(knobs: Knobs, itemsize: int) -> str | None:
     """Return why a tile is too large for a problem whose rows are not aligned (`is_aligned`), or None.
 
-    >>> wrong_unaligned_tile({"BLOCK_M": 32, "BLOCK_N": 128, "BLOCK_K": 128, "num_warps": 4}).partition(", or ")[2]
-    'registers spill, as rows do not begin at multiples of 16 bytes, but is 128'
+    >>> tile = {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 4}
+    >>> wrong_unaligned_tile(tile, itemsize=2).partition(", or ")[0]
+    '(BLOCK_M + BLOCK_N) * BLOCK_K + BLOCK_M * BLOCK_N must be at most 16384 with num_warps = 4'
+    >>> wrong_unaligned_tile(tile, itemsize=4) is None
+    True
     """
     m, n, k, warps = (knobs[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps"))
-    why = f"registers spill, as rows do not begin at multiples of {ALIGNMENT_BYTES} bytes"
-    return _wrong_loads(m, n, k, warps, _MOST_UNALIGNED_ELEMENTS, why)
-
-
-def _wrong_loads(m: int, n: int, k: int, warps: int, most: int, otherwise: str) -> str | None:
-    """Return why each thread loads more than `most` elements per step, and what happens `otherwise`; or None."""
-    if k <= (most_k := most * 32 * warps // (m + n)):
+    held, most = (m + n) * k + m * n, _MOST_UNALIGNED_ELEMENTS * 32 * warps
+    if held <= most or itemsize >= _LEAST_COPY_BYTES:
         return None
     return (
-        f"BLOCK_K must be at most {most_k} with BLOCK_M x BLOCK_N = {m} x {n} and num_warps = {warps}, or "
-        f"{otherwise}, but is {k}"
+        f"(BLOCK_M + BLOCK_N) * BLOCK_K + BLOCK_M * BLOCK_N must be at most {most} with num_warps = {warps}, or "
+        f"registers may spill, as rows do not begin at multiples of {ALIGNMENT_BYTES} bytes, but is {held}"
     )
 
 

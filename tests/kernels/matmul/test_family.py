@@ -64,9 +64,9 @@ def test_other_devices_have_a_part_of_it(device):
     [
         ({"TMA": 1}, {"k": 100}, "TMA must be 0 but is 1: rows of this problem do not begin at multiples of 16 bytes"),
         (
-            {"BLOCK_M": 32, "BLOCK_N": 128, "BLOCK_K": 128},
+            {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 64},
             {"k": 100},
-            "BLOCK_K must be at most 102 with BLOCK_M x BLOCK_N = 32 x 128 and num_warps = 4, or registers spill",
+            "must be at most 16384 with num_warps = 4, or registers may spill, .* but is 20480",
         ),
         ({"BLOCK_K": 16}, {"dtype": "int8"}, "BLOCK_K must be at least 32 in int8 but is 16"),
         ({"SPLIT_K": 2, "PROGRAMS_PER_SM": 1}, {}, "PROGRAMS_PER_SM must be 0 with SPLIT_K = 2 but is 1"),
@@ -98,15 +98,17 @@ def test_what_is_refused_and_why(knobs, told, why):
     assert re.search(why, MATMUL.supports(config(**knobs), call, H200))
 
 
-@pytest.mark.parametrize("data", ["h200_matmul", "h100_h200_medium"])
-def test_tiles_that_are_refused_for_rows_that_are_not_aligned_were_slow(data):
-    grid = load(data).grid(MATMUL)
-    refused = np.array([wrong_unaligned_tile(one.to_json()) is not None for one in grid.configs])
-    rows = [row for row, case in enumerate(grid.cases) if not is_aligned(case.problem)]
-    times = np.nan_to_num(grid.first_us[rows], nan=np.inf)
-    slower = times[:, refused].min(axis=1) / times.min(axis=1)
-    assert np.isfinite(slower).any()
-    assert slower.min() > 1.3
+@pytest.mark.parametrize(("data", "problems"), [("h200_matmul", 12), ("h100_h200_medium", 3)])
+def test_tiles_that_are_refused_for_rows_that_are_not_aligned_were_slow(data, problems):
+    grid, best = load(data).grid(MATMUL), []
+    refused = np.array([wrong_unaligned_tile(one.to_json(), itemsize=2) is not None for one in grid.configs])
+    for case, times in zip(grid.cases, grid.first_us, strict=True):
+        if case.problem.itemsize <= 2 and not is_aligned(case.problem):
+            assert np.nanmedian(times[refused]) > 1.5 * np.nanmedian(times[~refused])
+            best.append(np.nanmin(times[~refused]) / np.nanmin(times))
+    assert len(best) == problems
+    assert sorted(best)[-2] == 1.0  # the fastest tile is refused on one problem at most
+    assert max(best) < 1.2
 
 
 @pytest.mark.parametrize(
