@@ -369,8 +369,8 @@ class Problem:
         """Return the problem with these dimensions rounded up to the grid of `POINTS_PER_OCTAVE` points per octave.
 
         Problems of similar size share one prediction this way. Sizes up to 16 and those with few significant bits, such
-        as 640 and 1536, do not change. Other sizes keep their number of tiles if these are not smaller than the grid's
-        step. Dimensions that the problem lacks are ignored.
+        as 640 and 1536, do not change. Other sizes keep their number of tiles if a tile's size is a power of two and at
+        least the grid's step. Dimensions that the problem lacks are ignored.
 
         >>> p = Problem.of("linear", m=1100, n=96)
         >>> p.rounded("m")["m"], p.rounded("m", "n")["n"], Problem.of("linear", m=1536, n=96).rounded("m")["m"]
@@ -378,7 +378,7 @@ class Problem:
         """
         if not dims:
             return self
-        sizes = {name: _on_grid(size) if name in dims else size for name, size in self.dims}
+        sizes = {name: on_grid(size) if name in dims else size for name, size in self.dims}
         return self._with(dims=tuple(sizes.items()), _dims=sizes)
 
     def _with(self, **changed: Any) -> Problem:
@@ -417,10 +417,10 @@ class Problem:
         return f"{self.family} {dims} {self.dtype_name}" + "".join(f" {flag}" for flag in self.flags)
 
 
-def _on_grid(size: int) -> int:
+def on_grid(size: int) -> int:
     """Return the smallest size of at least `size` on a grid that divides each octave into `POINTS_PER_OCTAVE` steps."""
     step = max((1 << size.bit_length()) // (2 * POINTS_PER_OCTAVE), 1)
-    return min(-(-size // step) * step, MOST_SIZE)
+    return -(-size // step) * step
 
 
 def _sorted_dims(dims: Any) -> tuple[tuple[str, int], ...]:

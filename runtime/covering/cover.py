@@ -19,7 +19,7 @@ import numpy as np
 from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Measurable, Problem, check_problem_of
 from ...datasets.console import InNotebooks, table
 from ...datasets.errors import check_between, check_integer, shown
-from ...datasets.problem import MOST_SIZE, POINTS_PER_OCTAVE
+from ...datasets.problem import MOST_SIZE, on_grid
 from ..arguments import configs_of, family_of
 from ..launching.stub_driver import device_here
 from ..shortlist import bundle_of
@@ -189,8 +189,8 @@ def make_cover(
         device: A spec, the name of a shipped one, or a spec's JSON file.
         within: Instead of `k`: as few configs as lose at most this at any size (0.02 for 2 %), up to 16.
         ranges: The most ranges; 8 if None, or with `within` as many as needed.
-        sizes: The sizes to look at; a size that occurs several times has that weight. If None, 8 per octave and 64
-            evenly spaced ones.
+        sizes: The sizes to look at; a size that occurs several times has that weight. If None, 64 evenly spaced ones
+            and those that calls are rounded to (`Problem.rounded`).
         configs: The configs to choose from; the family's space on the device if None.
         bundle: The bundle that predicts, or its folder; the shipped one if None.
         measure: Time the three configs predicted to be best at each size, at all sizes, on the current device, which
@@ -350,11 +350,12 @@ def _checked(family: Family, problem: Problem, dynamic: str, span: Any) -> tuple
 
 
 def _sizes(low: int, high: int) -> set[int]:
-    """Return a cover's default sizes from `low` to `high`: evenly spaced ones, and some in each octave."""
-    octaves = math.log2(high / low)
-    steps = np.arange(math.ceil(octaves * POINTS_PER_OCTAVE) + 1) / POINTS_PER_OCTAVE
-    in_octaves = np.minimum(np.rint(low * 2**steps), high)
-    return {*in_octaves.astype(int).tolist(), *np.rint(np.linspace(low, high, _EVEN)).astype(int).tolist(), high}
+    """Return a cover's default sizes from `low` to `high`: evenly spaced ones, and those that calls are rounded to."""
+    sizes, size = {*np.rint(np.linspace(low, high, _EVEN)).astype(int).tolist()}, on_grid(low)
+    while size < high:
+        sizes.add(size)
+        size = on_grid(size + 1)
+    return sizes
 
 
 def _given_sizes(sizes: Iterable[int], low: int, high: int) -> list[int]:

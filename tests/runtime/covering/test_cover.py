@@ -74,6 +74,7 @@ def test_fewer_configs_lose_more_and_say_what():
         assert len(found.choices) == len(found.crossovers) + 1 <= 8
         assert len(found.losses) == len(found.sizes)
         assert (found.sizes[0], found.sizes[-1]) == (8, 512)
+        assert {9, 16, 18, 144, 320, 384} <= set(found.sizes)  # sizes that calls are rounded up to
 
 
 def test_as_few_as_lose_no_more_than_is_said():
