@@ -201,9 +201,9 @@ class Difference:
 
     Attributes:
         kernel: The kernel or function.
-        what: What differs: "device", "kernel", "source", "torch", "triton", "fp_fusion" or "config".
+        what: What differs: "device", "kernel", "source", "torch", "triton", "fp_fusion", "problem" or "config".
         file: What the file has.
-        here: What this machine has, or why the file's choice cannot run.
+        here: What this machine has, or why the file's choice is not found or cannot run.
     """
 
     kernel: str
@@ -308,6 +308,8 @@ def _of_kernel(
     if kernel.source not in sources:
         yield Difference(kernel.kernel, "source", kernel.source, ", ".join(sorted(sources)))
     for choice in kernel.choices.values():
+        if family is not None and (near := family.at_call_time(choice.problem)) != choice.problem:
+            yield Difference(kernel.kernel, "problem", str(choice.problem), f"launches of it look for {near}")
         of_launches = [KernelConfig.from_json(one["config"]) for one in choice.launches if "config" in one]
         for config in dict.fromkeys([choice.config, *of_launches]):
             if family is not None and device is not None:

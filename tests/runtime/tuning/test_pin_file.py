@@ -429,6 +429,14 @@ def test_each_difference_is_a_row_and_the_exit_code(lock: Path, kind: str) -> No
     assert f"1 differences in {found['choices']} choices" in words(said.stdout)
 
 
+def test_a_choice_that_no_launch_looks_for_is_a_difference(lock: Path) -> None:
+    family = find_family(FAMILY)
+    odd = Problem.of(FAMILY, groups=16, rows=523, n=1024, k=512)
+    save(lock, pinned_kernel(FAMILY, {odd: family.default(odd, H200)}, source=family.source_hash()))
+    (row,) = check(lock)[1]["differences"]
+    assert (row["what"], "rows=523 " in row["file"], "rows=576 " in row["here"]) == ("problem", True, True)
+
+
 def test_kernels_and_functions_are_compared_by_their_modules(
     lock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
