@@ -248,7 +248,7 @@ class _Split:
         """Return the evaluation of a ranker, from its scores, and of the baselines.
 
         Args:
-            scores: The ranker's scores with sizes known and unknown, (2, n_problems, n_configs).
+            scores: The ranker's scores of problems as measured and as at call time, (2, n_problems, n_configs).
             rivals: The baselines, which are scored here.
             share: The share of the current task's progress that the baselines take.
         """
@@ -283,7 +283,7 @@ class _Split:
         )
 
     def _baseline(self, baseline: Baseline) -> tuple[_Curve, _Curve]:
-        """Return a baseline's regrets with ragged sizes known and unknown."""
+        """Return a baseline's regrets on problems as measured and as at call time."""
         draws = []
         for factory in baseline.rankers:
             with share_of(1 / len(baseline.rankers)):

@@ -31,7 +31,8 @@ CAN_RISE = (
 _CAPTION = (
     "Columns: the fastest of the first k configs, in % over the best measured one, for each k. Rows: the "
     "geometric mean over all problems, its 95 % interval, the 95th percentile (p95) and the maximum; then the "
-    "mean over parts of the problems, and of baselines: random configs, static (one list for all problems), "
+    "mean over parts of the problems, as at call time (ragged sizes unknown, sizes that vary from call to call "
+    "rounded) where that differs, and of baselines: random configs, static (one list for all problems), "
     "regimes (a list for each arithmetic intensity), nearest (the configs of the nearest measured problem), "
     f"estimate (the analytic model). {CAN_RISE}"
 )
@@ -42,7 +43,8 @@ class Evaluation:
     """The result of evaluating a ranker on one family's measurements.
 
     Regrets are by k: those of the ranker (n_problems,), those of a baseline (n_rankers, n_problems). A regret is the
-    time of the best of the first k configs over the time of the best config; 1.0 = the best.
+    time of the best of the first k configs over the time of the best config; 1.0 = the best. "Sizes unknown" stands for
+    problems as at call time (`Family.at_call_time`): without ragged sizes, and with rounded sizes.
     """
 
     family: str
@@ -57,7 +59,7 @@ class Evaluation:
     baselines_sizes_unknown: dict[str, dict[int, NDArray[np.float64]]]
     left_out: Mapping[str, str]  # baselines that could not be evaluated, with the reason
     grid: Grid  # the measurements of these problems
-    #: Predicted slowdowns, (2, n_problems, n_configs), with ragged sizes known, and as at call time; NaN = not judged.
+    #: Predicted slowdowns, (2, n_problems, n_configs), for problems as measured and as at call time; NaN = not judged.
     predicted: NDArray[np.float64]
     seen_in_training: float | None = 0.0  # the share of the measurements that the ranker was trained on; None: unknown
     sparse: int = 0  # the number of further problems, measured sparsely: not evaluated, but trained on
@@ -125,6 +127,11 @@ class Evaluation:
         """
         summary = self.to_json()
         regret, ks = summary["regret"], list(summary["regret"])
+
+        def at_call_time(curve: Mapping[str, Any], as_measured: list[str], indent: str) -> list[list[str]]:
+            row = [f"{indent}as at call time", *(percent(curve[k]["geomean"]) for k in ks)]
+            return [row] if row[1:] != as_measured[1:] else []
+
         rows = [["foretune", *(percent(regret[k]["geomean"]) for k in ks)]]
         rows += [["  95 % interval", *("..".join(map(percent, regret[k]["ci95"])) for k in ks)]]
         rows += [[f"  {key}", *(percent(regret[k][key]) for k in ks)] for key in ("p95", "max")]
@@ -132,19 +139,11 @@ class Evaluation:
         for subset, part in (summary["regret_by_origin"] | devices).items():
             label = f"  {subset} only ({part['problems']}, noise {percent(part['noise_floor'])} %)"
             rows += [[label, *(percent(part["regret"][k]["geomean"]) for k in ks)]]
-            if self.is_ragged:
-                unknown = part["regret_sizes_unknown"]
-                rows += [["    ragged sizes unknown", *(percent(unknown[k]["geomean"]) for k in ks)]]
-        at_call_time = [percent(summary["regret_sizes_unknown"][k]["geomean"]) for k in ks]
-        if self.is_ragged:
-            rows += [["  ragged sizes unknown", *at_call_time]]
-        elif at_call_time != rows[0][1:]:
-            rows += [["  sizes rounded, as at call time", *at_call_time]]
+            rows += at_call_time(part["regret_sizes_unknown"], rows[-1], "    ")
+        rows += at_call_time(summary["regret_sizes_unknown"], rows[0], "  ")
         for baseline, curve in summary["baselines"].items():
             rows += [[baseline, *(percent(curve[k]["geomean"]) for k in ks)]]
-            without = [percent(summary["baselines_sizes_unknown"][baseline][k]["geomean"]) for k in ks]
-            if self.is_ragged and without != rows[-1][1:]:
-                rows += [["  sizes unknown", *without]]
+            rows += at_call_time(summary["baselines_sizes_unknown"][baseline], rows[-1], "  ")
         title = (
             f"{self.family}: % slower than the best config that was measured ({100 * self.tried:.0f} % were), "
             f"over {len(self.cases)} problems (noise {percent(summary['noise_floor'])} %)"
@@ -237,7 +236,7 @@ class Better:
     """A baseline with a lower regret than the ranker at one k. Regrets are geometric means; 1.0 = the best config."""
 
     baseline: str
-    view: str  # "sizes known" or "sizes unknown", about ragged sizes
+    view: str  # "sizes known" or "sizes unknown", as in `Evaluation`
     k: int
     baseline_regret: float
     regret: float

@@ -90,11 +90,11 @@ def test_it_shows_itself_as_a_table(evaluation):
 
     report, shown = evaluation.to_json(), printed(evaluation)
     assert shown.startswith("fake: % slower than the best config that was measured (100 % were), over 39 problems")
-    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "│" in line]
-    cells = {label: figures for label, *figures in lines}
+    lines = [[cell.rstrip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "│" in line]
+    cells = {label[1:]: [figure.strip() for figure in figures] for label, *figures in reversed(lines)}
     for label, curve in {
         "foretune": report["regret"],
-        "ragged sizes unknown": report["regret_sizes_unknown"],
+        "  as at call time": report["regret_sizes_unknown"],
         **report["baselines"],
     }.items():
         assert cells[label] == [f"{100 * (summary['geomean'] - 1):.1f}" for summary in curve.values()]
@@ -114,14 +114,25 @@ def test_an_evaluation_shows_itself_in_one_line_and_as_html(evaluation):
     assert "<script>" not in hostile
 
 
-def test_what_has_no_ragged_sizes_is_not_reported_without_them(evaluation):
-    plain = tuple(replace(case, problem=case.problem.without_sizes()) for case in evaluation.cases)
-    labels = [row[0] for row in replace(evaluation, cases=plain).__rich__().rows]
-    assert "foretune" in labels
-    assert not any("unknown" in label for label in labels)
-    assert "  sizes rounded, as at call time" in labels  # some sizes of these problems are no usual ones
-    exact = replace(evaluation, cases=plain, regret_sizes_unknown=evaluation.regret)
-    assert not any("rounded" in row[0] for row in exact.__rich__().rows)
+def test_regrets_as_at_call_time_are_printed_where_they_differ(evaluation):
+    labels = [row[0].strip() for row in evaluation.__rich__().rows]
+    assert labels.count("as at call time") > 1
+    same = {"regret_sizes_unknown": evaluation.regret, "baselines_sizes_unknown": evaluation.baselines}
+    assert not any("call time" in row[0] for row in replace(evaluation, **same).__rich__().rows)
+
+
+def test_rankers_see_each_problem_as_measured_and_as_at_call_time():
+    seen = set()
+
+    class Watching(Oracle):
+        def predict(self, family, problem, device, configs):
+            seen.add(problem)
+            return super().predict(family, problem, device, configs)
+
+    measured = {case.problem for case in cross_validate(DATASET, FAMILY, Watching, jobs=1).cases}
+    at_call_time = {FAMILY.at_call_time(problem) for problem in measured}
+    assert seen == measured | at_call_time
+    assert at_call_time - {problem.without_sizes() for problem in measured}  # some are rounded
 
 
 def test_learning_beats_not_learning(evaluation):
