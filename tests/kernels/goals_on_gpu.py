@@ -65,8 +65,9 @@ LAYERS = [
     (64, 65536, 2048, 1024), (32, 8192, 7168, 2048), (128, 16384, 2816, 4096), (8, 8192, 28672, 4096),
     (128, 65536, 2048, 768), (60, 16384, 2816, 2048), (16, 4096, 2816, 2048), (64, 4096, 2048, 1024),
 ]  # fmt: skip
-#: Of `medium`: how many problems of each kind, their numbers of tokens, and each kind's dtype and flags.
-MEDIUM_EACH, MEDIUM_TOKENS = 25, (256, 384, 512, 640, 1024, 1536, 2048, 2560, 3072, 4096, 6144)
+#: Of `medium`: the sizes of problems, how many of each kind, their numbers of tokens, and each kind's dtype and flags.
+MEDIUM_TFLOP, MEDIUM_EACH = (0.004, 0.12), 25
+MEDIUM_TOKENS = (256, 384, 512, 640, 1024, 1536, 2048, 2560, 3072, 4096, 6144)
 MEDIUM_KINDS: dict[tuple[str, str], tuple[str, tuple[str, ...]]] = {
     ("matmul", "forward"): ("bf16", ()),
     ("matmul", "dX"): ("bf16", LAYOUTS[1:]),
@@ -274,7 +275,7 @@ def medium_problems() -> Iterator[tuple[str, Any, Problem]]:
             m, n, k = (n, k, tokens) if kind == "dW" else (tokens, n, k)
             batch = {"batch": 1} if name == "matmul" else {}
             problem = Problem.of(name, dtype=dtype, flags=flags, m=m, n=n, k=k, **batch)
-            if 4e9 <= family.flops(problem) <= 1.2e11:
+            if MEDIUM_TFLOP[0] <= family.flops(problem) / 1e12 <= MEDIUM_TFLOP[1]:
                 yield kind, family, problem
                 found += 1
 
@@ -283,7 +284,7 @@ def medium(device: DeviceSpec, _: Any) -> None:
     from foretune.runtime.timing.timer import Timer
     from training_problems import often_fastest
 
-    often = {name: often_fastest(find_measurable(name), (0.002, 0.12)) for name in ("matmul", "scaled_gemm")}
+    often = {name: often_fastest(find_measurable(name), MEDIUM_TFLOP) for name in ("matmul", "scaled_gemm")}
     rows, bundles = [], [load_bundle(folder) for folder in EARLIER]
     for kind, family, problem in medium_problems():
         first = make_shortlist(family, problem, device, k=8).configs
@@ -301,14 +302,14 @@ def medium(device: DeviceSpec, _: Any) -> None:
     for kind, family, problem, tried, choices in rows:
         inputs, library = family.inputs(problem, device), "cublas" if family.name == "matmul" else "torch"
         others = comparison_of(family).contenders(family, problem, inputs, device, {})
-        if library not in others:
-            say(f"  {problem} is left out: torch cannot compute it")
-            continue
         launches: dict[Any, Callable[[], Any]] = {
             config: partial(family.launch, inputs, config)
             for config in tried
             if (family.name, family.binary_key(config, problem)) in able
         }
+        if library not in others or not launches.keys() >= set(choices):
+            say(f"  {problem} is left out: torch cannot compute it, or a predicted config did not compile")
+            continue
         times = times_of(launches, timer, 3, 2)
         best = sorted(times, key=times.__getitem__)[:FINALISTS]
         final = {config: launches[config] for config in dict.fromkeys([*choices, *best])}

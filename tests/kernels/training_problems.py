@@ -43,7 +43,7 @@ from memory_bound import KS, parsers, problems_of
 
 FAMILIES = ("grouped_gemm_fwd", "grouped_gemm_dx", "grouped_gemm_dw")
 ROWS = (8192, 16384, 32768, 65536, 65536, 131072)
-#: Of one problem; large dense ones have at least the least.
+#: TFLOP of one problem; the least is the default for dense products.
 LEAST_TFLOP, MOST_TFLOP = 0.05, 1.6
 #: Data of dense products that were measured exhaustively, by family.
 EXHAUSTIVE = {"matmul": "h200_matmul", "scaled_gemm": "h200_scaled_gemm"}
@@ -107,8 +107,8 @@ def drawn(family: str, seed: int, counts: Sequence[int] = ROWS, tflop: Sequence[
 def drawn_dense(family: Measurable, seed: int, counts: Sequence[int], tflop: Sequence[float]) -> list[Case]:
     """Draw products of dense layers, without epilogues, in random order."""
     cases = family.draw(None, tflop[1], tokens=sorted(set(counts)), per_layer=6, random=200, seed=seed)
-    drawn = [case for case in cases if is_drawn(family, case.problem, tflop)]
-    return [drawn[place] for place in np.random.default_rng(seed).permutation(len(drawn))]
+    kept = [case for case in cases if is_drawn(family, case.problem, tflop)]
+    return [kept[place] for place in np.random.default_rng(seed).permutation(len(kept))]
 
 
 def is_drawn(family: Measurable, problem: Problem, tflop: Sequence[float]) -> bool:
@@ -123,6 +123,8 @@ def often_fastest(family: Measurable, tflop: Sequence[float]) -> tuple[KernelCon
     rows = [
         row for row, case in enumerate(grid.cases) if case.problem["m"] >= 128 and is_drawn(family, case.problem, tflop)
     ]
+    if not rows:
+        raise SystemExit(f"{EXHAUSTIVE[family.name]} has no problems of {tflop[0]} to {tflop[1]} TFLOP: change --tflop")
     times = np.nan_to_num(grid.first_us[rows], nan=np.inf)
     slower = np.log(np.minimum(times / times.min(axis=1, keepdims=True), 10))
     least, found = np.full(len(rows), np.inf), []
@@ -214,7 +216,9 @@ def regret(names: list[str], data: list[str], extra: str) -> None:
 
 def main() -> None:
     parser, collecting, regretting = parsers(__doc__, FAMILIES)
-    collecting.add_argument("--share", type=float, default=0.012, help="of the space that is tried besides WINNERS")
+    collecting.add_argument(
+        "--share", type=float, default=0.012, help="of the space that is tried at random or by the prior"
+    )
     collecting.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
     collecting.add_argument("--tflop", type=float, nargs=2, help="of one problem, least and most")
     collecting.set_defaults(seed=3)
