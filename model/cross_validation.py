@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from ..datasets.dataset import Dataset
     from .bundle import Bundle
 
-#: Converts a problem to what a ranker is given, for example by removing ragged sizes.
-_View: TypeAlias = Callable[[Problem], Problem]
 #: Regrets by k, each (n_rankers, n_problems).
 _Curve: TypeAlias = "dict[int, NDArray[np.float64]]"
 
@@ -46,11 +44,6 @@ KS = (1, 2, 4, 8, 16)
 SPLITS = ("model", "device", "size")
 #: The cost of evaluating a trained ranker, in the unit of `Baseline.cost`.
 _JUDGING_COST = 0.05
-
-
-def _sizes_known(problem: Problem) -> Problem:
-    """Return the problem unchanged, with its ragged sizes."""
-    return problem
 
 
 def cross_validate(
@@ -166,7 +159,8 @@ class _Split:
             raise ForetuneError(f"split must be one of {', '.join(SPLITS)} but is {split!r}")
         self.data = TrainingSet.of(dataset, family).ordered()
         self.ks, self._folds, self.jobs, self._split = tuple(ks), folds, jobs, split
-        self._views: tuple[_View, ...] = (_sizes_known, family.at_call_time)
+        #: Convert a problem to what a ranker is given: as measured, and as at call time.
+        self._views: tuple[Callable[[Problem], Problem], ...] = (lambda problem: problem, family.at_call_time)
         # Sparse problems are only used for training: regret among few configs says little.
         exhaustive = self.data.exhaustive
         self.sparse = int((~exhaustive).sum()) if exhaustive.any() else 0
@@ -193,17 +187,17 @@ class _Split:
             return np.flatnonzero(split_sizes(self.data.grid.cases)[1][number])
         return np.flatnonzero(self.fold != number)
 
-    def held_out(self, factory: RankerFactory, views: Sequence[_View] | None = None) -> NDArray[np.float64]:
-        """Return scores of every problem by a ranker trained on the other folds, (n_views, n_problems, n_configs).
+    def held_out(self, factory: RankerFactory) -> NDArray[np.float64]:
+        """Return scores of every problem by a ranker trained on the other folds, (2, n_problems, n_configs).
 
-        A view is a way to show a problem to the ranker. By default there are two: as measured, with its ragged sizes,
-        and as at call time (`Family.at_call_time`), with rounded sizes and without ragged ones.
+        The ranker is given each problem as measured, with its ragged sizes, and as at call time
+        (`Family.at_call_time`), with rounded sizes and without ragged ones.
 
         NaN marks problems that are not tested and configs that are no candidates.
         """
-        data, views = self.data, views or self._views
+        data = self.data
         if not factory().learns:
-            return self.scores_of(factory().fit(data.grid, data.family), views)
+            return self.scores_of(factory().fit(data.grid, data.family))
         tested = {number: self.rows[self.fold[self.rows] == number] for number in self._tested_folds}
 
         def test(number: int) -> NDArray[np.float64]:
@@ -213,25 +207,24 @@ class _Split:
             if self._split == "device" and isinstance(ranker, LightGBMRanker):  # as shortlists do on such a device
                 ranker = ranker_on(data.grid.devices[int(np.argmax(self.fold == number))], ranker, known.devices)
             with share_of(0.1 / len(tested)):
-                return self._scores(ranker, tested[number], views)
+                return self._scores(ranker, tested[number])
 
         # Threads suffice, because LightGBM and NumPy release the GIL, and they need no copies of the data.
         parts = side_by_side([partial(test, number) for number in tested], self.jobs)
-        scores = np.full((len(views), *data.judged.shape), np.nan)
+        scores = np.full((len(self._views), *data.judged.shape), np.nan)
         for number, part in zip(tested, parts, strict=True):
             scores[:, tested[number]] = part
         return scores
 
-    def scores_of(self, ranker: Ranker, views: Sequence[_View] | None = None) -> NDArray[np.float64]:
+    def scores_of(self, ranker: Ranker) -> NDArray[np.float64]:
         """Return the scores of every tested problem by one fitted ranker, with the axes of `held_out`."""
-        views = views or self._views
-        scores = np.full((len(views), *self.data.judged.shape), np.nan)
-        scores[:, self.rows] = self._scores(ranker, self.rows, views)
+        scores = np.full((len(self._views), *self.data.judged.shape), np.nan)
+        scores[:, self.rows] = self._scores(ranker, self.rows)
         return scores
 
-    def _scores(self, ranker: Ranker, rows: NDArray[np.intp], views: Sequence[_View]) -> NDArray[np.float64]:
-        """Return a ranker's predictions for rows, (n_views, n_rows, n_configs); NaN where a config is no candidate."""
-        data = self.data
+    def _scores(self, ranker: Ranker, rows: NDArray[np.intp]) -> NDArray[np.float64]:
+        """Return a ranker's predictions for rows, (2, n_rows, n_configs); NaN where a config is no candidate."""
+        data, views = self.data, self._views
         scores = np.full((len(views), len(rows), len(data.grid.configs)), np.nan)
         for place, row in enumerate(rows):
             for number, view in enumerate(views):

@@ -25,7 +25,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from foretune.datasets import Problem, load
+from foretune.datasets import load
 from foretune.kernels import find_family
 from foretune.model.calibration.conformal import diversified_places
 from foretune.model.cross_validation import _Split
@@ -217,7 +217,7 @@ class Loading(Raced):
 def layers_of(dataset: str, name: str) -> list[Layer]:
     """Return the layers that have several measured routings, with the scores of held-out model families."""
     split = _Split(load(dataset), find_family(name), (1,), 3, 1)
-    scores = split.held_out(LightGBMRanker, (Problem.without_sizes,))[0]
+    _, scores = split.held_out(LightGBMRanker)  # as at call time
     grid, scores = split.data.grid, np.where(split.data.judged, scores, np.nan)
     places = diversified_places(scores, grid.configs)
     rows: dict[object, list[int]] = defaultdict(list)
