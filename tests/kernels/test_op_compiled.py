@@ -65,7 +65,11 @@ def test_one_binary_of_each_kernel_serves_steps_of_any_shape(compiles):
     }
 
 
-@pytest.mark.parametrize("device", [H200, A100, B200, MI300X], ids=lambda device: device.arch)
+@pytest.mark.parametrize(
+    "device",
+    [H200, A100, *(pytest.param(device, marks=pytest.mark.slow) for device in (B200, MI300X))],
+    ids=lambda device: device.arch,
+)
 def test_a_step_compiles_for(device):
     with use_stub_driver(device) as driver:
         step(3, 34, 16, 8, "permute_y", mode="off", sizes=torch.int64)

@@ -46,7 +46,11 @@ def test_a_binary_needs_no_more_shared_memory_than_is_said(own_cache, flags, eac
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("device", [RTX_5090, B200, L40S], ids=lambda device: device.arch)
+@pytest.mark.parametrize(
+    "device",
+    [L40S, *(pytest.param(device, marks=pytest.mark.slow) for device in (RTX_5090, B200))],
+    ids=lambda device: device.arch,
+)
 def test_it_compiles_where_there_is_no_wgmma(own_cache, device):
     default = FAMILY.default(problem("blockwise"), device)
     assert default["CONSUMERS"] == 0
