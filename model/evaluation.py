@@ -128,21 +128,24 @@ class Evaluation:
         summary = self.to_json()
         regret, ks = summary["regret"], list(summary["regret"])
 
+        def means(label: str, curve: Mapping[str, Any]) -> list[str]:
+            return [label, *(percent(curve[k]["geomean"]) for k in ks)]
+
         def at_call_time(curve: Mapping[str, Any], as_measured: list[str], indent: str) -> list[list[str]]:
-            row = [f"{indent}as at call time", *(percent(curve[k]["geomean"]) for k in ks)]
+            row = means(f"{indent}as at call time", curve)
             return [row] if row[1:] != as_measured[1:] else []
 
-        rows = [["foretune", *(percent(regret[k]["geomean"]) for k in ks)]]
+        rows = [means("foretune", regret)]
         rows += [["  95 % interval", *("..".join(map(percent, regret[k]["ci95"])) for k in ks)]]
         rows += [[f"  {key}", *(percent(regret[k][key]) for k in ks)] for key in ("p95", "max")]
         devices = summary["regret_by_device"] if len(summary["regret_by_device"]) > 1 else {}
         for subset, part in (summary["regret_by_origin"] | devices).items():
             label = f"  {subset} only ({part['problems']}, noise {percent(part['noise_floor'])} %)"
-            rows += [[label, *(percent(part["regret"][k]["geomean"]) for k in ks)]]
+            rows += [means(label, part["regret"])]
             rows += at_call_time(part["regret_sizes_unknown"], rows[-1], "    ")
         rows += at_call_time(summary["regret_sizes_unknown"], rows[0], "  ")
         for baseline, curve in summary["baselines"].items():
-            rows += [[baseline, *(percent(curve[k]["geomean"]) for k in ks)]]
+            rows += [means(baseline, curve)]
             rows += at_call_time(summary["baselines_sizes_unknown"][baseline], rows[-1], "  ")
         title = (
             f"{self.family}: % slower than the best config that was measured ({100 * self.tried:.0f} % were), "

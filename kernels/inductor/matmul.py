@@ -12,7 +12,7 @@ from ...datasets.feature_groups import FeatureGroup
 from ..config_limits import TMA_ARCHS
 from ..gemm_family import Configs, GroupedFeatures, Groups
 from ..matmul.features import FEATURE_NAMES, feature_groups
-from ..matmul.space import A_KM, B_KN, BIAS
+from ..matmul.space import A_KM, B_KN, BIAS, LEAST_COPY_BYTES
 from .family import OF_MODEL, InductorTemplate
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ TF32 = "tf32"
 _LEAST_TILE = 256
 #: TMA needs rows of multiples of this many bytes.
 _TMA_BYTES = 16
-#: The least bytes that can be copied to shared memory directly, without registers (cp.async).
-_LEAST_COPY_BYTES = 4
 #: Rows of one warp-group product.
 _WARP_GROUP_ROWS = 64
 #: Shared memory in addition to operands loaded by TMA: barriers per stage, and float8's exchange of layouts.
@@ -249,7 +247,7 @@ def _held_rows(problem: Problem, knobs: Mapping[str, Column]) -> Column:
 
     held = np.zeros_like(knobs["BLOCK_K"])
     for block, dim in zip(("BLOCK_M", "BLOCK_N"), _row_lengths(problem), strict=True):
-        if problem[dim] * problem.itemsize % _LEAST_COPY_BYTES:
+        if problem[dim] * problem.itemsize % LEAST_COPY_BYTES:
             held += knobs[block] * knobs["BLOCK_K"]
     return held
 

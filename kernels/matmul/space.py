@@ -190,12 +190,12 @@ VALUES = KnobValues.in_words(
 _MOST_ACCUMULATOR_REGISTERS = 128
 # Elements that a thread loads per step: with more, compilation takes a minute or longer (as for the grouped kernels).
 _MOST_LOADED_ELEMENTS = 512
+#: The least bytes that can be copied to shared memory directly, without registers (PTX ISA, cp.async).
+LEAST_COPY_BYTES = 4
 # Elements that a thread loads per step and accumulates, if rows are not aligned: each element is then loaded alone, and
-# through a register if it has fewer than 4 bytes, the least that can be copied to shared memory directly (PTX ISA,
-# cp.async). Many kernels with more elements spill registers and take several times as long
-# (tests/kernels/matmul/test_family.py).
+# through a register if it has fewer than LEAST_COPY_BYTES. Many kernels with more elements spill registers and take
+# several times as long (tests/kernels/matmul/test_family.py).
 _MOST_UNALIGNED_ELEMENTS = 128
-_LEAST_COPY_BYTES = 4
 # Bytes of loads in flight, of 16-bit operands: with fewer the latency of memory is not hidden; more are never needed.
 _BYTES_IN_FLIGHT = (40 * 1024, 192 * 1024)
 # Shared memory of a block on sm_90 and sm_100, for which the space is laid out.
@@ -263,7 +263,7 @@ def wrong_unaligned_tile(knobs: Knobs, itemsize: int) -> str | None:
     """
     m, n, k, warps = (knobs[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps"))
     held, most = (m + n) * k + m * n, _MOST_UNALIGNED_ELEMENTS * 32 * warps
-    if held <= most or itemsize >= _LEAST_COPY_BYTES:
+    if held <= most or itemsize >= LEAST_COPY_BYTES:
         return None
     return (
         f"(BLOCK_M + BLOCK_N) * BLOCK_K + BLOCK_M * BLOCK_N must be at most {most} with num_warps = {warps}, or "
