@@ -217,7 +217,7 @@ def _async_mode() -> Callable[[ThreadPoolExecutor], Any] | None:
 #: The attributes of a binary that Triton reads when it builds a launcher, with the values of no binary in particular.
 _NO_BINARY = SimpleNamespace(
     num_ctas=1,
-    tensordesc_meta=None,
+    tensordesc_meta=[],
     global_scratch_size=0,
     global_scratch_align=1,
     profile_scratch_size=0,
@@ -250,7 +250,10 @@ def make_launch_function_ahead(kernel: Any, args: Sequence[Any], arguments: Mapp
         def make() -> None:
             bound, specialisation, options = bind(*args, **arguments)
             _, signature, constants, attributes = kernel._pack_args(backend, arguments, bound, specialisation, options)
-            active.launcher_cls(kernel.ASTSource(kernel, signature, constants, attributes), _NO_BINARY)
+            binary = copy.copy(_NO_BINARY)
+            # One entry per TMA descriptor that the host makes; the code does not depend on what is in it.
+            binary.tensordesc_meta = [{} for one in signature.values() if str(one).startswith("tensordesc")]
+            active.launcher_cls(kernel.ASTSource(kernel, signature, constants, attributes), binary)
 
         types = (getattr(value, "dtype", type(value)) for value in (*args, *arguments.values()))
         compile_ahead_of(("launch function", kernel, knobs.cache.dir, *types), make)

@@ -32,12 +32,15 @@ if TYPE_CHECKING:
     import torch
 
     from ...datasets import KernelConfig
+    from .descriptors import Descriptor
 
 _ALIGNMENT = 16  # bytes; the alignment that Triton specializes pointers on
 
 
 class Launcher:
-    """Launches one `triton.jit` function, whose parameters are tensors first, then integers, then constants.
+    """Launches one `triton.jit` function.
+
+    Its parameters are tensors (named `*_ptr`) first, then TMA descriptors (`*_desc`), then integers, then constants.
 
     Raises:
         ForetuneError: The kernel has an integer that Triton would specialize.
@@ -46,8 +49,8 @@ class Launcher:
     def __init__(self, kernel: Any) -> None:
         self.kernel, self.is_compiled = kernel, isinstance(kernel, JITFunction)  # False in the interpreter
         if self.is_compiled:
-            pointers = [name for name in kernel.arg_names if name.endswith("_ptr")]
-            free = {p.name for p in kernel.params if not p.is_constexpr and not p.do_not_specialize} - set(pointers)
+            others = [name for name in kernel.arg_names if name.endswith(("_ptr", "_desc"))]
+            free = {p.name for p in kernel.params if not p.is_constexpr and not p.do_not_specialize} - set(others)
             if free:
                 raise ForetuneError(
                     f"{kernel.__name__} must list its integers in do_not_specialize but lacks {sorted(free)}"
@@ -63,6 +66,7 @@ class Launcher:
         tensors: Sequence[torch.Tensor | None],
         integers: Sequence[int],
         config: KernelConfig | None = None,
+        descriptors: Sequence[Descriptor | None] = (),
         **constants: Any,
     ) -> None:
         """Launch on the current device and stream.
@@ -72,16 +76,44 @@ class Launcher:
             tensors: The kernel's tensors, None for those that are absent.
             integers: The kernel's integers.
             config: The config; its knobs are constants and launch options.
+            descriptors: The kernel's TMA descriptors, None for those that are absent.
             constants: The other constants of the kernel, and launch options.
         """
-        self.prepare(grid, integers, config, **constants)(tensors)
+        self.prepare(grid, integers, config, descriptors, **constants)(tensors)
 
     def prepare(
-        self, grid: tuple[int, int, int], integers: Sequence[int], config: KernelConfig | None = None, **constants: Any
+        self,
+        grid: tuple[int, int, int],
+        integers: Sequence[int],
+        config: KernelConfig | None = None,
+        descriptors: Sequence[Descriptor | None] = (),
+        **constants: Any,
     ) -> PreparedLaunch:
-        """Return a function that launches on given tensors, with the grid, integers, config and constants fixed."""
-        known = self._known.setdefault((config, *constants.values()), {})
-        return PreparedLaunch(self, known, grid, tuple(integers), config, constants)
+        """Return a function that launches on given tensors; all other arguments of the kernel are fixed."""
+        return PreparedLaunch(self, grid, tuple(integers), config, tuple(descriptors), constants)
+
+    def compile(
+        self,
+        types: Sequence[torch.dtype | None],
+        integers: int,
+        config: KernelConfig,
+        descriptors: Sequence[Descriptor | None] = (),
+        **constants: Any,
+    ) -> Any:
+        """Compile for the active driver's target what launches on tensors of these dtypes run; return the binary.
+
+        Args:
+            types: The dtypes of the kernel's tensors, None for those that are absent.
+            integers: The number of the kernel's integers, on whose values a binary does not depend.
+            config: The config.
+            descriptors: The kernel's TMA descriptors, None for those that are absent, of any sizes.
+            constants: The other constants of the kernel, and launch options.
+        """
+        import torch
+
+        tensors = [None if dtype is None else torch.empty(1, dtype=dtype, device="meta") for dtype in types]
+        given = *types, *_described(descriptors, tensors), *[64] * integers
+        return self.kernel.warmup(*given, grid=(1,), **constants, **config.to_json())
 
     @property
     def is_known(self) -> bool:
@@ -105,19 +137,22 @@ class Launcher:
 class PreparedLaunch:
     """A launch with everything fixed except the tensors. Made by `Launcher.prepare`."""
 
-    __slots__ = ("_config", "_constants", "_grid", "_integers", "_known", "_launcher")
+    __slots__ = ("_config", "_constants", "_descriptors", "_fixed", "_grid", "_integers", "_known", "_launcher")
 
     def __init__(
         self,
         launcher: Launcher,
-        known: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]],
         grid: tuple[int, int, int],
         integers: tuple[int, ...],
         config: KernelConfig | None,
+        descriptors: tuple[Descriptor | None, ...],
         constants: dict[str, Any],
     ) -> None:
-        self._launcher, self._known, self._grid, self._integers = launcher, known, grid, integers
-        self._config, self._constants = config, constants
+        self._launcher, self._grid, self._integers = launcher, grid, integers
+        self._config, self._descriptors, self._constants = config, descriptors, constants
+        # What decides the binary, apart from the device and the tensors.
+        self._fixed = (config, *constants.values(), *[one and (one.block, one.bits) for one in descriptors])
+        self._known = launcher._known.setdefault(self._fixed, {})
 
     def __call__(self, tensors: Sequence[torch.Tensor | None]) -> None:
         """Launch on these tensors, on the current device and stream."""
@@ -147,17 +182,16 @@ class PreparedLaunch:
             return
         if known is not None and aligned:
             binary, rest = known
+            given = *addresses, *_described(self._descriptors, tensors), *self._integers, *rest
             if knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:
-                binary[self._grid](*addresses, *self._integers, *rest)  # for a profiler's hooks
+                binary[self._grid](*given)  # for a profiler's hooks
                 return
             stream, metadata = active.get_current_stream(device), binary.packed_metadata
-            binary.run(
-                *self._grid, stream, binary.function, metadata, None, None, None, *addresses, *self._integers, *rest
-            )
+            binary.run(*self._grid, stream, binary.function, metadata, None, None, None, *given)
             return
         if known is None:
             begin_compiling()
-            make_launch_function_ahead(self._launcher.kernel, (*tensors, *self._integers), self._values())
+            make_launch_function_ahead(self._launcher.kernel, self._given(tensors), self._values())
             wait_for(self._job(key))
         binary = self._through_jit(tensors)
         if aligned:
@@ -167,18 +201,18 @@ class PreparedLaunch:
         """Keep a binary under `key`, so that later launches with equally aligned tensors bypass Triton's JIT."""
         # AMD's binaries also depend on which tensors have less than 2 GiB, so they are not remembered.
         if binary is not None and binary.metadata.target.backend == "cuda":
-            given = len(key) - 1 + len(self._integers)
+            given = len(key) - 1 + len(self._descriptors) + len(self._integers)
             values = self._values()
             self._known[key] = binary, tuple(values[name] for name in self._launcher.kernel.arg_names[given:])
 
     def _through_jit(self, tensors: Sequence[torch.Tensor | None]) -> Any:
         """Launch on these tensors through Triton's JIT; return the binary, or None in the interpreter."""
-        kernel, values = self._launcher.kernel[self._grid], self._values()
-        return undisturbed(lambda: kernel(*tensors, *self._integers, **values))
+        kernel, given, values = self._launcher.kernel[self._grid], self._given(tensors), self._values()
+        return undisturbed(lambda: kernel(*given, **values))
 
     def _compile_ahead(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor | None]) -> None:
         """Start to compile the binary for these tensors in a thread; in `only_compiling(load=True)` also to load it."""
-        kernel, device, given, loads = self._launcher.kernel, key[0], (*tensors, *self._integers), is_loading()
+        kernel, device, given, loads = self._launcher.kernel, key[0], self._given(tensors), is_loading()
         kernel.device_caches[device]  # created here: two threads would create one each
 
         def compile_there() -> None:
@@ -196,11 +230,20 @@ class PreparedLaunch:
 
     def _job(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the key of the job that compiles the launch with this `key`, for `compile_ahead_of` and `wait_for`."""
-        return self._launcher, self._config, *self._constants.values(), *key
+        return self._launcher, *self._fixed, *key
+
+    def _given(self, tensors: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
+        """Return the kernel's positional arguments: tensors, descriptors and integers."""
+        return *tensors, *_described(self._descriptors, tensors), *self._integers
 
     def _values(self) -> dict[str, Any]:
         """Return the config's knobs and the constants as one dict by name."""
         return self._constants if self._config is None else self._constants | self._config.to_json()
+
+
+def _described(descriptors: Sequence[Descriptor | None], tensors: Sequence[Any]) -> list[Any]:
+    """Return Triton's descriptors of a launch on these tensors, None for those that are absent."""
+    return [None if descriptor is None else descriptor.of(tensors) for descriptor in descriptors]
 
 
 def launch_nothing(tensors: Sequence[torch.Tensor | None]) -> None:

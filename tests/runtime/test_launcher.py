@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 
 import pytest
 import torch
 from foretune import KernelConfig
 from foretune.datasets import DeviceSpec, ForetuneError
+from foretune.kernels.boxes import stack
 from foretune.kernels.grouped_gemm.triton_kernels import gemm, rowwise, tiles
 from foretune.kernels.grouped_gemm.triton_kernels import launches as grouped_launches
 from foretune.runtime import use_stub_driver
@@ -168,6 +170,40 @@ def test_both_ways_pass_the_same_arguments(monkeypatch, recorded):
     arguments = dict(zip(gemm.grouped_gemm_kernel.arg_names, passed[3], strict=True))
     assert (arguments["x_ptr"], arguments["scale_ptr"]) == (x.data_ptr(), scale.data_ptr())
     assert (arguments["rows"], arguments["GROUP_M"], arguments["PROGRAMS_PER_SM"]) == (32, 7, 5)
+
+
+def test_descriptors_of_each_launch_are_of_its_own_tensors(monkeypatch, recorded):
+    """Also after the first launch, which Triton's JIT makes; and no launch keeps its tensors alive."""
+    tma = KernelConfig.from_json(CONFIG.to_json() | {"TMA_X": 1, "TMA_Y": 1})
+    launcher = Launcher(gemm.grouped_gemm_kernel)
+    monkeypatch.setitem(grouped_launches.OVER_ROWS.made, ".gemm:grouped_gemm_kernel", launcher)
+    names, dead = gemm.grouped_gemm_kernel.arg_names, []
+    with use_stub_driver(H200) as driver:
+        launches = recorded(driver)
+        launch = grouped_launches.prepare_gemm(32, 2, 8, 16, tma, 132, x_rows=32)
+        for _ in range(3):
+            x, w, y = torch.zeros(32, 16), torch.zeros(2, 8, 16), torch.zeros(32, 8)
+            launch((x, w, y, tiles.TileMap.build(torch.zeros(2, dtype=torch.int32), 32).entries, None, None, None))
+            given = dict(zip(names, launches.pop()[0], strict=True))
+            described = [given[name] for name in ("x_desc", "w_desc", "y_desc")]
+            assert [one and one.base for one in described] == [x, None, y]
+            assert (described[0].shape, described[0].strides, described[0].block_shape) == ((32, 16), (16, 1), [16, 32])
+            del given, described
+            dead.append(weakref.ref(x))
+        del x, w, y
+        assert launcher.is_known
+        assert all(one() is None for one in dead)
+
+
+@pytest.mark.parametrize("bits", [0, 16])
+def test_a_descriptor_is_one_that_triton_accepts(bits):
+    """Triton's own constructor, which the launcher bypasses, makes the same one of the same facts."""
+    y = torch.zeros(3, 64, 128, dtype=torch.bfloat16)
+    made = stack(1, 3, 64, 128, (32, 64), bits=bits).of((None, y))
+    fields = dict(vars(made))
+    assert fields["base"] is y
+    assert vars(type(made)(**fields)) == fields
+    assert bits == 0 or (made.layout.swizzle_byte_width, made.layout.rank) == (128, 3)
 
 
 def test_a_profiler_that_listens_is_told_of_every_launch(call, recorded):

@@ -1,0 +1,68 @@
+"""`Descriptor`: a TMA descriptor that the host passes to a kernel.
+
+A kernel can also make a descriptor itself, but then each program waits for it: about 1 us on an H100, where a whole
+product of a few rows takes 6 to 20 us ("Descriptors made by the host" in kernels/NOTES.md). The host needs about half a
+microsecond, and no scratch memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+#: The most bytes over which shared memory is swizzled (PTX ISA, swizzling modes).
+_SWIZZLE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A TMA descriptor of one tensor of a launch, by which the kernel loads or stores boxes of it.
+
+    Attributes:
+        tensor: The index of the tensor among the launch's tensors. It must begin at a multiple of 16 bytes.
+        shape: The sizes of the dimensions, at least 1 each, as the kernel sees the tensor.
+        strides: Their strides in elements. All but the last one, which is 1, are multiples of 16 bytes.
+        block: The shape of a box.
+        bits: The size of an element in bits if the kernel is written in Gluon, which wants the box's layout in shared
+            memory; 0 for a Triton kernel.
+    """
+
+    tensor: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    block: tuple[int, ...]
+    bits: int = 0
+
+    def of(self, tensors: Sequence[Any]) -> Any:
+        """Return Triton's descriptor, to pass to the kernel in a launch on these tensors.
+
+        Triton's own constructor would check the same facts at each launch (3 us).
+        """
+        kind, defaults = _triton_class(self.bits > 0)
+        made = object.__new__(kind)
+        made.__dict__.update(defaults)
+        made.base, made.shape, made.strides = tensors[self.tensor], self.shape, self.strides
+        made.block_shape = list(self.block)
+        if self.bits:
+            made.layout = _layout(self.block, self.bits)
+        return made
+
+
+@cache
+def _triton_class(is_gluon: bool) -> tuple[type, dict[str, Any]]:
+    """Return Triton's, or Gluon's, class of descriptors, and the default values of its fields."""
+    place = "triton.experimental.gluon.nvidia.hopper" if is_gluon else "triton.tools.tensor_descriptor"
+    kind = import_module(place).TensorDescriptor
+    return kind, {field.name: field.default for field in fields(kind) if field.default is not MISSING}
+
+
+@cache
+def _layout(block: tuple[int, ...], bits: int) -> Any:
+    """Return Gluon's layout of a box in shared memory, swizzled over a row of it, if possible."""
+    from triton.experimental.gluon import language as gl
+
+    width = min(block[-1] * bits // 8, _SWIZZLE)
+    return gl.NVMMASharedLayout(swizzle_byte_width=width, element_bitwidth=bits, rank=len(block))
