@@ -82,26 +82,27 @@ def other_sources(recorded: Iterable[str], now: str) -> set[str]:
     return {source for source in recorded if not same_source(source, now)}
 
 
-def since(changes: Iterable[KernelChange], source: str) -> tuple[str, list[Mapping[str, Any]]]:
-    """Apply the declared changes of a kernel since a recorded source hash: return the latest hash and their `knobs`.
+def since(changes: Iterable[KernelChange], source: str) -> tuple[str, list[KernelChange]]:
+    """Apply the declared changes of a kernel since a recorded source hash: return the latest hash and the changes.
 
-    A time that was recorded with the hash `source` is outdated if its config has all values of one of these mappings.
+    Changes that affect no times are left out.
 
     Args:
         changes: The family's changes, oldest first (`Family.kernel_changes`).
         source: The recorded hash.
 
     >>> from foretune.datasets.family import KernelChange
-    >>> since([KernelChange("a", "b", {"SPLIT": 2}), KernelChange("b", "c", {"SPLIT": 4})], "a")
-    ('c', [{'SPLIT': 2}, {'SPLIT': 4}])
+    >>> latest, applied = since([KernelChange("a", "b", {"SPLIT": 2}), KernelChange("b", "c", None)], "a")
+    >>> latest, [change.knobs for change in applied]
+    ('c', [{'SPLIT': 2}])
     """
-    changed = []
+    applied = []
     for change in changes:
         if same_source(source, change.before):
             source = change.after
-            if change.knobs is not None:
-                changed.append(change.knobs)
-    return source, changed
+            if change.knobs is not None or change.saved_us is not None:
+                applied.append(change)
+    return source, applied
 
 
 def _parts(source: str) -> tuple[str, str]:

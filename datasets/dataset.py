@@ -14,7 +14,7 @@ from .console import Table
 from .contents import LeftOut, LogLine, contents_table, described, kernel_sources, since
 from .device import DeviceSpec
 from .errors import DatasetError
-from .family import Family
+from .family import Family, KernelChange
 from .family_checks import check_attributes, with_defaults
 from .files import few
 from .grid import BinarySignature, Grid
@@ -138,9 +138,10 @@ class Dataset:
     def of_family(self, family: Family) -> Dataset:
         """Return the dataset for the family's current kernel: with defaults for new knobs, and without `outdated` rows.
 
-        A config lacks a knob of `Family.default_knobs` if the kernel got the knob after the measurement. Once
-        their outdated rows are removed, runs of earlier kernels get the current kernel's source hash, so that they can
-        be merged with newer runs. Nothing else changes; a dataset that needs no change is returned itself.
+        Times are reduced by what changes of the kernel have saved (`KernelChange.saved_us`). A config lacks a knob of
+        `Family.default_knobs` if the kernel got the knob after the measurement. Once their outdated rows are removed,
+        runs of earlier kernels get the current kernel's source hash, so that they can be merged with newer runs.
+        Nothing else changes; a dataset that needs no change is returned itself.
 
         Raises:
             FamilyError: The family's declarations are wrong.
@@ -153,9 +154,9 @@ class Dataset:
         }
         if not today:
             return complete
-        rows = complete.measurements.drop(complete.outdated(family).index)
+        rows = complete.measurements.drop(complete.outdated(family).index).reset_index(drop=True)
         provenance = complete.provenance | {"runs": runs | today}
-        return replace(complete, provenance=provenance, measurements=rows.reset_index(drop=True))
+        return replace(complete, provenance=provenance, measurements=complete._reduced(rows, family))
 
     def outdated(self, family: Family) -> pd.DataFrame:
         """Return the rows of configs whose kernel has changed since they were measured (`Family.kernel_changes`)."""
@@ -164,12 +165,29 @@ class Dataset:
         is_outdated = np.zeros(len(rows), np.bool_)
         for run, (_, changes) in self._changes(family).items():
             for changed in changes:
-                numbers = [number for number, its in enumerate(knobs) if changed.items() <= its]
+                if changed.knobs is None:
+                    continue
+                numbers = [number for number, its in enumerate(knobs) if changed.knobs.items() <= its]
                 is_outdated |= ((rows["run_id"] == run) & rows["config"].isin(numbers)).to_numpy()
         found: pd.DataFrame = rows[is_outdated]
         return found
 
-    def _changes(self, family: Family) -> dict[str, tuple[str, list[Mapping[str, Any]]]]:
+    def _reduced(self, rows: pd.DataFrame, family: Family) -> pd.DataFrame:
+        """Return rows, numbered from 0, with times reduced by what changes of the kernel have saved since."""
+        devices, saved = {spec.name: spec for spec in self.devices}, np.zeros(len(rows))
+        for run, (_, changes) in self._changes(family).items():
+            for saved_us in [change.saved_us for change in changes if change.saved_us is not None]:
+                for (problem, device), of_problem in rows[rows["run_id"] == run].groupby(["problem", "device"]):
+                    numbers, places = np.unique(of_problem["config"], return_inverse=True)
+                    configs = [self.configs[number] for number in numbers]
+                    found = saved_us(family, self.cases[problem].problem, devices[device], configs)
+                    saved[of_problem.index] += found[places]
+        if not saved.any():
+            return rows
+        times = rows["time_us"]
+        return rows.assign(time_us=np.maximum(times - saved, times / 2).astype(times.dtype))
+
+    def _changes(self, family: Family) -> dict[str, tuple[str, list[KernelChange]]]:
         """Return by run of the family what `since` tells of its kernels."""
         return {
             run: since(family.kernel_changes, facts["kernel_source"])

@@ -101,6 +101,7 @@ def _is_change(family: Family, change: Any) -> bool:
         isinstance(change, KernelChange)
         and all(isinstance(source, str) for source in (change.before, change.after))
         and (change.knobs is None or (isinstance(change.knobs, Mapping) and set(change.knobs) <= set(family.knobs)))
+        and (change.saved_us is None or callable(change.saved_us))
     )
 
 

@@ -185,6 +185,10 @@ def raising(self):
             {"kernel_changes": (KernelChange("a", "b", {"NO": 1}),)},
             "kernel_changes of family fake must be a tuple of K",
         ),
+        (
+            {"kernel_changes": (KernelChange("a", "b", None, 0.85),)},
+            "kernel_changes of family fake must be a tuple of K",
+        ),
         ({"bucketed": ("m",)}, "bucketed of family fake may only name its dims but has m"),
         ({"reads_binaries": None}, "reads_binaries of family fake must be true or false but is None"),
     ],
