@@ -44,6 +44,11 @@ Groups: TypeAlias = Sequence[FeatureGroup]
 ROUNDED_ONCE = {"bf16": 4e-3, "fp16": 5e-4, "fp32": 1e-5}
 #: `launch_knobs` of kernels to which GROUP_M and the number of programs are passed at launch.
 BANDS_AND_PROGRAMS = {"GROUP_M": (1, 1), "PROGRAMS_PER_SM": (1, 1)}
+#: How long a program waits for a TMA descriptor that it makes itself, in microseconds (one H100, `python
+#: tests/kernels/descriptors_on_gpu.py`).
+_DESCRIPTOR_US = 0.85
+#: Columns of tiles that are loaded in two parts, each with a descriptor.
+_IN_TWO = (160, 192)
 
 
 class GroupedFeatures(Family):
@@ -297,6 +302,8 @@ class MeasuredFamily(Measurable):
     tolerances: ClassVar[Mapping[str, float]] = ROUNDED_ONCE
     #: Knobs that are run-time arguments of a launch, with the smallest and largest value that change the binary.
     launch_knobs: ClassVar[Mapping[str, tuple[int, int]]] = {}
+    #: How many TMA descriptors a launch has, by knob and its value.
+    descriptors: ClassVar[Mapping[str, Sequence[int]]] = {}
 
     def cases(
         self,
@@ -346,6 +353,33 @@ class MeasuredFamily(Measurable):
         knobs = config.to_json()
         same = {knob: min(max(knobs[knob], low), high) for knob, (low, high) in self.launch_knobs.items()}
         return KernelConfig.from_json(knobs | same), problem.signature
+
+
+def saved_by_descriptors(
+    family: MeasuredFamily, problem: Problem, device: DeviceSpec, configs: Configs
+) -> NDArray[np.floating]:
+    """Return the microseconds that each config has saved since the host makes its TMA descriptors, (n_configs,).
+
+    Before, each program made its own when it began: a persistent program once, others in every round of programs.
+
+    Args:
+        family: The family; it has the knob PROGRAMS_PER_SM, 0 for programs that are not persistent, and the feature
+            "log_rounds".
+        problem: The problem.
+        device: The device.
+        configs: The configs.
+    """
+    import numpy as np
+
+    counts = [
+        sum(of_knob[config[knob]] for knob, of_knob in family.descriptors.items()) + (config["BLOCK_N"] in _IN_TWO)
+        for config in configs
+    ]
+    rounds = np.ones(len(configs))
+    if not all(persistent := [config["PROGRAMS_PER_SM"] > 0 for config in configs]):
+        found = family.features(problem, device, configs)[:, family.feature_names.index("log_rounds")]
+        rounds = np.where(persistent, rounds, np.exp2(found))
+    return _DESCRIPTOR_US * np.array(counts) * rounds
 
 
 def seeded(device: DeviceSpec, seed: int) -> tuple[str, torch.Generator]:

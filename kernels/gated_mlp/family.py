@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ...datasets import Case, DeviceSpec, KernelConfig, Problem, torch_dtype
+from ...datasets.family import KernelChange
 from ...model.splits import RANDOM
 from ..config_limits import TMA_ARCHS, Knobs
-from ..gemm_family import BANDS_AND_PROGRAMS, Configs, GemmFamily, Groups, MeasuredFamily, seeded
+from ..gemm_family import BANDS_AND_PROGRAMS, Configs, GemmFamily, Groups, MeasuredFamily, saved_by_descriptors, seeded
 from ..numerics import product_class
 from ..workloads import TENSOR_PARALLEL, TOKENS, Deck, DenseModel, Draws, load_dense_models
 from .space import (
@@ -105,6 +106,8 @@ class GatedMlp(GemmFamily, MeasuredFamily):
     dims_from: ClassVar[Mapping[str, tuple[str, int]]] = {"m": ("M", 1), "n": ("N8", 8), "k": ("K8", 8)}
     also_needed = ("ACTIVATION",)
     launch_knobs = BANDS_AND_PROGRAMS
+    descriptors: ClassVar[Mapping[str, Sequence[int]]] = {"TMA": (0, 2)}
+    kernel_changes = (KernelChange("de672f2f0b775d79", "cfb9fe1fdf520ee3", None, saved_by_descriptors),)
 
     def full_space(self) -> tuple[KernelConfig, ...]:
         """Return every config worth measuring on some device."""
@@ -211,12 +214,10 @@ class GatedMlp(GemmFamily, MeasuredFamily):
 
     def compile(self, config: KernelConfig, problem: Problem) -> Any:
         """Compile the kernel with a config for a problem's dtype and flags, and return the binary."""
-        from .triton_kernels import gated_mlp_kernel
+        from .op import compile_gated
 
         element = torch_dtype(problem.dtype_name)
-        saved = element if "saves" in problem.flags else None
-        constants = {"ACTIVATION": activation_of(problem)} | config.to_json()
-        return gated_mlp_kernel.warmup(element, element, element, saved, 1024, 128, 128, grid=(1,), **constants)
+        return compile_gated(element, "saves" in problem.flags, config, activation_of(problem))
 
     def source_hash(self) -> str:
         """Return a hash of the source of the kernel and all functions that it calls."""

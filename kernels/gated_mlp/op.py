@@ -14,7 +14,8 @@ import torch
 from ...datasets import ForetuneError, KernelConfig, Problem
 from ...datasets.errors import check_flag
 from ...runtime import Mode
-from ...runtime.launching.launcher import Launcher, launch_nothing, with_scratch
+from ...runtime.launching.descriptors import Descriptor
+from ...runtime.launching.launcher import Launcher, launch_nothing
 from ..launchers import programs_of
 from ..matmul.op import matmul
 from ..op import Op
@@ -246,10 +247,32 @@ def prepare_gated(m: int, n: int, k: int, config: KernelConfig, sm_count: int, a
     if m == 0:
         return launch_nothing
     tiles = -(-m // int(config["BLOCK_M"])) * -(-n // int(config["BLOCK_N"]))
-    prepared = _launch.prepare(
-        (programs_of(tiles, config, sm_count), 1, 1), (m, n // 8, k // 8), config, ACTIVATION=activation
+    launch: Launch = _launch.prepare(
+        (programs_of(tiles, config, sm_count), 1, 1),
+        (m, n // 8, k // 8),
+        config,
+        _descriptors(m, n, k, config),
+        ACTIVATION=activation,
     )
-    return with_scratch(prepared) if config["TMA"] else prepared
+    return launch
+
+
+def compile_gated(element: torch.dtype, saves: bool, config: KernelConfig, activation: str) -> Any:
+    """Compile what `prepare_gated` launches for such tensors, into Triton's cache, and return the binary."""
+    types = element, element, element, element if saves else None
+    return _launch.compile(types, 3, config, _descriptors(64, 64, 64, config), ACTIVATION=activation)
+
+
+def _descriptors(m: int, n: int, k: int, config: KernelConfig) -> tuple[Descriptor | None, ...]:
+    """Return the TMA descriptors of x and w that a config's kernel takes.
+
+    That of w has three dimensions, so that a box past gate's last row reads zeros, not rows of up.
+    """
+    if not config["TMA"]:
+        return None, None
+    rows, columns, step = (config[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
+    x = Descriptor(0, (m, k), (k, 1), (rows, step))
+    return x, Descriptor(1, (2, n, k), (n * k, k, 1), (2, columns, step))
 
 
 def launch_backward(dh: torch.Tensor, saved: torch.Tensor, grad: torch.Tensor, activation: str) -> None:

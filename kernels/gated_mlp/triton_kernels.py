@@ -71,6 +71,8 @@ def gated_mlp_kernel(
     w_ptr,  # (2 N, K), gate first
     h_ptr,  # (M, N)
     saved_ptr,  # (M, 2 N): gate and up before the activation; or None, then they are not stored
+    x_desc,  # TMA descriptors of x and w, in three dimensions: (2, N, K); None unless TMA
+    w_desc,
     M,
     N8,  # N // 8
     K8,  # K // 8
@@ -96,12 +98,6 @@ def gated_mlp_kernel(
     offs_k = tl.arange(0, BLOCK_K)
     # The rows of a tile of the weights: BLOCK_N rows of gate, then the same rows of up.
     offs_w = tl.arange(0, 2 * BLOCK_N)
-    if TMA:
-        x_desc = tl.make_tensor_descriptor(x_ptr, [M, K], [K.to(tl.int64), 1], [BLOCK_M, BLOCK_K])
-        # The descriptor has three dimensions, so that a block past gate's last row reads zeros, not rows of up.
-        w_desc = tl.make_tensor_descriptor(
-            w_ptr, [2, N, K], [N.to(tl.int64) * K, K.to(tl.int64), 1], [2, BLOCK_N, BLOCK_K]
-        )
 
     # Flattening lets the next tile's loads run while this tile is stored. The outer loop must carry no value from tile
     # to tile: Triton 3.6 flattens such a loop wrongly.

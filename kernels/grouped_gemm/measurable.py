@@ -6,6 +6,7 @@ torch and triton are imported when they are needed.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...datasets import Case, DeviceSpec, KernelConfig, Problem, torch_dtype
 from ...datasets.family import KernelChange
 from ..config_limits import TMA_ARCHS
-from ..gemm_family import BANDS_AND_PROGRAMS, seeded
+from ..gemm_family import BANDS_AND_PROGRAMS, saved_by_descriptors, seeded
 from ..workloads import Draws, load_models
 from . import workload
 from .family import DW_KERNELS, KERNELS, GroupedGemmFamily, MeasuredOverGroups
@@ -175,23 +176,26 @@ class GroupedGemm(GroupedGemmFamily, MeasuredOverGroups):
         from .triton_kernels.launches import constants
 
         element, indices = torch_dtype(problem.dtype_name), torch.int32 if problem.flags else None
-        flags = self.constants(problem) | constants(config) | config.to_json()
-        stand_ins = self._warmup_arguments(element, indices)
-        return self._launchers().of(config).kernel.warmup(*stand_ins, grid=(1,), **flags)
+        flags = self.constants(problem)
+        types, integers, descriptors = self._kernel_types(config, element, indices, flags)
+        launcher = self._launchers().of(config)
+        return launcher.compile(types, integers, config, descriptors, **flags, **constants(config))
 
     @abstractmethod
     def _launchers(self) -> Launchers:
         """Return the launchers of the product's kernels."""
 
     @abstractmethod
-    def _warmup_arguments(self, element: Any, indices: Any) -> tuple[Any, ...]:
-        """Return stand-ins for the kernel's `arguments`, to compile it without tensors.
-
-        A dtype stands for a tensor, and any value for a number.
+    def _kernel_types(
+        self, config: KernelConfig, element: Any, indices: Any, flags: Mapping[str, bool]
+    ) -> tuple[tuple[Any, ...], int, tuple[Any, ...]]:
+        """Return the dtypes of the kernel's tensors, the number of its integers, and its TMA descriptors.
 
         Args:
+            config: The config that decides the descriptors.
             element: The dtype of the operands.
             indices: The dtype of the permutation's indices, or None without a permutation.
+            flags: The kernel's `constants`.
         """
 
 
@@ -199,6 +203,12 @@ class _OverRows(GroupedGemm):
     """Base class of forward and dX, which share their kernels: the output has one row per input row."""
 
     kernel_modules = (*KERNELS, "grouped_gemm.triton_kernels.gemm", "grouped_gemm.triton_kernels.specialized_gemm")
+    kernel_changes = (
+        KernelChange(
+            "bf04212bb431c18c+60d2d4c5081ade90", "6a2c8295a6920b42+17bd0fd31f632a27", None, saved_by_descriptors
+        ),
+    )
+    descriptors: ClassVar[Mapping[str, Sequence[int]]] = dict.fromkeys(("TMA_X", "TMA_W", "TMA_Y"), (0, 1))
 
     def _default_block_m(self, problem: Problem) -> int:
         rows_per_group = problem["rows"] / max(problem["groups"], 1)
@@ -229,10 +239,10 @@ class _OverRows(GroupedGemm):
         return grouped_gemm_kernel, UNSPECIALIZED, KEY
 
     def arguments(self, inputs: Inputs) -> tuple[Any, ...]:
-        """Return the kernel's positional arguments."""
+        """Return the kernel's positional arguments, without TMA descriptors, which the kernel then makes."""
         i = inputs
         sizes = len(i.left), i.tile_map.rows, i.tile_map.groups, i.out.shape[1] // 8, i.left.shape[1] // 8, i.topk
-        return i.left, i.right, i.out, i.tile_map.entries, i.indices, None, None, *sizes
+        return i.left, i.right, i.out, i.tile_map.entries, i.indices, None, None, *[None] * 3, *sizes
 
     def constants(self, problem: Problem) -> dict[str, bool]:
         """Return the kernel's constexpr parameters that are not knobs."""
@@ -244,10 +254,15 @@ class _OverRows(GroupedGemm):
 
         return OVER_ROWS
 
-    def _warmup_arguments(self, element: Any, indices: Any) -> tuple[Any, ...]:
+    def _kernel_types(
+        self, config: KernelConfig, element: Any, indices: Any, flags: Mapping[str, bool]
+    ) -> tuple[tuple[Any, ...], int, tuple[Any, ...]]:
         import torch
 
-        return element, element, element, torch.int32, indices, None, None, 1024, 1024, 8, 128, 128, 1
+        from .triton_kernels.launches import gemm_descriptors
+
+        types = element, element, element, torch.int32, indices, None, None
+        return types, 6, gemm_descriptors(64, 1, 64, 64, config, flags["TRANSPOSED"])
 
 
 class GroupedGemmForward(_OverRows):
@@ -316,7 +331,11 @@ class GroupedGemmDW(GroupedGemm):
             after="ab456059c594fa18+a226612f99066be7",
             knobs={"CONSUMERS": 2, "PINGPONG": 0},
         ),
+        KernelChange(
+            "ab456059c594fa18+a226612f99066be7", "a60de2980f0d7a27+c2a19612c6e1e957", None, saved_by_descriptors
+        ),
     )
+    descriptors: ClassVar[Mapping[str, Sequence[int]]] = {"TMA_DY": (0, 1), "TMA_X": (0, 1), "TMA_DW": (0, 2)}
 
     def _default_block_m(self, problem: Problem) -> int:
         return 64 if problem["n"] <= 64 else 128
@@ -356,7 +375,7 @@ class GroupedGemmDW(GroupedGemm):
 
         i, (_, n, k), tiles = inputs, inputs.out.shape, inputs.tile_map
         sizes = tiles.rows, tiles.groups, max(tiles.slots, 1), n // 8, k // 8
-        return *self._sorted(i), i.out, partial_sums(i.out, tiles), tiles.entries, *sizes
+        return *self._sorted(i), i.out, partial_sums(i.out, tiles), tiles.entries, *[None] * 4, *sizes
 
     def finish(self, inputs: Inputs, arguments: tuple[Any, ...]) -> None:
         """Add up the partial sums of split groups."""
@@ -373,10 +392,14 @@ class GroupedGemmDW(GroupedGemm):
 
         return OF_DW
 
-    def _warmup_arguments(self, element: Any, indices: Any) -> tuple[Any, ...]:
+    def _kernel_types(
+        self, config: KernelConfig, element: Any, indices: Any, flags: Mapping[str, bool]
+    ) -> tuple[tuple[Any, ...], int, tuple[Any, ...]]:
         import torch
 
-        return element, element, element, element, torch.int32, 1024, 8, 1, 128, 128
+        from .triton_kernels.launches import dw_descriptors
+
+        return (*(element,) * 4, torch.int32), 5, dw_descriptors(1, 1, 64, 64, config)
 
     def _reference_of(
         self, inputs: Inputs, out: torch.Tensor, group: int, rows: torch.Tensor, permuted: torch.Tensor

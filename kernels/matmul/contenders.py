@@ -214,7 +214,7 @@ def time_launch_path(device: DeviceSpec) -> LaunchPath:
     problem = Problem.of("matmul", batch=1, m=64, n=256, k=256)
     inputs, config = family.inputs(problem, device), family.default(problem, device)
     if config["TMA"]:
-        config = type(config).from_json(config.to_json() | {"TMA": 0})  # so that no allocator is needed
+        config = type(config).from_json(config.to_json() | {"TMA": 0})  # so that no descriptors are needed
     if reason := family.supports(config, problem, device):
         raise ForetuneError(f"the launch path cannot be timed on {device.name}: {reason}")
     a, b = torch_operands(inputs)
@@ -225,7 +225,7 @@ def time_launch_path(device: DeviceSpec) -> LaunchPath:
     def bare() -> None:
         y = torch.empty_like(inputs.y)
         matmul_kernel[grid](
-            inputs.a, inputs.b, y, None, 1, 64, 256, 256, 256, 256, 256, **constants, **config.to_json()
+            inputs.a, inputs.b, y, *[None] * 4, 1, 64, 256, 256, 256, 256, 256, **constants, **config.to_json()
         )
 
     def op() -> torch.Tensor:

@@ -11,9 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import Case, DeviceSpec, KernelConfig, Problem, torch_dtype
+from ...datasets.family import KernelChange
 from ...runtime.launching.results import poison
 from ..config_limits import TMA_ARCHS, WITHOUT_CONSUMERS, Knobs
-from ..gemm_family import BANDS_AND_PROGRAMS, ROUNDED_ONCE, Configs, GemmFamily, Groups, MeasuredFamily, seeded
+from ..gemm_family import (
+    BANDS_AND_PROGRAMS,
+    ROUNDED_ONCE,
+    Configs,
+    GemmFamily,
+    Groups,
+    MeasuredFamily,
+    saved_by_descriptors,
+    seeded,
+)
 from ..numerics import padded, product_class
 from ..workloads import Draws, load_dense_models
 from . import workload
@@ -104,6 +114,12 @@ class Matmul(GemmFamily, MeasuredFamily):
     tolerances: ClassVar[Mapping[str, float]] = ROUNDED_ONCE | {"fp32": 1e-3, "int8": 1e-6}
     kernel_modules = ("warp_jobs", "dependent_launch", *(f"matmul.triton_kernels.{name}" for name in _KERNELS))
     launch_knobs = BANDS_AND_PROGRAMS | {"SPLIT_K": (1, 2), "PROGRAMS_PER_SM": (0, 1)}
+    descriptors: ClassVar[Mapping[str, Sequence[int]]] = {"TMA": (0, 2, 3)}
+    kernel_changes = (
+        KernelChange(
+            "60fcd5af84641d61+e1c74a513b4893dc", "463b736f091b1136+9dc0fed423846688", None, saved_by_descriptors
+        ),
+    )
 
     def full_space(self) -> tuple[KernelConfig, ...]:
         """Return every config worth measuring, for all devices."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...datasets import Case, DeviceSpec, KernelConfig, Problem
 from ...datasets.family import KernelChange
 from ..config_limits import TMA_ARCHS, Knobs, why_no_gluon
-from ..gemm_family import BANDS_AND_PROGRAMS, Binaries, Configs, Groups, seeded
+from ..gemm_family import BANDS_AND_PROGRAMS, Binaries, Configs, Groups, saved_by_descriptors, seeded
 from ..grouped_gemm.family import DW_KERNELS, UNIFORM, MeasuredOverGroups
 from ..grouped_gemm.features import group_sizes_of
 from ..grouped_gemm.space import chunk_rows
@@ -83,8 +83,12 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, FP8Family):
     )
     # Code was removed that no config ran (`specialized_dw` of the grouped GEMM).
     kernel_changes = (
-        KernelChange(before="0b40afff814e8fc3+e806781e125725d1", after="d65ffbd1efed4425+b477f100839ad3f5", knobs=None),
+        KernelChange("0b40afff814e8fc3+e806781e125725d1", "d65ffbd1efed4425+b477f100839ad3f5", None),
+        KernelChange(
+            "d65ffbd1efed4425+b477f100839ad3f5", "b095d96d05d2e9fb+0e733862242fdbc0", None, saved_by_descriptors
+        ),
     )
+    descriptors: ClassVar[Mapping[str, Sequence[int]]] = {"TMA": (0, 4)}
     off_blocks = (400, 656)  # multiples of no block size
 
     def full_space(self) -> tuple[KernelConfig, ...]:

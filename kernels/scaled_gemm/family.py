@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import Case, DeviceSpec, KernelConfig, Problem
+from ...datasets.family import KernelChange
 from ..config_limits import TMA_ARCHS, Knobs
 from ..gemm_family import (
     BANDS_AND_PROGRAMS,
@@ -21,6 +22,7 @@ from ..gemm_family import (
     RangedFamily,
     SteppedFamily,
     groups_of,
+    saved_by_descriptors,
     seeded,
 )
 from ..grouped_gemm.family import KERNELS, MOST_COLUMNS, MOST_ROWS, MeasuredOverGroups
@@ -121,6 +123,12 @@ class ScaledGemmFamily(FP8Family, RangedFamily, MeasuredFamily):
         "matmul.triton_kernels.tile_order",
         "scaled_gemm.triton_kernels.product",
         "scaled_gemm.triton_kernels.specialized",
+    )
+    descriptors: ClassVar[Mapping[str, Sequence[int]]] = {"TMA_LOAD": (0, 2), "TMA_STORE": (0, 1)}
+    kernel_changes = (
+        KernelChange(
+            "16e3bf502cfe8bb0+a8441b0ae25c4ecd", "6bf0515d44f64cd8+578dd91db1aa5b72", None, saved_by_descriptors
+        ),
     )
 
     def ranged_space(self, **ranges: Sequence[int]) -> tuple[KernelConfig, ...]:

@@ -109,11 +109,12 @@ def check_cuda(binary, device, family, config):
     # TMA moves what the knobs say and nothing else; all other loads are asynchronous copies of 16 bytes, which they
     # can only be where the compiler knows that rows are aligned.
     left, right, out = (config[knob] for knob in family.variant.tma)
-    operands = ("dy_ptr", "x_ptr", "dw_ptr") if family is DW else ("x_ptr", "w_ptr", "y_ptr")
+    operands = ("dy", "x", "dw") if family is DW else ("x", "w", "y")
     described = {name for name, tma in zip(operands, (left, right, out), strict=True) if tma}
     if family is DW and out:
-        described.add("partial_ptr")
-    assert set(re.findall(r"make_tensor_descriptor %(\w+)", binary.asm["ttir"])) == described
+        described.add("partial")
+    assert set(re.findall(r"%(\w+)_desc: !tt.tensordesc", binary.asm["ttir"])) == described  # made by the host
+    assert "make_tensor_descriptor" not in binary.asm["ttir"]
     assert ("cp.async.bulk.tensor" in re.sub(r".*global\.shared::cta.*", "", ptx)) == bool(left or right)
     assert ("async_tma_copy_local_to_global" in ir) == bool(out)
     assert ("cp.async.cg.shared.global" in ptx) == (not (left and right))

@@ -29,6 +29,10 @@ def grouped_gemm_dw_kernel(
     dw_ptr,  # (groups, N, K)
     partial_ptr,  # (slots, words, N, K): the sums of chunks of split groups; see `store_partial`
     map_ptr,  # a TileMap's entries
+    dy_desc,  # TMA descriptors of dy, x, dw and the sums; None: made here, if needed, as in `grouped_gemm_kernel`
+    x_desc,
+    dw_desc,
+    partial_desc,
     rows,
     groups,
     slots,
@@ -62,15 +66,18 @@ def grouped_gemm_dw_kernel(
     offs_m = tl.arange(0, BLOCK_M)
     offs_n = tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
-    if TMA_DY:
+    if TMA_DY and dy_desc is None:
         dy_desc = ragged_descriptor(dy_ptr, N, BLOCK_K, BLOCK_M)
-    if TMA_X:
+    if TMA_X and x_desc is None:
         x_desc = ragged_descriptor(x_ptr, K, BLOCK_K, BLOCK_N)
     dw_out = dw_ptr
     partial_out = partial_ptr
+    if TMA_DW and dw_desc is None:
+        dw_desc = matrix_descriptor(dw_ptr, groups, N, K, BLOCK_M, BLOCK_N)
+        partial_desc = matrix_descriptor(partial_ptr, slots * WORDS, N, K, BLOCK_M, BLOCK_N)
     if TMA_DW:
-        dw_out = matrix_descriptor(dw_ptr, groups, N, K, BLOCK_M, BLOCK_N)
-        partial_out = matrix_descriptor(partial_ptr, slots * WORDS, N, K, BLOCK_M, BLOCK_N)
+        dw_out = dw_desc
+        partial_out = partial_desc
 
     tiles = load_chunk_count(map_ptr) * chunk_tiles
     programs = tl.num_programs(0)

@@ -29,6 +29,9 @@ def grouped_gemm_kernel(
     indices_ptr,  # (rows,) int32 or int64, or None: the position of each sorted row in the permuted order
     scale_ptr,  # (rows,), or None: the factor of each row of y, in the order of the permuted side
     bias_ptr,  # (groups, N), or None: added before scaling
+    x_desc,  # TMA descriptors of x, w and y; None: made here, if needed, as an autotuner's configs have other boxes
+    w_desc,
+    y_desc,
     x_rows,
     rows,
     groups,
@@ -59,10 +62,10 @@ def grouped_gemm_kernel(
     offs_m = tl.arange(0, BLOCK_M)
     offs_n = tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
-    if TMA_X:
+    if TMA_X and x_desc is None:
         x_desc = tl.make_tensor_descriptor(x_ptr, [x_rows, K], [K.to(tl.int64), 1], [BLOCK_M, BLOCK_K])
     # w has three dimensions, so that a box past one group's N or K reads zeros instead of the next group.
-    if TMA_W:
+    if TMA_W and w_desc is None:
         if TRANSPOSED:
             w_desc = tl.make_tensor_descriptor(
                 w_ptr, [groups, K, N], [K.to(tl.int64) * N, N.to(tl.int64), 1], [1, BLOCK_K, BLOCK_N]
@@ -71,7 +74,7 @@ def grouped_gemm_kernel(
             w_desc = tl.make_tensor_descriptor(
                 w_ptr, [groups, N, K], [N.to(tl.int64) * K, K.to(tl.int64), 1], [1, BLOCK_N, BLOCK_K]
             )
-    if TMA_Y:
+    if TMA_Y and y_desc is None:
         y_desc = ragged_descriptor(y_ptr, N, BLOCK_M, BLOCK_N)
 
     # Flattened: the next tile's loads are in flight while this one is stored (3-5 % on training layers, never slower by

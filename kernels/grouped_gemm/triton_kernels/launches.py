@@ -5,7 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ....runtime.launching.launcher import Launcher, launch_nothing, with_scratch
+from ....runtime.launching.descriptors import Descriptor
+from ....runtime.launching.launcher import Launcher, launch_nothing
+from ...boxes import ragged, stack
 from ...launchers import Launchers, programs_of
 from ..space import is_scheduled
 from .tiles import TileMap
@@ -26,6 +28,8 @@ OF_DW = Launchers(
     pingpong=".specialized_dw:specialized_dw_kernel",
 )
 _SUM_BLOCK = 4096
+#: The elements of its tile that a group of a warp-specialized kernel stores at a time.
+_HELD = 64 * 128
 
 
 def prepare_gemm(
@@ -62,12 +66,30 @@ def prepare_gemm(
         scatters: Sorted row i is stored as row indices[i] of y.
     """
     grid = grid_of(-(-rows // config["BLOCK_M"]) + groups, n, config, sm_count)
-    if rows == 0 or grid == 0:
+    if rows == 0 or groups == 0 or grid == 0:
         return launch_nothing
     sizes = (x_rows, rows, groups, n // 8, k // 8, divisor)
     flags = {"TRANSPOSED": transposed, "GATHER": gathers, "SCATTER": scatters}
-    prepared = OVER_ROWS.of(config).prepare((grid, 1, 1), sizes, config, **flags, **constants(config))
-    return with_scratch(prepared) if config["TMA_X"] or config["TMA_W"] or config["TMA_Y"] else prepared
+    boxes = gemm_descriptors(x_rows, groups, n, k, config, transposed)
+    launch: Launch = OVER_ROWS.of(config).prepare((grid, 1, 1), sizes, config, boxes, **flags, **constants(config))
+    return launch
+
+
+def gemm_descriptors(
+    x_rows: int, groups: int, n: int, k: int, config: KernelConfig, transposed: bool
+) -> tuple[Descriptor | None, ...]:
+    """Return the TMA descriptors of x, w and y that a config's kernel of forward or dX takes."""
+    rows, columns, step, consumers = (config[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "CONSUMERS"))
+    held, bits = columns, 0
+    if consumers:
+        rows //= 1 if config["PINGPONG"] else consumers
+        held, bits = _HELD // rows, 16
+    shape, box = ((k, n), (step, columns)) if transposed else ((n, k), (columns, step))
+    return (
+        Descriptor(0, (x_rows, k), (k, 1), (rows, step), bits) if config["TMA_X"] else None,
+        stack(1, groups, *shape, box, bits=bits) if config["TMA_W"] else None,
+        ragged(2, n, (rows, held), bits=bits) if config["TMA_Y"] else None,
+    )
 
 
 def prepare_dw(of_map: TileMap, n: int, k: int, config: KernelConfig, sm_count: int) -> Launch:
@@ -99,11 +121,36 @@ def prepare_dw(of_map: TileMap, n: int, k: int, config: KernelConfig, sm_count: 
             prepared((dy, x, dw, partial, tile_map.entries))
             add_partials(partial, dw, tile_map)
 
-    numbers = (rows, of_map.groups, max(sizes.slots, 1), n // 8, k // 8)
-    prepared: Launch = OF_DW.of(config).prepare((grid, 1, 1), numbers, config, **constants(config))
-    if config["TMA_DY"] or config["TMA_X"] or config["TMA_DW"]:
-        prepared = with_scratch(prepared)
+    slots = max(sizes.slots, 1)
+    numbers = (rows, of_map.groups, slots, n // 8, k // 8)
+    prepared: Launch = OF_DW.of(config).prepare(
+        (grid, 1, 1), numbers, config, dw_descriptors(of_map.groups, slots, n, k, config), **constants(config)
+    )
     return launch
+
+
+def dw_descriptors(groups: int, slots: int, n: int, k: int, config: KernelConfig) -> tuple[Descriptor | None, ...]:
+    """Return the TMA descriptors of dy, x, dw and the partial sums that a config's kernel of dW takes."""
+    rows, columns, step, consumers = (config[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "CONSUMERS"))
+    held, bits = columns, 0
+    if consumers:
+        rows //= 1 if config["PINGPONG"] else consumers
+        held, bits = _HELD // rows, 16
+    return (
+        ragged(0, n, (step, rows), bits=bits) if config["TMA_DY"] else None,
+        ragged(1, k, (step, columns), bits=bits) if config["TMA_X"] else None,
+        *(outputs(2, groups, slots, n, k, (rows, held), bits) if config["TMA_DW"] else (None, None)),
+    )
+
+
+def outputs(
+    dw: int, groups: int, slots: int, n: int, k: int, box: tuple[int, int], bits: int
+) -> tuple[Descriptor, Descriptor]:
+    """Return the TMA descriptors of dw, and of the partial sums, which are the launch's next tensor.
+
+    There are two matrices of partial sums per slot, as for 16-bit dtypes; float32 uses half of them.
+    """
+    return stack(dw, groups, n, k, box, bits=bits), stack(dw + 1, 2 * slots, n, k, box, bits=bits)
 
 
 def grid_of(m_tiles: int, n: int, config: KernelConfig, sm_count: int) -> int:

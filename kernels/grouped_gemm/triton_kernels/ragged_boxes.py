@@ -1,28 +1,11 @@
-"""The descriptors of ragged.py in Gluon: over rows sorted by group, with boxes that end where a group ends."""
+"""The boxes of ragged.py in Gluon: of rows sorted by group, which end where a group ends."""
 
 from __future__ import annotations
 
 from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
 
 from ...warp_jobs import fence_async_shared, halves, load_tile, store_tile, tma
-from .ragged import FAR, MOST
-
-
-@gluon.jit
-def ragged_descriptor(ptr, columns, BLOCK_ROWS: gl.constexpr, BLOCK_COLUMNS: gl.constexpr):
-    """Return a descriptor of (rows, columns) of 16-bit elements, for `load_ragged` and `store_ragged`."""
-    layout: gl.constexpr = gl.NVMMASharedLayout(
-        swizzle_byte_width=min(2 * BLOCK_COLUMNS, 128), element_bitwidth=16, rank=4
-    )
-    stride = columns.to(gl.int64)
-    return tma.make_tensor_descriptor(
-        ptr,
-        [MOST, MOST, FAR, columns],
-        [2**34 - stride, stride, stride, 1],
-        [1, 1, BLOCK_ROWS, BLOCK_COLUMNS],
-        layout,
-    )
+from .ragged import FAR
 
 
 @gluon.jit

@@ -16,8 +16,8 @@ from triton.experimental.gluon import language as gl
 from ...warp_jobs import mbarrier, stage_barriers, tma, warpgroup_mma, warpgroup_mma_wait
 from .dw import UNSPECIALIZED
 from .dw_map import COUNTER
-from .ragged_boxes import load_ragged, ragged_descriptor
-from .specialized_dw import _HELD, _matrix_descriptor, _steps_of, _store, _store_words
+from .ragged_boxes import load_ragged
+from .specialized_dw import _steps_of, _store, _store_words
 from .tiles import load_chunk, load_chunk_count, tile_position
 
 
@@ -29,6 +29,10 @@ def scheduled_dw_kernel(
     dw_ptr,
     partial_ptr,
     map_ptr,  # the second map of `dw_map_kernel`
+    dy_desc,
+    x_desc,
+    dw_desc,
+    partial_desc,
     rows,
     groups,
     slots,
@@ -55,17 +59,12 @@ def scheduled_dw_kernel(
     N = N8 * 8
     K = K8 * 8
     ROWS: gl.constexpr = BLOCK_M // CONSUMERS
-    HELD: gl.constexpr = _HELD // ROWS  # columns
+    HELD: gl.constexpr = dw_desc.block_shape[2]  # columns that a group stores at a time
     # The loading warp is at most STAGES steps ahead, and a tile has at least one step. So when it writes an entry of
     # the queue again, both groups have stored the tile that was there.
     QUEUE: gl.constexpr = STAGES + 2
     dtype: gl.constexpr = dw_ptr.dtype.element_ty
     of_tile: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    dy_desc = ragged_descriptor(dy_ptr, N, BLOCK_K, ROWS)
-    x_desc = ragged_descriptor(x_ptr, K, BLOCK_K, BLOCK_N)
-    dw_desc = _matrix_descriptor(dw_ptr, groups, N, K, ROWS, HELD)
-    partial_desc = _matrix_descriptor(partial_ptr, slots * 2, N, K, ROWS, HELD)
-
     dy_tiles = gl.allocate_shared_memory(dtype, [STAGES * CONSUMERS, BLOCK_K, ROWS], of_tile)
     x_tiles = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_K, BLOCK_N], of_tile)
     dw_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS, ROWS, HELD], of_tile)

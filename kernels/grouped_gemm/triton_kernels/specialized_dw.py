@@ -22,10 +22,8 @@ from ...warp_jobs import (
     warpgroup_mma_wait,
 )
 from .dw import UNSPECIALIZED
-from .ragged_boxes import load_ragged, ragged_descriptor
+from .ragged_boxes import load_ragged
 from .tiles import load_chunk, load_chunk_count, tile_position
-
-_HELD = gl.constexpr(64 * 128)  # elements of its tile that a group stores at a time
 
 
 # The parameters are those of the plain kernel; comments give the values that CONSUMERS > 0 fixes.
@@ -36,6 +34,10 @@ def specialized_dw_kernel(
     dw_ptr,
     partial_ptr,
     map_ptr,
+    dy_desc,
+    x_desc,
+    dw_desc,
+    partial_desc,
     rows,
     groups,
     slots,
@@ -61,14 +63,9 @@ def specialized_dw_kernel(
     gl.static_assert(CONSUMERS == 2 and PINGPONG == 1)
     N = N8 * 8
     K = K8 * 8
-    HELD: gl.constexpr = _HELD // BLOCK_M  # columns
+    HELD: gl.constexpr = dw_desc.block_shape[2]  # columns that a group stores at a time
     dtype: gl.constexpr = dw_ptr.dtype.element_ty
     of_tile: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    dy_desc = ragged_descriptor(dy_ptr, N, BLOCK_K, BLOCK_M)
-    x_desc = ragged_descriptor(x_ptr, K, BLOCK_K, BLOCK_N)
-    dw_desc = _matrix_descriptor(dw_ptr, groups, N, K, BLOCK_M, HELD)
-    partial_desc = _matrix_descriptor(partial_ptr, slots * 2, N, K, BLOCK_M, HELD)
-
     dy_tiles = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_K, BLOCK_M], of_tile)
     x_tiles = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_K, BLOCK_N], of_tile)
     dw_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS, BLOCK_M, HELD], of_tile)
@@ -227,12 +224,3 @@ def _store(tile, desc, held, matrix, m, n):
         _store(right, desc, held, matrix, m, n + tile.shape[1] // 2)
     else:
         store_box(tile, desc, held, matrix, m, n)
-
-
-@gluon.jit
-def _matrix_descriptor(ptr, matrices, N, K, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Return a TMA descriptor of (matrices, N, K) whose boxes end where a matrix ends."""
-    layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
-    return tma.make_tensor_descriptor(
-        ptr, [matrices, N, K], [N.to(gl.int64) * K, K.to(gl.int64), 1], [1, BLOCK_M, BLOCK_N], layout
-    )

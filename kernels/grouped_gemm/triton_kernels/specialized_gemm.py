@@ -14,10 +14,8 @@ from triton.experimental.gluon import language as gl
 from ...warp_jobs import load_tile as load_box
 from ...warp_jobs import mbarrier, stage_barriers, tma, turn_barriers, warpgroup_mma, warpgroup_mma_wait
 from .gemm import UNSPECIALIZED
-from .ragged_boxes import ragged_descriptor, store_ragged
+from .ragged_boxes import store_ragged
 from .tiles import load_tile, load_tile_count, tile_position
-
-_HELD = gl.constexpr(64 * 128)  # elements of its tile that a group stores at a time
 
 
 # The parameters are those of the plain kernel; comments give the values that CONSUMERS > 0 fixes.
@@ -30,6 +28,9 @@ def specialized_gemm_kernel(
     indices_ptr,  # None
     scale_ptr,
     bias_ptr,
+    x_desc,
+    w_desc,
+    y_desc,
     x_rows,
     rows,
     groups,
@@ -60,23 +61,13 @@ def specialized_gemm_kernel(
     K = K8 * 8
     SHARE: gl.constexpr = 1 if PINGPONG else CONSUMERS  # groups that share a tile
     ROWS: gl.constexpr = BLOCK_M // SHARE
-    HELD: gl.constexpr = _HELD // ROWS  # columns
+    HELD: gl.constexpr = y_desc.block_shape[3]  # columns that a group stores at a time
     dtype: gl.constexpr = y_ptr.dtype.element_ty
     of_tile: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    of_w: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
-    x_desc = tma.make_tensor_descriptor(x_ptr, [x_rows, K], [K.to(gl.int64), 1], [ROWS, BLOCK_K], of_tile)
-    # w has three dimensions, so that a box past one group's N or K reads zeros instead of the next group.
     if TRANSPOSED:
-        w_desc = tma.make_tensor_descriptor(
-            w_ptr, [groups, K, N], [K.to(gl.int64) * N, N.to(gl.int64), 1], [1, BLOCK_K, BLOCK_N], of_w
-        )
         w_tiles = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_K, BLOCK_N], of_tile)
     else:
-        w_desc = tma.make_tensor_descriptor(
-            w_ptr, [groups, N, K], [N.to(gl.int64) * K, K.to(gl.int64), 1], [1, BLOCK_N, BLOCK_K], of_w
-        )
         w_tiles = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, BLOCK_K], of_tile)
-    y_desc = ragged_descriptor(y_ptr, N, ROWS, HELD)
     x_tiles = gl.allocate_shared_memory(dtype, [STAGES * SHARE, ROWS, BLOCK_K], of_tile)
     y_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS, ROWS, HELD], of_tile)
     full, empty = stage_barriers(STAGES, SHARE)

@@ -26,6 +26,9 @@ def matmul_kernel(
     b_ptr,  # (batch, N, K), rows `ldb` apart; (batch, K, N) if B_KN
     y_ptr,  # (batch, M, N), rows `ldy` apart; (SPLIT_K, batch, M, N) in float32 or int32 if SPLIT
     bias_ptr,  # (N,), or None
+    a_desc,  # TMA descriptors of a, b and y, in three dimensions; None for tensors that are not accessed by TMA
+    b_desc,
+    y_desc,
     batch,
     M,
     N,
@@ -66,22 +69,6 @@ def matmul_kernel(
             K = K // UNIT * UNIT
     m_tiles = tl.cdiv(M, BLOCK_M)
     n_tiles = tl.cdiv(N, BLOCK_N)
-    a_desc = a_ptr
-    b_desc = b_ptr
-    y_desc = y_ptr
-    # Descriptors have three dimensions, so that a box past one matrix reads zeros instead of the next one, and writes
-    # nothing there.
-    if TMA > 0:
-        if A_KM:
-            a_desc = matrix_descriptor(a_ptr, batch, K, M, lda, BLOCK_K, BLOCK_M)
-        else:
-            a_desc = matrix_descriptor(a_ptr, batch, M, K, lda, BLOCK_M, BLOCK_K)
-        if B_KN:
-            b_desc = matrix_descriptor(b_ptr, batch, K, N, ldb, BLOCK_K, BLOCK_N)
-        else:
-            b_desc = matrix_descriptor(b_ptr, batch, N, K, ldb, BLOCK_N, BLOCK_K)
-    if TMA > 1:
-        y_desc = matrix_descriptor(y_ptr, batch * SPLIT_K, M, N, ldy, BLOCK_M, BLOCK_N)
 
     if PERSISTENT:
         # Flattened: the next tile's loads are in flight while this one is stored.
@@ -102,13 +89,6 @@ def matmul_kernel(
             a_ptr, b_ptr, y_ptr, bias_ptr, a_desc, b_desc, y_desc, matrix, m_tile * BLOCK_M, n_tile * BLOCK_N,
             batch, M, N, K, lda, ldb, ldy, SPLIT_K, A_KM, B_KN, ACTIVATION, SPLIT, BLOCK_M, BLOCK_N, BLOCK_K, TMA,
         )  # fmt: skip
-
-
-@triton.jit
-def matrix_descriptor(ptr, batch, rows, columns, ld, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr):
-    """Return a TMA descriptor of (batch, rows, columns), with rows `ld` apart."""
-    ld = ld.to(tl.int64)
-    return tl.make_tensor_descriptor(ptr, [batch, rows, columns], [rows * ld, ld, 1], [1, BLOCK_ROWS, BLOCK_COLUMNS])
 
 
 @triton.jit

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ....runtime.launching.launcher import launch_nothing, with_scratch
+from ....runtime.launching.launcher import launch_nothing
+from ...boxes import stack
 from ...launchers import Launchers, programs_of
 from .split_k import add_partials, compile_add_partials
 
@@ -14,11 +15,14 @@ if TYPE_CHECKING:
     import torch
 
     from ....datasets import KernelConfig
+    from ....runtime.launching.descriptors import Descriptor
     from ...launchers import Launch
 
 LAUNCHERS = Launchers(__package__, ".gemm:matmul_kernel", ".specialized:specialized_matmul_kernel")
 #: Rows must begin at multiples of this many bytes for TMA, and for 16-byte loads.
 ALIGNMENT = 16
+#: The columns of the warp-specialized kernel's first product if a tile does not have 256, and those stored at a time.
+_WIDE, _HELD = 128, 64
 
 
 def prepare_matmul(
@@ -55,14 +59,14 @@ def prepare_matmul(
     whole, launcher = splits == 1, LAUNCHERS.of(config)
     pdl = not whole and launcher.has_dependent_launch
     tiles: int = batch * splits * -(-m // config["BLOCK_M"]) * -(-n // config["BLOCK_N"])
+    sizes = batch, m, n, k, a.stride(-2), b.stride(-2), y.stride(-2) if whole else n
     launch: Launch = launcher.prepare(
         (programs_of(tiles, config, sm_count), 1, 1),
-        (batch, m, n, k, a.stride(-2), b.stride(-2), y.stride(-2) if whole else n),
+        sizes,
         config,
+        _descriptors(sizes, config, a_km, b_kn),
         **_constants(config, a_km, b_kn, activation, aligned, pdl),
     )
-    if config["TMA"]:
-        launch = with_scratch(launch)
     if whole:
         return launch
 
@@ -115,16 +119,41 @@ def compile_matmul(
         wide = torch.int32 if element == torch.int8 else torch.float32
         compile_add_partials(wide, out, bias, activation, aligned, pdl)
         out = wide
-    return launcher.kernel.warmup(
-        element,
-        element,
-        out,
-        out if bias and whole else None,
-        *(64,) * 7,
-        grid=(1,),
+    sizes = (64,) * 7
+    return launcher.compile(
+        (element, element, out, out if bias and whole else None),
+        len(sizes),
+        config,
+        _descriptors(sizes, config, a_km, b_kn),
         **_constants(config, a_km, b_kn, activation, aligned, pdl),
-        **config.to_json(),
     )
+
+
+def _descriptors(sizes: tuple[int, ...], config: KernelConfig, a_km: bool, b_kn: bool) -> tuple[Descriptor | None, ...]:
+    """Return the TMA descriptors of a config's kernel for (batch, M, N, K) and the row strides of a, b and y."""
+    batch, m, n, k, lda, ldb, ldy = sizes
+    rows, columns, step, consumers = (config[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "CONSUMERS"))
+    bits = 16 if consumers else 0
+
+    def a(rows: int) -> Descriptor:
+        shape, box = ((k, m), (step, rows)) if a_km else ((m, k), (rows, step))
+        return stack(0, batch, *shape, box, ld=lda, bits=bits)
+
+    def b(columns: int) -> Descriptor:
+        shape, box = ((k, n), (step, columns)) if b_kn else ((n, k), (columns, step))
+        return stack(1, batch, *shape, box, ld=ldb, bits=bits)
+
+    def y(rows: int, columns: int) -> Descriptor:
+        return stack(2, batch, m, n, (rows, columns), ld=ldy, bits=bits)
+
+    if not config["TMA"]:
+        return None, None, None
+    if not consumers:
+        return a(rows), b(columns), y(rows, columns) if config["TMA"] == 2 else None
+    rows //= 1 if config["PINGPONG"] else consumers
+    wide = columns if columns == 256 else _WIDE
+    rest = columns - wide
+    return a(rows), b(wide), y(rows, min(rest or _HELD, _HELD)), b(rest) if rest else None
 
 
 def _constants(

@@ -39,6 +39,10 @@ def specialized_matmul_kernel(
     b_ptr,
     y_ptr,
     bias_ptr,
+    a_desc,
+    b_desc,
+    y_desc,
+    rest_desc,  # of b, with boxes of the columns of a tile that those of b_desc leave; None if they leave none
     batch,
     M,
     N,
@@ -69,34 +73,21 @@ def specialized_matmul_kernel(
     """
     gl.static_assert(ALIGNED and TMA == 2, "TMA wants rows that begin at multiples of 16 bytes")
     N = N // _UNIT * _UNIT
-    lda = lda // _UNIT * _UNIT
-    ldb = ldb // _UNIT * _UNIT
-    ldy = ldy // _UNIT * _UNIT
-    if A_KM:
-        M = M // _UNIT * _UNIT
-    if not (A_KM and B_KN):
-        K = K // _UNIT * _UNIT
-    # SHARE: groups that share a tile; ROWS: rows of each; WIDE and REST: columns of a step's two products.
+    # SHARE: groups that share a tile; ROWS: rows of each; WIDE and REST: columns of a step's two products; HELD: those
+    # stored at a time.
     SHARE: gl.constexpr = 1 if PINGPONG else CONSUMERS
     ROWS: gl.constexpr = BLOCK_M // SHARE
-    WIDE: gl.constexpr = 256 if BLOCK_N == 256 else 128
+    WIDE: gl.constexpr = b_desc.block_shape[2 if B_KN else 1]
     REST: gl.constexpr = BLOCK_N - WIDE
-    HELD: gl.constexpr = _SWIZZLED if REST == 0 else min(REST, _SWIZZLED)  # columns that are stored at a time
+    HELD: gl.constexpr = y_desc.block_shape[2]
+    if REST == 0:
+        rest_desc = b_desc
     dtype: gl.constexpr = a_ptr.dtype.element_ty
     of_tile: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     of_rest: gl.constexpr = gl.NVMMASharedLayout(
-        swizzle_byte_width=2 * min(REST if B_KN and REST > 0 else _SWIZZLED, _SWIZZLED), element_bitwidth=16, rank=2
+        swizzle_byte_width=rest_desc.layout.swizzle_byte_width, element_bitwidth=16, rank=2
     )
     of_held: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=2 * HELD, element_bitwidth=16, rank=2)
-
-    a_desc = _descriptor(a_ptr, batch, K if A_KM else M, M if A_KM else K, lda, A_KM, ROWS, BLOCK_K, 128)
-    b_desc = _descriptor(b_ptr, batch, K if B_KN else N, N if B_KN else K, ldb, B_KN, WIDE, BLOCK_K, 128)
-    rest_desc = b_desc
-    if REST > 0:
-        rest_desc = _descriptor(
-            b_ptr, batch, K if B_KN else N, N if B_KN else K, ldb, B_KN, REST, BLOCK_K, of_rest.swizzle_byte_width
-        )
-    y_desc = _descriptor(y_ptr, batch, M, N, ldy, False, ROWS, HELD, 2 * HELD)
 
     a_tiles = _stages(dtype, STAGES * SHARE, A_KM, ROWS, BLOCK_K, of_tile)
     b_tiles = _stages(dtype, STAGES, B_KN, WIDE, BLOCK_K, of_tile)
@@ -280,32 +271,6 @@ def _store(acc, bias_ptr, y_desc, held, matrix, row, col, N, ACTIVATION: gl.cons
             offs_n = col + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, acc.type.layout))
             acc += gl.load(bias_ptr + offs_n, offs_n < N, other=0.0)[None, :].to(gl.float32)
         store_box(activated(acc, ACTIVATION).to(held.dtype), y_desc, held, matrix, row, col)
-
-
-@gluon.jit
-def _descriptor(
-    ptr,
-    batch,
-    rows,
-    columns,
-    ld,
-    ALONG_K: gl.constexpr,
-    SIZE: gl.constexpr,
-    LENGTH: gl.constexpr,
-    SWIZZLE: gl.constexpr,
-):
-    """Return a TMA descriptor of (batch, rows, columns), with rows `ld` apart.
-
-    Boxes are SIZE x LENGTH, or LENGTH x SIZE if ALONG_K. The batch is a dimension of its own, so that a box that
-    extends past the end of a matrix reads zeros there and writes nothing.
-    """
-    layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=SWIZZLE, element_bitwidth=16, rank=3)
-    ld = ld.to(gl.int64)
-    if ALONG_K:
-        box: gl.constexpr = [1, LENGTH, SIZE]
-    else:
-        box: gl.constexpr = [1, SIZE, LENGTH]  # type: ignore[no-redef]
-    return tma.make_tensor_descriptor(ptr, [batch, rows, columns], [rows * ld, ld, 1], box, layout)
 
 
 @gluon.jit

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ...grouped_gemm.triton_kernels.dw import matrix_descriptor, store_partial, store_tile
+from ...grouped_gemm.triton_kernels.dw import store_partial, store_tile
 from ...grouped_gemm.triton_kernels.tiles import chunk_capacity, load_chunk, load_chunk_count, tile_position
 from .blocks import SCALED, block_of, padded_columns, scale_of
 
@@ -26,6 +26,10 @@ def scaled_dw_kernel(
     dw_ptr,  # (groups, N, K) bf16
     partial_ptr,  # (slots, 2, N, K): the sums of chunks of split groups; see grouped_gemm's `store_partial`
     map_ptr,  # a TileMap's entries
+    dy_desc,  # TMA descriptors of dy, x, dw and the sums; None unless TMA
+    x_desc,
+    dw_desc,
+    partial_desc,
     rows,
     groups,
     slots,
@@ -61,10 +65,8 @@ def scaled_dw_kernel(
     dw_out = dw_ptr
     partial_out = partial_ptr
     if TMA:
-        dy_desc = tl.make_tensor_descriptor(dy_ptr, [N, depth.to(tl.int32)], [depth, 1], [BLOCK_M, BLOCK_K])
-        x_desc = tl.make_tensor_descriptor(x_ptr, [K, depth.to(tl.int32)], [depth, 1], [BLOCK_N, BLOCK_K])
-        dw_out = matrix_descriptor(dw_ptr, groups, N, K, BLOCK_M, BLOCK_N)
-        partial_out = matrix_descriptor(partial_ptr, slots * 2, N, K, BLOCK_M, BLOCK_N)
+        dw_out = dw_desc
+        partial_out = partial_desc
     for tile in tl.range(tl.program_id(0), load_chunk_count(map_ptr) * chunk_tiles, tl.num_programs(0)):
         group, row, row_end, slot = load_chunk(map_ptr, tile // chunk_tiles, rows, groups)
         m_tile, n_tile = tile_position(tile % chunk_tiles, m_tiles, n_tiles, GROUP_M)

@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ....runtime.launching.launcher import launch_nothing, with_scratch
+from ....runtime.launching.descriptors import Descriptor
+from ....runtime.launching.launcher import launch_nothing
+from ...boxes import ragged, stack
 from ...grouped_gemm.triton_kernels.launches import add_partials as add_partial_sums
-from ...grouped_gemm.triton_kernels.launches import grid_of, partial_sums
+from ...grouped_gemm.triton_kernels.launches import grid_of, outputs, partial_sums
 from ...grouped_gemm.triton_kernels.tiles import TileMap
 from ...launchers import Launchers
 from ...matmul.triton_kernels.split_k import add_partials, compile_add_partials
+from ..space import SCALED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +23,10 @@ if TYPE_CHECKING:
     from ...launchers import Launch
 
 LAUNCHERS = Launchers(__package__, ".product:scaled_gemm_kernel", ".specialized:specialized_scaled_gemm_kernel")
+#: The most columns of a product of the warp-specialized kernel: registers hold two, in addition to the accumulators.
+_WIDEST = 128
+#: The rows of a product of dW's warp-specialized kernel, and the columns that a group stores at a time.
+_DW_HELD = 64, 64
 OF_DW = Launchers(__package__, ".dw:scaled_dw_kernel", ".specialized_dw:specialized_scaled_dw_kernel")
 
 
@@ -52,15 +59,17 @@ def prepare_scaled_gemm(
     """
     splits = config["SPLIT_K"]
     grid = grid_of(splits * (-(-rows // config["BLOCK_M"]) + (groups or 0)), n, config, sm_count)
-    if rows == 0 or grid == 0:
+    if rows == 0 or groups == 0 or grid == 0:
         return launch_nothing
     launcher = LAUNCHERS.of(config)
     pdl = splits > 1 and launcher.has_dependent_launch
     launch: Launch = launcher.prepare(
-        (grid, 1, 1), (rows, groups or 1, n // 16, k // 16), config, **_constants(config, rowwise, blockwise, pdl)
+        (grid, 1, 1),
+        (rows, groups or 1, n // 16, k // 16),
+        config,
+        _descriptors(rows, groups or 1, n, k, config),
+        **_constants(config, rowwise, blockwise, pdl),
     )
-    if config["TMA_LOAD"] or config["TMA_STORE"]:
-        launch = with_scratch(launch)
     if splits == 1:
         return launch
 
@@ -86,7 +95,25 @@ def compile_scaled_gemm(config: KernelConfig, *, grouped: bool, rowwise: bool, b
         out = torch.float32
     types = (torch.float8_e4m3fn,) * 2 + (torch.float32,) * 2 + (out, torch.int32 if grouped else None)
     constants = _constants(config, rowwise, blockwise, pdl)
-    return launcher.kernel.warmup(*types, 1024, 8, 128, 128, grid=(1,), **constants, **config.to_json())
+    return launcher.compile(types, 4, config, _descriptors(64, 1, 64, 64, config), **constants)
+
+
+def _descriptors(rows: int, groups: int, n: int, k: int, config: KernelConfig) -> tuple[Descriptor | None, ...]:
+    """Return the TMA descriptors of a config's kernel: of x, w and y, and of the rest of w's columns if specialized."""
+    m, columns, step, consumers = (config[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "CONSUMERS"))
+    loads, stores = config["TMA_LOAD"], config["TMA_STORE"]
+    m //= consumers or 1
+    wide = min(columns, _WIDEST) if consumers else columns
+    rest = columns - wide
+    bits = 8 if consumers else 0
+
+    def w(columns: int) -> Descriptor:
+        return stack(1, groups, n, k, (columns, step), bits=bits)
+
+    x = Descriptor(0, (rows, k), (k, 1), (m, step), bits) if loads else None
+    y = ragged(4, n, (m, rest or wide), bits=2 * bits) if stores else None
+    usual = x, w(wide) if loads else None, y
+    return (*usual, w(rest) if rest else None) if consumers else usual
 
 
 def _constants(config: KernelConfig, rowwise: bool, blockwise: bool, pdl: bool) -> dict[str, Any]:
@@ -131,12 +158,14 @@ def prepare_scaled_dw(
     """
     sizes = TileMap(None, rows, groups, chunk_rows)  # type: ignore[arg-type] # what every map of these sizes has
     grid = grid_of(sizes.most_chunks * -(-n // config["BLOCK_M"]), k, config, sm_count)
-    numbers = rows, groups, max(sizes.slots, 1), n // 16, k // 16
+    slots = max(sizes.slots, 1)
     prepared: Launch = OF_DW.of(config).prepare(
-        (grid, 1, 1), numbers, config, **_dw_constants(config, blockwise, gradient)
+        (grid, 1, 1),
+        (rows, groups, slots, n // 16, k // 16),
+        config,
+        _dw_descriptors(rows, groups, slots, n, k, config),
+        **_dw_constants(config, blockwise, gradient),
     )
-    if config["TMA"]:
-        prepared = with_scratch(prepared)
 
     def launch(tensors: Sequence[Any]) -> None:
         *operands, dw, entries = tensors
@@ -156,7 +185,25 @@ def compile_scaled_dw(config: KernelConfig, *, blockwise: bool, gradient: torch.
     launcher, e4m3 = OF_DW.of(config), torch.float8_e4m3fn
     types = gradient, e4m3, torch.float32, torch.float32, torch.bfloat16, torch.bfloat16, torch.int32
     constants = _dw_constants(config, blockwise, gradient)
-    return launcher.kernel.warmup(*types, 1024, 8, 1, 128, 128, grid=(1,), **constants, **config.to_json())
+    return launcher.compile(types, 5, config, _dw_descriptors(64, 1, 1, 64, 64, config), **constants)
+
+
+def _dw_descriptors(
+    rows: int, groups: int, slots: int, n: int, k: int, config: KernelConfig
+) -> tuple[Descriptor | None, ...]:
+    """Return the TMA descriptors of dy, x, dw and the partial sums that a config's kernel of dW takes."""
+    if not config["TMA"]:
+        return (None,) * 4
+    m, columns, step = (config[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
+    held, bits = columns, 0
+    if config["CONSUMERS"]:
+        m, held, bits = *_DW_HELD, 8
+    depth = (rows // SCALED + groups) * SCALED  # of the transposed operands
+    return (
+        Descriptor(0, (n, depth), (depth, 1), (m, step), bits),
+        Descriptor(1, (k, depth), (depth, 1), (columns, step), bits),
+        *outputs(4, groups, slots, n, k, (m, held), 2 * bits),
+    )
 
 
 def _dw_constants(config: KernelConfig, blockwise: bool, gradient: torch.dtype) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from ...dependent_launch import let_next_begin
-from ...grouped_gemm.triton_kernels.ragged import ragged_descriptor, store_ragged
+from ...grouped_gemm.triton_kernels.ragged import store_ragged
 from ...grouped_gemm.triton_kernels.tiles import load_tile, load_tile_count, tile_position
 from ...matmul.triton_kernels.tile_order import split_range
 
@@ -28,6 +28,9 @@ def scaled_gemm_kernel(
     w_scale_ptr,  # (groups,); ROWWISE: (groups, N); BLOCKWISE: (groups, cdiv(N, 128), cdiv(K, 128))
     y_ptr,  # (rows, N) bf16; (SPLIT_K, rows, N) float32 if SPLIT
     map_ptr,  # a TileMap's entries; None if there is one group
+    x_desc,  # TMA descriptors of x, w, in three dimensions, and y, `ragged`; None for what is not accessed by TMA
+    w_desc,
+    y_desc,
     rows,
     groups,
     N16,  # N // 16
@@ -65,14 +68,6 @@ def scaled_gemm_kernel(
     offs_m = tl.arange(0, BLOCK_M)
     offs_n = tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
-    if TMA_LOAD:
-        x_desc = tl.make_tensor_descriptor(x_ptr, [rows, K], [K.to(tl.int64), 1], [BLOCK_M, BLOCK_K])
-        # w has three dimensions, so that a box past one group's N or K reads zeros instead of the next group.
-        w_desc = tl.make_tensor_descriptor(
-            w_ptr, [groups, N, K], [N.to(tl.int64) * K, K.to(tl.int64), 1], [1, BLOCK_N, BLOCK_K]
-        )
-    if TMA_STORE:
-        y_desc = ragged_descriptor(y_ptr, N, BLOCK_M, BLOCK_N)
 
     # Flattened: the next tile's loads are in flight while this one is stored. No value may be carried from tile to
     # tile, because Triton 3.6 flattens such loops wrongly.

@@ -14,7 +14,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ...grouped_gemm.triton_kernels.ragged_boxes import ragged_descriptor, store_ragged
+from ...grouped_gemm.triton_kernels.ragged_boxes import store_ragged
 from ...grouped_gemm.triton_kernels.tiles import load_tile, load_tile_count, tile_position
 from ...warp_jobs import async_copy, load_scales, mbarrier, stage_barriers, tma, warpgroup_mma, warpgroup_mma_wait
 from ...warp_jobs import load_tile as load_box
@@ -22,7 +22,6 @@ from .product import UNSPECIALIZED
 
 _ROWS = gl.constexpr(64)  # of a tile, per group of warps
 _SCALED = gl.constexpr(128)  # elements of K, and columns of w, that share one blockwise scale
-_WIDEST = gl.constexpr(128)  # columns of a product: registers hold two, in addition to the accumulators
 
 
 # The parameters are those of the plain kernel; comments give the values that CONSUMERS > 0 fixes.
@@ -34,6 +33,10 @@ def specialized_scaled_gemm_kernel(
     w_scale_ptr,
     y_ptr,
     map_ptr,
+    x_desc,
+    w_desc,
+    y_desc,
+    rest_desc,  # of w, with boxes of the columns of a tile that those of w_desc leave; None if they leave none
     rows,
     groups,
     N16,
@@ -59,9 +62,11 @@ def specialized_scaled_gemm_kernel(
     """
     gl.static_assert(BLOCK_M == _ROWS * CONSUMERS, "each group of warps has 64 rows")
     # WIDE and REST: columns of a tile's two parts; HELD: columns that are stored at a time.
-    WIDE: gl.constexpr = min(BLOCK_N, _WIDEST)
+    WIDE: gl.constexpr = w_desc.block_shape[1]
     REST: gl.constexpr = BLOCK_N - WIDE
-    HELD: gl.constexpr = WIDE if REST == 0 else REST
+    HELD: gl.constexpr = y_desc.block_shape[3]
+    if REST == 0:
+        rest_desc = w_desc
     N = N16 * 16
     K = K16 * 16
     n_tiles = gl.cdiv(N, BLOCK_N)
@@ -69,19 +74,7 @@ def specialized_scaled_gemm_kernel(
     fp8: gl.constexpr = x_ptr.dtype.element_ty
     bf16: gl.constexpr = y_ptr.dtype.element_ty
     of_x: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
-    of_w: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=3)
     of_y: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=min(2 * HELD, 128), element_bitwidth=16, rank=2)
-    x_desc = tma.make_tensor_descriptor(x_ptr, [rows, K], [K.to(gl.int64), 1], [_ROWS, BLOCK_K], of_x)
-    # w has three dimensions, so that a box past one group's N or K reads zeros instead of the next group.
-    w_desc = tma.make_tensor_descriptor(
-        w_ptr, [groups, N, K], [N.to(gl.int64) * K, K.to(gl.int64), 1], [1, WIDE, BLOCK_K], of_w
-    )
-    rest_desc = w_desc
-    if REST > 0:
-        rest_desc = tma.make_tensor_descriptor(
-            w_ptr, [groups, N, K], [N.to(gl.int64) * K, K.to(gl.int64), 1], [1, REST, BLOCK_K], of_w
-        )
-    y_desc = ragged_descriptor(y_ptr, N, _ROWS, HELD)
 
     xs = gl.allocate_shared_memory(fp8, [STAGES * CONSUMERS, _ROWS, BLOCK_K], of_x)
     ws = gl.allocate_shared_memory(fp8, [STAGES, WIDE, BLOCK_K], of_x)

@@ -9,15 +9,14 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ...grouped_gemm.triton_kernels.specialized_dw import _matrix_descriptor, _store, _store_words
-from ...grouped_gemm.triton_kernels.tiles import chunk_capacity, load_chunk, load_chunk_count, tile_position
+from ...grouped_gemm.triton_kernels.specialized_dw import _store, _store_words
+from ...grouped_gemm.triton_kernels.tiles import load_chunk, load_chunk_count, tile_position
 from ...warp_jobs import async_copy, load_scales, mbarrier, stage_barriers, tma, warpgroup_mma, warpgroup_mma_wait
 from ...warp_jobs import load_tile as load_box
 from .blocks import SCALED, block_of, padded_columns, scale_of
 from .dw import UNSPECIALIZED
 
 _ROWS = gl.constexpr(64)  # of an instruction
-_HELD = gl.constexpr(64)  # columns of its tile that a group stores at a time
 
 
 # The parameters are those of the plain kernel; comments give the values that CONSUMERS > 0 fixes.
@@ -30,6 +29,10 @@ def specialized_scaled_dw_kernel(
     dw_ptr,
     partial_ptr,
     map_ptr,
+    dy_desc,
+    x_desc,
+    dw_desc,
+    partial_desc,
     rows,
     groups,
     slots,
@@ -56,17 +59,13 @@ def specialized_scaled_dw_kernel(
     HALVES: gl.constexpr = BLOCK_M // (_ROWS * CONSUMERS)
     N = N16 * 16
     K = K16 * 16
-    depth = chunk_capacity(rows, groups, SCALED).to(gl.int64) * SCALED
+    HELD: gl.constexpr = dw_desc.block_shape[2]  # columns that a group stores at a time
     of_operand: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
     of_tile: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     in_order: gl.constexpr = gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[0])
-    dy_desc = tma.make_tensor_descriptor(dy_ptr, [N, depth.to(gl.int32)], [depth, 1], [_ROWS, BLOCK_K], of_operand)
-    x_desc = tma.make_tensor_descriptor(x_ptr, [K, depth.to(gl.int32)], [depth, 1], [BLOCK_N, BLOCK_K], of_operand)
-    dw_desc = _matrix_descriptor(dw_ptr, groups, N, K, _ROWS, _HELD)
-    partial_desc = _matrix_descriptor(partial_ptr, slots * 2, N, K, _ROWS, _HELD)
     dys = gl.allocate_shared_memory(dy_ptr.dtype.element_ty, [STAGES * HALVES * CONSUMERS, _ROWS, BLOCK_K], of_operand)
     xs = gl.allocate_shared_memory(x_ptr.dtype.element_ty, [STAGES, BLOCK_N, BLOCK_K], of_operand)
-    dws = gl.allocate_shared_memory(dw_ptr.dtype.element_ty, [CONSUMERS, _ROWS, _HELD], of_tile)
+    dws = gl.allocate_shared_memory(dw_ptr.dtype.element_ty, [CONSUMERS, _ROWS, HELD], of_tile)
     dy_scales = gl.allocate_shared_memory(
         gl.float32, [STAGES * HALVES * CONSUMERS if BLOCKWISE else 1, _ROWS], in_order
     )
