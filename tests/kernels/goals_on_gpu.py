@@ -3,9 +3,9 @@
 - products: dense products, of 16-bit operands and of fp8 with one scale per tensor, with the predicted config, the best
   of many (also outside of the space: SPLIT_K of any number), and cuBLAS. First all configs in few rounds with a cold
   L2, then the fastest again; the last two columns are times in CUDA graphs, where kernels follow each other.
-- medium: dense products of 4 to 120 GFLOP, of invented sizes, with the predicted config, the next seven, those that are
-  often the fastest, and cuBLAS, with a clean L2; means of the ratios come last. `--earlier=FOLDER` also tries the first
-  choice of the bundle in a folder.
+- medium, small: dense products of 4 to 120, and 0.1 to 6, GFLOP, of invented sizes, with the predicted config, the next
+  seven, those that are often the fastest, and cuBLAS, with a clean L2; means of the ratios come last.
+  `--earlier=FOLDER` also tries the first choice of the bundle in a folder.
 - skew: the grouped GEMMs with unequal groups relative to equal ones.
 - quantizing: the kernels that quantize along rows, next to eager PyTorch.
 - flushes: large products after the L2 was flushed by writing, by reading, or not, and on a GPU that is kept busy: dense
@@ -65,10 +65,13 @@ LAYERS = [
     (64, 65536, 2048, 1024), (32, 8192, 7168, 2048), (128, 16384, 2816, 4096), (8, 8192, 28672, 4096),
     (128, 65536, 2048, 768), (60, 16384, 2816, 2048), (16, 4096, 2816, 2048), (64, 4096, 2048, 1024),
 ]  # fmt: skip
-#: Of `medium`: the sizes of problems, how many of each kind, their numbers of tokens, and each kind's dtype and flags.
-MEDIUM_TFLOP, MEDIUM_EACH = (0.004, 0.12), 25
-MEDIUM_TOKENS = (256, 384, 512, 640, 1024, 1536, 2048, 2560, 3072, 4096, 6144)
-MEDIUM_KINDS: dict[tuple[str, str], tuple[str, tuple[str, ...]]] = {
+#: Of `medium` and `small`: the sizes of problems in TFLOP, how many of each kind, and their numbers of tokens.
+DRAWN = {
+    "medium": ((0.004, 0.12), 25, (256, 384, 512, 640, 1024, 1536, 2048, 2560, 3072, 4096, 6144)),
+    "small": ((0.0001, 0.006), 14, (16, 32, 64, 128, 192, 256, 512, 1024)),
+}
+#: The dtype and flags of each kind.
+KINDS: dict[tuple[str, str], tuple[str, tuple[str, ...]]] = {
     ("matmul", "forward"): ("bf16", ()),
     ("matmul", "dX"): ("bf16", LAYOUTS[1:]),
     ("matmul", "dW"): ("bf16", LAYOUTS),
@@ -264,29 +267,31 @@ def products(device: DeviceSpec, timer: Any) -> None:
         torch.cuda.empty_cache()
 
 
-def medium_problems() -> Iterator[tuple[str, Any, Problem]]:
+def drawn_problems(
+    tflop: tuple[float, float], each: int, counts: tuple[int, ...]
+) -> Iterator[tuple[str, Any, Problem]]:
     """Yield products of each kind: forward, dX and dW in bf16, and forward in fp8 with each kind of scales."""
     rng = np.random.default_rng(48)
-    for (name, kind), (dtype, flags) in MEDIUM_KINDS.items():
+    for (name, kind), (dtype, flags) in KINDS.items():
         family, found = find_measurable(name), 0
-        while found < MEDIUM_EACH:
-            tokens = int(rng.choice(MEDIUM_TOKENS))
+        while found < each:
+            tokens = int(rng.choice(counts))
             n, k = (128 * int(2 ** rng.uniform(2, 7.5)) for _ in range(2))
             m, n, k = (n, k, tokens) if kind == "dW" else (tokens, n, k)
             batch = {"batch": 1} if name == "matmul" else {}
             problem = Problem.of(name, dtype=dtype, flags=flags, m=m, n=n, k=k, **batch)
-            if MEDIUM_TFLOP[0] <= family.flops(problem) / 1e12 <= MEDIUM_TFLOP[1]:
+            if tflop[0] <= family.flops(problem) / 1e12 <= tflop[1]:
                 yield kind, family, problem
                 found += 1
 
 
-def medium(device: DeviceSpec, _: Any) -> None:
+def drawn(which: str, device: DeviceSpec, _: Any) -> None:
     from foretune.runtime.timing.timer import Timer
     from training_problems import often_fastest
 
-    often = {name: often_fastest(find_measurable(name), MEDIUM_TFLOP) for name in ("matmul", "scaled_gemm")}
+    often = {name: often_fastest(find_measurable(name), DRAWN[which][0]) for name in ("matmul", "scaled_gemm")}
     rows, bundles = [], [load_bundle(folder) for folder in EARLIER]
-    for kind, family, problem in medium_problems():
+    for kind, family, problem in drawn_problems(*DRAWN[which]):
         first = make_shortlist(family, problem, device, k=8).configs
         earlier = [make_shortlist(family, problem, device, k=1, bundle=bundle).configs[0] for bundle in bundles]
         usual = [one for one in often[family.name] if family.supports(one, problem, device) is None]
@@ -487,7 +492,8 @@ def flushes(device: DeviceSpec, _: Any) -> None:
 
 
 def main() -> None:
-    parts = {"quantizing": quantizing, "products": products, "medium": medium, "skew": skew, "flushes": flushes}
+    parts = {"quantizing": quantizing, "products": products, "skew": skew, "flushes": flushes}
+    parts |= {which: partial(drawn, which) for which in DRAWN}
     chosen = [name for name in sys.argv[1:] if name in parts] or list(parts)
     if DRY:
         device, timer = DeviceSpec.named("h100"), None

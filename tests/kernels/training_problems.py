@@ -11,8 +11,8 @@ and with `--extra`. Both are judged on the problems of both.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -49,6 +49,8 @@ LEAST_TFLOP, MOST_TFLOP = 0.05, 1.6
 EXHAUSTIVE = {"matmul": "h200_matmul", "scaled_gemm": "h200_scaled_gemm"}
 #: How many configs are tried on a dense product: those that are often the fastest there, and those ranked first.
 OFTEN, RANKED_FIRST = 32, 8
+#: Products of fewer rows have configs of their own.
+FEW = 128
 _WIDE = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64}
 _PLAIN = {"CONSUMERS": 0, "PROGRAMS_PER_SM": 1, "TMA_X": 1, "TMA_W": 1}
 #: The knobs of configs that were often within 3 % of the fastest on training problems of `h200` and `h100`.
@@ -117,11 +119,16 @@ def is_drawn(family: Measurable, problem: Problem, tflop: Sequence[float]) -> bo
     return is_plain and tflop[0] <= family.flops(problem) / 1e12 <= tflop[1]
 
 
-def often_fastest(family: Measurable, tflop: Sequence[float]) -> tuple[KernelConfig, ...]:
-    """Return OFTEN configs whose fastest is close to the best config on all such problems of the exhaustive data."""
+def often_fastest(family: Measurable, tflop: Sequence[float], *, is_few: bool = False) -> tuple[KernelConfig, ...]:
+    """Return OFTEN configs whose fastest is close to the best config on all such problems of the exhaustive data.
+
+    With `is_few`, the problems are those of fewer than FEW rows; otherwise those of more.
+    """
     grid = load(EXHAUSTIVE[family.name]).grid(family)
     rows = [
-        row for row, case in enumerate(grid.cases) if case.problem["m"] >= 128 and is_drawn(family, case.problem, tflop)
+        row
+        for row, case in enumerate(grid.cases)
+        if (case.problem["m"] < FEW) == is_few and is_drawn(family, case.problem, tflop)
     ]
     if not rows:
         raise SystemExit(f"{EXHAUSTIVE[family.name]} has no problems of {tflop[0]} to {tflop[1]} TFLOP: change --tflop")
@@ -141,10 +148,10 @@ def matching(often: Sequence[dict[str, int]], family: Measurable, _: Problem, de
 
 
 def often_and_ranked(
-    often: Sequence[KernelConfig], family: Measurable, problem: Problem, device: DeviceSpec
+    often: Callable[[bool], Sequence[KernelConfig]], family: Measurable, problem: Problem, device: DeviceSpec
 ) -> list[KernelConfig]:
-    """Return the configs `often`, and those that the shipped bundle ranks first."""
-    return [*often, *make_shortlist(family, problem, device, k=RANKED_FIRST).configs]
+    """Return the configs that are often the fastest for as few or many rows, and those that the bundle ranks first."""
+    return [*often(problem["m"] < FEW), *make_shortlist(family, problem, device, k=RANKED_FIRST).configs]
 
 
 def collect(
@@ -159,7 +166,12 @@ def collect(
         else:
             least_and_most = tflop or (LEAST_TFLOP, MOST_TFLOP)
             cases = drawn_dense(family, seed, counts, least_and_most)
-            winners = partial(often_and_ranked, often_fastest(family, least_and_most))
+
+            @cache
+            def often(is_few: bool, family=family, tflop=least_and_most) -> tuple[KernelConfig, ...]:
+                return often_fastest(family, tflop, is_few=is_few)
+
+            winners = partial(often_and_ranked, often)
 
         def with_winners(self, problem, device, usual=usual, winners=winners):
             return [*usual(self, problem, device), *winners(self, problem, device)]
