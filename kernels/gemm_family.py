@@ -46,7 +46,7 @@ ROUNDED_ONCE = {"bf16": 4e-3, "fp16": 5e-4, "fp32": 1e-5}
 BANDS_AND_PROGRAMS = {"GROUP_M": (1, 1), "PROGRAMS_PER_SM": (1, 1)}
 #: How long a program waits for a TMA descriptor that it makes itself, in microseconds (one H100, `python
 #: tests/kernels/descriptors_on_gpu.py`).
-_DESCRIPTOR_US = 0.85
+_DESCRIPTOR_US = 0.9
 #: Columns of tiles that are loaded in two parts, each with a descriptor.
 _IN_TWO = (160, 192)
 

@@ -31,7 +31,7 @@ kernel = triton.autotune(
     configs=foretune.configs("grouped_gemm_fwd"), key=KEY, prune_configs_by={"early_config_prune": pruner}
 )(triton.jit(do_not_specialize=UNSPECIALIZED)(grouped_gemm_kernel.fn))
 x, w, y = (Tensor("bf16") for _ in range(3))
-tensors = (x, w, y, Tensor("i32"), None, None, None)
+tensors = (x, w, y, Tensor("i32"), *[None] * 6)
 with use_stub_driver(foretune.DeviceSpec.named("h200")) as driver:
     kernel[(132,)](*tensors, 4096, 4096, 8, 256, 128, 1, TRANSPOSED=False, GATHER=False, SCATTER=False)
 problem = foretune.Problem.of("grouped_gemm_fwd", groups=8, rows=4096, n=2048, k=1024)

@@ -263,9 +263,11 @@ def _permutation(family: str, inputs: Any) -> Callable[[], Any]:
 
 def time_launch_path(family: GroupedGemm, device: DeviceSpec) -> LaunchPath:
     """Measure the host times of the op and of a bare launch of its main kernel, on a small problem of `family`."""
+    from ...runtime.launching.launcher import ensure_allocator
     from .op import grouped_gemm
     from .triton_kernels.gemm import grouped_gemm_kernel
 
+    ensure_allocator()  # for the descriptors of the bare launch, which its programs make
     problem = Problem.of(family.name, groups=8, rows=64, n=256, k=256)
     inputs = family.inputs(problem, device)
     config = family.default(problem, device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
 from typing import Any
 
@@ -17,7 +17,7 @@ from typing import Any
 _SWIZZLE = 128
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Descriptor:
     """A TMA descriptor of one tensor of a launch, by which the kernel loads or stores boxes of it.
 
@@ -41,22 +41,20 @@ class Descriptor:
 
         Triton's own constructor would check the same facts at each launch (3 us).
         """
-        kind, defaults = _triton_class(self.bits > 0)
+        kind, fields = self._template
         made = object.__new__(kind)
-        made.__dict__.update(defaults)
-        made.base, made.shape, made.strides = tensors[self.tensor], self.shape, self.strides
-        made.block_shape = list(self.block)
-        if self.bits:
-            made.layout = _layout(self.block, self.bits)
+        made.__dict__ = fields.copy()
+        made.base = tensors[self.tensor]
         return made
 
-
-@cache
-def _triton_class(is_gluon: bool) -> tuple[type, dict[str, Any]]:
-    """Return Triton's, or Gluon's, class of descriptors, and the default values of its fields."""
-    place = "triton.experimental.gluon.nvidia.hopper" if is_gluon else "triton.tools.tensor_descriptor"
-    kind = import_module(place).TensorDescriptor
-    return kind, {field.name: field.default for field in fields(kind) if field.default is not MISSING}
+    @cached_property
+    def _template(self) -> tuple[Any, dict[str, Any]]:
+        """Triton's class of the descriptor, and all of its fields except the tensor."""
+        place = "triton.experimental.gluon.nvidia.hopper" if self.bits else "triton.tools.tensor_descriptor"
+        kind = import_module(place).TensorDescriptor
+        found = {field.name: field.default for field in fields(kind) if field.default is not MISSING}
+        found |= {"shape": self.shape, "strides": self.strides, "block_shape": list(self.block)}
+        return kind, found | ({"layout": _layout(self.block, self.bits)} if self.bits else {})
 
 
 @cache

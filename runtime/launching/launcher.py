@@ -8,7 +8,7 @@ tensors are None, and on all of them starting at a multiple of 16 bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -279,7 +279,7 @@ def settle(kernel: JITFunction[Any]) -> None:
     kernel.cache_key  # noqa: B018 - a property that computes it
 
 
-# Device memory for the tensor descriptors that kernels with TMA loads create.
+# Device memory for the tensor descriptors that kernels create.
 
 
 def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
@@ -293,15 +293,3 @@ def ensure_allocator() -> None:
     """Set Triton's allocator in this context (Triton keeps one for each thread), unless the caller has set one."""
     if isinstance(_allocation._allocator.get(), _allocation.NullAllocator):
         triton.set_allocator(_scratch)
-
-
-def with_scratch(
-    prepared: Callable[[Sequence[torch.Tensor | None]], None],
-) -> Callable[[Sequence[torch.Tensor | None]], None]:
-    """Return a function that sets Triton's allocator (see `ensure_allocator`), and then calls `prepared`."""
-
-    def launch(tensors: Sequence[torch.Tensor | None]) -> None:
-        ensure_allocator()
-        prepared(tensors)
-
-    return launch
