@@ -13,7 +13,7 @@ from .config import KernelConfig
 from .console import Table
 from .contents import LeftOut, LogLine, contents_table, described, kernel_sources, since
 from .device import DeviceSpec
-from .errors import DatasetError
+from .errors import DatasetError, FamilyError, shown
 from .family import Family, KernelChange
 from .family_checks import check_attributes, with_defaults
 from .files import few
@@ -180,7 +180,12 @@ class Dataset:
                 for (problem, device), of_problem in rows[rows["run_id"] == run].groupby(["problem", "device"]):
                     numbers, places = np.unique(of_problem["config"], return_inverse=True)
                     configs = [self.configs[number] for number in numbers]
-                    found = saved_us(family, self.cases[problem].problem, devices[device], configs)
+                    found = np.asarray(saved_us(family, self.cases[problem].problem, devices[device], configs))
+                    if found.shape != (len(configs),) or not (np.isfinite(found) & (found >= 0)).all():
+                        raise FamilyError(
+                            f"saved_us of family {family.name} must return {len(configs)} finite times of at least 0 "
+                            f"for {len(configs)} configs of {self.cases[problem].problem} but returned {shown(found)}"
+                        )
                     saved[of_problem.index] += found[places]
         if not saved.any():
             return rows

@@ -85,8 +85,8 @@ def check_attributes(family: Family) -> None:
     changes = _read(family, "kernel_changes")
     if not isinstance(changes, (tuple, list)) or not all(_is_change(family, change) for change in changes):
         raise FamilyError(
-            f"kernel_changes {of} must be a tuple of KernelChange(before, after, knobs) that name its knobs but is "
-            f"{shown(changes)}"
+            f"kernel_changes {of} must be a tuple of KernelChange(before, after, knobs, saved_us), whose knobs are of "
+            f"the family and whose saved_us is a function, or None, but is {shown(changes)}"
         )
     for name in ("bucketed", "independent"):
         if unknown := [dim for dim in getattr(family, name) if dim not in family.dims]:

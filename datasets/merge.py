@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 
-from .contents import replayed_from, same_source
+from .contents import replayed_from, same_source, since
 from .dataset import Dataset
 from .device import DeviceSpec
 from .errors import DatasetError, warn
+from .family import Family, KernelChange
 from .log_part import LOGGED
 from .manifest import SCHEMA_VERSION
 from .measurement import Case
 from .problem import Problem
 
+#: The declared changes of families' kernels, by family.
+_Changes: TypeAlias = Mapping[str, Sequence[KernelChange]]
 
-def merge_datasets(datasets: Sequence[Dataset], *, name: str, allow_other_sources: bool = False) -> Dataset:
+
+def merge_datasets(
+    datasets: Sequence[Dataset], *, name: str, allow_other_sources: bool = False, families: Iterable[Family] = ()
+) -> Dataset:
     """Merge datasets in memory; `store.seal_dataset` writes the result to the disk.
 
     A problem that several datasets have becomes one case with all of its sources. Exact repeats of a row are dropped,
@@ -36,6 +42,8 @@ def merge_datasets(datasets: Sequence[Dataset], *, name: str, allow_other_source
         datasets: The datasets, at least one.
         name: The name of the result.
         allow_other_sources: Merge even if a family's kernel sources differ.
+        families: Families whose declared changes (`kernel_changes`) do not count as differences. All rows stay as they
+            were measured; `Dataset.of_family` makes them comparable.
 
     Raises:
         DatasetError: Two devices have one name, two runs have one id, or a family was collected with different kernel
@@ -49,8 +57,9 @@ def merge_datasets(datasets: Sequence[Dataset], *, name: str, allow_other_source
         raise DatasetError(f"{name}: merging needs at least one dataset but got none")
     _check_no_replays(datasets)
     if not allow_other_sources:
-        datasets = _without_other_logs(datasets)
-        _check_sources(datasets)
+        changes = {family.name: family.kernel_changes for family in families}
+        datasets = _without_other_logs(datasets, changes)
+        _check_sources(datasets, changes)
     devices = _devices(datasets)
     runs = _runs(datasets)
     cases, configs = _cases(datasets), tuple(dict.fromkeys(config for one in datasets for config in one.configs))
@@ -141,19 +150,28 @@ def _runs(datasets: Sequence[Dataset]) -> dict[str, Any]:
     return {run: facts for run, (facts, _) in found.items()}
 
 
-def _without_other_logs(datasets: Sequence[Dataset]) -> list[Dataset]:
+def _latest(changes: _Changes, family: str, source: str) -> str:
+    """Return the hash of a family's kernel source after all declared changes since `source`."""
+    return since(changes.get(family, ()), source)[0]
+
+
+def _without_other_logs(datasets: Sequence[Dataset], changes: _Changes) -> list[Dataset]:
     """Return the datasets without logged rows whose kernel sources differ from those that were collected."""
     collected: dict[str, set[str]] = {}
     for facts in (facts for one in datasets for facts in one.provenance.get("runs", {}).values()):
         if facts.get("plan") != LOGGED and "kernel_source" in facts:
-            collected.setdefault(facts.get("family", ""), set()).add(facts["kernel_source"])
+            name = facts.get("family", "")
+            collected.setdefault(name, set()).add(_latest(changes, name, facts["kernel_source"]))
     kept = []
     for one in datasets:
         others = {
             run: f"{facts['family']} ({facts['kernel_source']})"
             for run, facts in one.provenance.get("runs", {}).items()
             if facts.get("plan") == LOGGED and facts.get("family") in collected and "kernel_source" in facts
-            if not any(same_source(facts["kernel_source"], source) for source in collected[facts["family"]])
+            if not any(
+                same_source(_latest(changes, facts["family"], facts["kernel_source"]), source)
+                for source in collected[facts["family"]]
+            )
         }
         kept.append(one.without_runs(others) if others else one)
         if others:
@@ -170,11 +188,13 @@ def _all_in(sources: set[str], others: set[str]) -> bool:
     return all(any(same_source(one, other) for other in others) for one in sources)
 
 
-def _check_sources(datasets: Sequence[Dataset]) -> None:
+def _check_sources(datasets: Sequence[Dataset], changes: _Changes) -> None:
     """Raise `DatasetError` if a family was measured with different kernel sources in two datasets."""
     for one, other in combinations(datasets, 2):
         for family in sorted({*one.families} & {*other.families}):
-            mine, theirs = one.kernel_sources(family), other.kernel_sources(family)
+            mine, theirs = (
+                {_latest(changes, family, source) for source in each.kernel_sources(family)} for each in (one, other)
+            )
             if mine and theirs and not (_all_in(mine, theirs) and _all_in(theirs, mine)):
                 raise DatasetError(
                     f"{family} was measured with different kernel sources in {one.label} ({', '.join(sorted(mine))}) "

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from ..runtime.launching.descriptors import Descriptor
-
-#: A dimension's end and a number of rows of `ragged`, as in grouped_gemm/triton_kernels/ragged.py.
-FAR, MOST = 2**30, 2**31 - 1
+from .grouped_gemm.triton_kernels.ragged import FAR, MOST
 
 
 def stack(
     tensor: int, matrices: int, rows: int, columns: int, box: tuple[int, int], *, ld: int | None = None, bits: int = 0
 ) -> Descriptor:
-    """Return a descriptor of (matrices, rows, columns), which follow each other.
+    """Return a descriptor of a stack of matrices that follow each other in memory, (matrices, rows, columns).
 
     The matrices are a dimension of their own, so that a box that extends past the end of one reads zeros there and
     writes nothing.
@@ -38,4 +36,5 @@ def ragged(tensor: int, columns: int, box: tuple[int, int], *, bits: int = 0) ->
         box: The rows and columns of a box, which ends where a group ends.
         bits: See `Descriptor`.
     """
-    return Descriptor(tensor, (MOST, MOST, FAR, columns), (2**34 - columns, columns, columns, 1), (1, 1, *box), bits)
+    far, most = int(FAR.value), int(MOST.value)
+    return Descriptor(tensor, (most, most, far, columns), (2**34 - columns, columns, columns, 1), (1, 1, *box), bits)

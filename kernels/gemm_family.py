@@ -358,7 +358,9 @@ class MeasuredFamily(Measurable):
 def saved_by_descriptors(
     family: MeasuredFamily, problem: Problem, device: DeviceSpec, configs: Configs
 ) -> NDArray[np.floating]:
-    """Return the microseconds that each config has saved since the host makes its TMA descriptors, (n_configs,).
+    """Return by how many microseconds each config became faster when the host began to make TMA descriptors.
+
+    The result is (n_configs,).
 
     Before, each program made its own when it began: a persistent program once, others in every round of programs.
 

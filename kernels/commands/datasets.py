@@ -91,11 +91,14 @@ def merge(
     from ...datasets import load
     from ...datasets.merge import merge_datasets
     from ...datasets.store import check_target, seal_dataset
+    from ..registry import families
 
     check_target(out)
     with showing(f"merging into {out}"):
         loaded = [load(one) for one in data]
-        merged = merge_datasets(loaded, name=name or out.name, allow_other_sources=other_sources)
+        merged = merge_datasets(
+            loaded, name=name or out.name, allow_other_sources=other_sources, families=families().values()
+        )
         seal_dataset(merged, out, name=merged.name)
     given = sum(len(one.measurements) for one in loaded)
     emit(_counted(merged, dropped=given - len(merged.measurements)), as_json, out=out)

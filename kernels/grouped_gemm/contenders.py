@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...datasets import Case, DeviceSpec, ForetuneError, Measurable, Problem
+from ...datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem
 from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row, judge_least, judge_most
 from ..registry import judge_predicted
 from ..workloads import Model, load_models
@@ -263,14 +263,13 @@ def _permutation(family: str, inputs: Any) -> Callable[[], Any]:
 
 def time_launch_path(family: GroupedGemm, device: DeviceSpec) -> LaunchPath:
     """Measure the host times of the op and of a bare launch of its main kernel, on a small problem of `family`."""
-    from ...runtime.launching.launcher import ensure_allocator
     from .op import grouped_gemm
     from .triton_kernels.gemm import grouped_gemm_kernel
 
-    ensure_allocator()  # for the descriptors of the bare launch, which its programs make
     problem = Problem.of(family.name, groups=8, rows=64, n=256, k=256)
     inputs = family.inputs(problem, device)
-    config = family.default(problem, device)
+    without = dict.fromkeys(family.tma, 0)  # so that no descriptors are needed
+    config = KernelConfig.from_json(family.default(problem, device).to_json() | without)
     constants = {"TRANSPOSED": False, "GATHER": False, "SCATTER": False} | config.to_json()
     arguments = family.arguments(inputs)
 

@@ -205,7 +205,7 @@ class _OverRows(GroupedGemm):
     kernel_modules = (*KERNELS, "grouped_gemm.triton_kernels.gemm", "grouped_gemm.triton_kernels.specialized_gemm")
     kernel_changes = (
         KernelChange(
-            "bf04212bb431c18c+60d2d4c5081ade90", "6a2c8295a6920b42+17bd0fd31f632a27", None, saved_by_descriptors
+            "bf04212bb431c18c+60d2d4c5081ade90", "955f7eea78a141e7+859b7b090cd2a9d8", None, saved_by_descriptors
         ),
     )
     descriptors: ClassVar[Mapping[str, Sequence[int]]] = dict.fromkeys(("TMA_X", "TMA_W", "TMA_Y"), (0, 1))
@@ -332,7 +332,7 @@ class GroupedGemmDW(GroupedGemm):
             knobs={"CONSUMERS": 2, "PINGPONG": 0},
         ),
         KernelChange(
-            "ab456059c594fa18+a226612f99066be7", "a60de2980f0d7a27+c2a19612c6e1e957", None, saved_by_descriptors
+            "ab456059c594fa18+a226612f99066be7", "82eec41a09989047+005106e1380922cd", None, saved_by_descriptors
         ),
     )
     descriptors: ClassVar[Mapping[str, Sequence[int]]] = {"TMA_DY": (0, 1), "TMA_X": (0, 1), "TMA_DW": (0, 2)}

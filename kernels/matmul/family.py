@@ -117,7 +117,7 @@ class Matmul(GemmFamily, MeasuredFamily):
     descriptors: ClassVar[Mapping[str, Sequence[int]]] = {"TMA": (0, 2, 3)}
     kernel_changes = (
         KernelChange(
-            "60fcd5af84641d61+e1c74a513b4893dc", "463b736f091b1136+9dc0fed423846688", None, saved_by_descriptors
+            "60fcd5af84641d61+e1c74a513b4893dc", "cfca5e6091418bb9+2c4c4432f06ae5cb", None, saved_by_descriptors
         ),
     )
 

@@ -81,11 +81,11 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, FP8Family):
         *DW_KERNELS,
         *(f"scaled_gemm.triton_kernels.{name}" for name in ("blocks", "dw", "specialized_dw")),
     )
-    # Code was removed that no config ran (`specialized_dw` of the grouped GEMM).
     kernel_changes = (
+        # Code was removed that no config ran (`specialized_dw` of the grouped GEMM).
         KernelChange("0b40afff814e8fc3+e806781e125725d1", "d65ffbd1efed4425+b477f100839ad3f5", None),
         KernelChange(
-            "d65ffbd1efed4425+b477f100839ad3f5", "b095d96d05d2e9fb+0e733862242fdbc0", None, saved_by_descriptors
+            "d65ffbd1efed4425+b477f100839ad3f5", "1e5a80951c5c21b2+e40b071609c9635b", None, saved_by_descriptors
         ),
     )
     descriptors: ClassVar[Mapping[str, Sequence[int]]] = {"TMA": (0, 4)}

@@ -127,7 +127,7 @@ class ScaledGemmFamily(FP8Family, RangedFamily, MeasuredFamily):
     descriptors: ClassVar[Mapping[str, Sequence[int]]] = {"TMA_LOAD": (0, 2), "TMA_STORE": (0, 1)}
     kernel_changes = (
         KernelChange(
-            "16e3bf502cfe8bb0+a8441b0ae25c4ecd", "6bf0515d44f64cd8+578dd91db1aa5b72", None, saved_by_descriptors
+            "16e3bf502cfe8bb0+a8441b0ae25c4ecd", "dc965dcd466ca044+70ac2585ed465221", None, saved_by_descriptors
         ),
     )
 

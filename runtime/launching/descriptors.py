@@ -19,7 +19,7 @@ _SWIZZLE = 128
 
 @dataclass(frozen=True)
 class Descriptor:
-    """A TMA descriptor of one tensor of a launch, by which the kernel loads or stores boxes of it.
+    """A TMA descriptor of one tensor of a launch. Through it, the kernel loads or stores boxes of the tensor.
 
     Attributes:
         tensor: The index of the tensor among the launch's tensors. It must begin at a multiple of 16 bytes.

@@ -2,8 +2,8 @@
 
 `kernel[grid](...)` takes 10-14 us of Python for the kernels here, nearly all of it to find the binary for the
 arguments; a launch through this class takes 3 us (one core of 2026, Triton 3.6 and 3.9). This is correct because few
-facts determine the binary: no integer is specialized, so it depends on the constants, the tensors' dtypes, which
-tensors are None, and on all of them starting at a multiple of 16 bytes.
+facts determine the binary: no integer is specialized, so it depends on the constants, the boxes of TMA descriptors, the
+tensors' dtypes, which tensors are None, and on all of them starting at a multiple of 16 bytes.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Launcher:
                     f"{kernel.__name__} must list its integers in do_not_specialize but lacks {sorted(free)}"
                 )
             settle(kernel)
-        # By config and constants, then by device and dtypes: the binary, and the values of the parameters after the
-        # integers.
+        # By config, constants and boxes, then by device and dtypes: the binary, and the values of the parameters after
+        # the integers.
         self._known: dict[tuple[Any, ...], dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]]] = {}
 
     def __call__(
@@ -67,6 +67,7 @@ class Launcher:
         integers: Sequence[int],
         config: KernelConfig | None = None,
         descriptors: Sequence[Descriptor | None] = (),
+        /,
         **constants: Any,
     ) -> None:
         """Launch on the current device and stream.
@@ -87,6 +88,7 @@ class Launcher:
         integers: Sequence[int],
         config: KernelConfig | None = None,
         descriptors: Sequence[Descriptor | None] = (),
+        /,
         **constants: Any,
     ) -> PreparedLaunch:
         """Return a function that launches on given tensors; all other arguments of the kernel are fixed."""
@@ -98,9 +100,10 @@ class Launcher:
         integers: int,
         config: KernelConfig,
         descriptors: Sequence[Descriptor | None] = (),
+        /,
         **constants: Any,
     ) -> Any:
-        """Compile for the active driver's target what launches on tensors of these dtypes run; return the binary.
+        """Compile the binary that launches on tensors of these dtypes run, for the active driver's target; return it.
 
         Args:
             types: The dtypes of the kernel's tensors, None for those that are absent.

@@ -187,7 +187,7 @@ def raising(self):
         ),
         (
             {"kernel_changes": (KernelChange("a", "b", None, 0.85),)},
-            "kernel_changes of family fake must be a tuple of K",
+            r"kernel_changes of family fake must be .* whose saved_us is a function, or None, but is .*0.85",
         ),
         ({"bucketed": ("m",)}, "bucketed of family fake may only name its dims but has m"),
         ({"reads_binaries": None}, "reads_binaries of family fake must be true or false but is None"),

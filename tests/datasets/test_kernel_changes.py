@@ -6,9 +6,11 @@ import warnings
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from fakes import FakeFamily, fake_cases, fake_dataset
-from foretune.datasets import DatasetError
+from foretune.collect.recording import Recording
+from foretune.datasets import DatasetError, FamilyError
 from foretune.datasets.contents import since
 from foretune.datasets.family import KernelChange
 from foretune.datasets.merge import merge_datasets
@@ -102,6 +104,38 @@ def test_times_of_before_a_change_that_saved_time_are_reduced():
     assert np.isnan(times).sum() == np.isnan(then).sum()
     assert after.of_family(Faster()) is after  # which is not reduced once more
     np.testing.assert_array_equal(of(NOW).of_family(Faster()).measurements["time_us"], BARE.measurements["time_us"])
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda n: [0.5] * (n - 1), lambda n: 0.5, lambda n: [float("nan")] * n, lambda n: [-1.0] * n]
+)
+def test_what_a_change_has_saved_must_be_a_time_for_each_config(wrong):
+    class Wrong(FakeFamily):
+        kernel_changes = (KernelChange("first", NOW, None, lambda *given: wrong(len(given[-1]))),)
+
+    with pytest.raises(FamilyError, match=r"saved_us of family fake must return \d+ finite times of at least 0 for"):
+        of("first").of_family(Wrong())
+
+
+def test_declared_changes_are_no_reason_not_to_merge(monkeypatch):
+    """All rows stay as they were measured, and are made comparable when they are used."""
+    older, newer = of("second", "older", "1"), of(NOW, "newer", "2")
+    with pytest.raises(DatasetError, match="measured with different kernel sources in older"):
+        merge_datasets([older, newer], name="both")
+    both = merge_datasets([older, newer], name="both", families=[Faster()])
+    assert both.kernel_sources("fake") == {"second", NOW}
+    assert len(both.measurements) == 2 * len(BARE.measurements)
+    monkeypatch.setattr(learning, "families", lambda: {"fake": Faster()})
+    pd.testing.assert_frame_equal(
+        both.of_family(Faster()).measurements, learning.datasets_merged([older, newer]).measurements
+    )
+
+
+def test_a_replay_records_the_reduced_times_as_those_of_todays_kernel():
+    dataset, family = of("second"), Faster()
+    recorded = Recording(dataset, [family])
+    facts = recorded.provenance(family, dataset.devices[0])
+    assert facts["kernel_source"] == NOW
 
 
 def test_a_merged_dataset_reduces_the_times_of_its_older_runs_only(monkeypatch):

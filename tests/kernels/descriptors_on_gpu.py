@@ -1,8 +1,8 @@
-"""What making a TMA descriptor costs a program: `python tests/kernels/descriptors_on_gpu.py`.
+"""The cost of a TMA descriptor that a program makes: `python tests/kernels/descriptors_on_gpu.py`.
 
 A small kernel loads boxes through 1 to 4 descriptors, which its programs make or the host passes. Printed is how much
 longer a launch takes if programs make them, in microseconds per descriptor and round of programs, for one, two and four
-rounds (of two programs per SM), in CUDA graphs; and the host's time of a launch with four descriptors of either kind.
+rounds (of two programs per SM), in CUDA graphs; and the host's time of a launch with descriptors of either kind.
 """
 
 from __future__ import annotations
@@ -79,8 +79,11 @@ def main() -> None:
             times = graph_times(ways)
             texts.append(f"{count}: {(times['program'] - times['host']) / count / rounds:.2f}")
         print(f"us per descriptor and round, {rounds} round(s), by number of descriptors: {', '.join(texts)}")
-    host, program = (host_us(prepared(4, 1, by_host)[0]) for by_host in (True, False))
-    print(f"us of host time per launch with four descriptors: made by the host {host:.1f}, by programs {program:.1f}")
+    for count in COUNTS:
+        host, program = (host_us(prepared(count, 1, by_host)[0]) for by_host in (True, False))
+        print(
+            f"us of host time per launch, {count} descriptor(s): made by the host {host:.1f}, by programs {program:.1f}"
+        )
 
 
 if __name__ == "__main__":

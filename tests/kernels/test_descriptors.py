@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from foretune.datasets import DeviceSpec, Problem
-from foretune.kernels import find_family
+from foretune.kernels import find_family, gemm_family
 from foretune.kernels.gated_mlp import op as gated
 from foretune.kernels.gemm_family import saved_by_descriptors
 from foretune.kernels.grouped_gemm.triton_kernels import launches as grouped
@@ -12,6 +13,9 @@ from foretune.kernels.matmul.triton_kernels import launches as dense
 from foretune.kernels.scaled_gemm.triton_kernels import launches as scaled
 
 H200 = DeviceSpec.named("h200")
+#: The dtypes of the tensors of launches in fp8.
+FP8 = [torch.float8_e4m3fn] * 2 + [torch.float32] * 2 + [torch.bfloat16]
+FP8_DW = [*FP8, torch.bfloat16]
 #: What a family's launches make for a config.
 MADE = {
     "matmul": lambda config: dense._descriptors((64,) * 7, config, False, True),
@@ -31,10 +35,22 @@ def test_what_a_family_declares_is_what_its_launches_make(name):
     flags = {"dtype": "fp8e4m3"} if name.startswith("scaled") else {}
     problem = Problem.of(name, **dict.fromkeys(family.dims, 4096) | family.default_dims, **flags)
     space = [config for config in family.space(H200) if config["PROGRAMS_PER_SM"]]
-    counts = saved_by_descriptors(family, problem, H200, space) / saved_by_descriptors.__globals__["_DESCRIPTOR_US"]
+    counts = saved_by_descriptors(family, problem, H200, space) / gemm_family._DESCRIPTOR_US
     made = [sum(one is not None for one in MADE[name](config)) for config in space]
     assert counts.round(6).tolist() == made
     assert len(set(made)) > 1
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_triton_accepts_every_descriptor(name):
+    """Its own constructor, which launches bypass, checks the same facts."""
+    dtypes = {"scaled_grouped_gemm_dw": FP8_DW, "scaled_gemm": FP8, "scaled_grouped_gemm_fwd": FP8}
+    tensors = [torch.empty(1, dtype=dtype, device="meta") for dtype in dtypes.get(name, [torch.bfloat16] * 4)]
+    descriptors = {one for config in find_family(name).space(H200) for one in MADE[name](config) if one is not None}
+    for one in descriptors:
+        made = one.of(tensors)
+        assert vars(type(made)(**vars(made))) == vars(made)
+    assert len({one.tensor for one in descriptors}) > 1
 
 
 def test_programs_that_are_not_persistent_have_made_theirs_in_every_round():

@@ -86,10 +86,14 @@ def test_a_bundle_trained_for_another_kernel_source_is_warned_of(origin, told):
     assert not told or re.search(told, str(warned[0].message))
 
 
-@pytest.mark.parametrize(("knobs", "told"), [(None, False), ({"BLOCK_M": 64}, True)])
-def test_a_bundle_trained_before_a_change_is_warned_of_if_times_changed(knobs, told):
+@pytest.mark.parametrize(
+    ("knobs", "saved_us", "told"),
+    [(None, None, False), ({"BLOCK_M": 64}, None, True), (None, lambda *_: [1.0], True)],
+    ids=["no times", "some outdated", "some reduced"],
+)
+def test_a_bundle_trained_before_a_change_is_warned_of_if_times_changed(knobs, saved_us, told):
     class Changed(FakeFamily):
-        kernel_changes = (KernelChange("old", "fake-source", knobs),)
+        kernel_changes = (KernelChange("old", "fake-source", knobs, saved_us),)
 
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")

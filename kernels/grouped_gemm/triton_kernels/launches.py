@@ -28,8 +28,6 @@ OF_DW = Launchers(
     pingpong=".specialized_dw:specialized_dw_kernel",
 )
 _SUM_BLOCK = 4096
-#: The elements of its tile that a group of a warp-specialized kernel stores at a time.
-_HELD = 64 * 128
 
 
 def prepare_gemm(
@@ -83,7 +81,7 @@ def gemm_descriptors(
     held, bits = columns, 0
     if consumers:
         rows //= 1 if config["PINGPONG"] else consumers
-        held, bits = _HELD // rows, 16
+        held, bits = _stored() // rows, 16
     shape, box = ((k, n), (step, columns)) if transposed else ((n, k), (columns, step))
     return (
         Descriptor(0, (x_rows, k), (k, 1), (rows, step), bits) if config["TMA_X"] else None,
@@ -135,12 +133,19 @@ def dw_descriptors(groups: int, slots: int, n: int, k: int, config: KernelConfig
     held, bits = columns, 0
     if consumers:
         rows //= 1 if config["PINGPONG"] else consumers
-        held, bits = _HELD // rows, 16
+        held, bits = _stored() // rows, 16
     return (
         ragged(0, n, (step, rows), bits=bits) if config["TMA_DY"] else None,
         ragged(1, k, (step, columns), bits=bits) if config["TMA_X"] else None,
         *(outputs(2, groups, slots, n, k, (rows, held), bits) if config["TMA_DW"] else (None, None)),
     )
+
+
+def _stored() -> int:
+    """Return how many elements of its tile a group of a warp-specialized kernel stores at a time."""
+    from .ragged_boxes import STORED  # needs Gluon
+
+    return int(STORED.value)
 
 
 def outputs(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
 
 from ...warp_jobs import fence_async_shared, halves, load_tile, store_tile, tma
 from .ragged import FAR
+
+STORED = gl.constexpr(64 * 128)  # elements of its tile that a group of warps stores at a time
 
 
 @gluon.jit

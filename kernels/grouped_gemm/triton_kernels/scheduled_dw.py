@@ -16,7 +16,7 @@ from triton.experimental.gluon import language as gl
 from ...warp_jobs import mbarrier, stage_barriers, tma, warpgroup_mma, warpgroup_mma_wait
 from .dw import UNSPECIALIZED
 from .dw_map import COUNTER
-from .ragged_boxes import load_ragged
+from .ragged_boxes import STORED, load_ragged
 from .specialized_dw import _steps_of, _store, _store_words
 from .tiles import load_chunk, load_chunk_count, tile_position
 
@@ -59,7 +59,8 @@ def scheduled_dw_kernel(
     N = N8 * 8
     K = K8 * 8
     ROWS: gl.constexpr = BLOCK_M // CONSUMERS
-    HELD: gl.constexpr = dw_desc.block_shape[2]  # columns that a group stores at a time
+    HELD: gl.constexpr = STORED // ROWS  # columns
+    gl.static_assert(dw_desc.block_shape[2] == HELD)
     # The loading warp is at most STAGES steps ahead, and a tile has at least one step. So when it writes an entry of
     # the queue again, both groups have stored the tile that was there.
     QUEUE: gl.constexpr = STAGES + 2

@@ -22,7 +22,7 @@ from ...warp_jobs import (
     warpgroup_mma_wait,
 )
 from .dw import UNSPECIALIZED
-from .ragged_boxes import load_ragged
+from .ragged_boxes import STORED, load_ragged
 from .tiles import load_chunk, load_chunk_count, tile_position
 
 
@@ -63,7 +63,8 @@ def specialized_dw_kernel(
     gl.static_assert(CONSUMERS == 2 and PINGPONG == 1)
     N = N8 * 8
     K = K8 * 8
-    HELD: gl.constexpr = dw_desc.block_shape[2]  # columns that a group stores at a time
+    HELD: gl.constexpr = STORED // BLOCK_M  # columns
+    gl.static_assert(dw_desc.block_shape[2] == HELD)
     dtype: gl.constexpr = dw_ptr.dtype.element_ty
     of_tile: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     dy_tiles = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_K, BLOCK_M], of_tile)

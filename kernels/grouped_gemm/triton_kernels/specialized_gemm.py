@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from ...warp_jobs import load_tile as load_box
 from ...warp_jobs import mbarrier, stage_barriers, tma, turn_barriers, warpgroup_mma, warpgroup_mma_wait
 from .gemm import UNSPECIALIZED
-from .ragged_boxes import store_ragged
+from .ragged_boxes import STORED, store_ragged
 from .tiles import load_tile, load_tile_count, tile_position
 
 
@@ -61,7 +61,8 @@ def specialized_gemm_kernel(
     K = K8 * 8
     SHARE: gl.constexpr = 1 if PINGPONG else CONSUMERS  # groups that share a tile
     ROWS: gl.constexpr = BLOCK_M // SHARE
-    HELD: gl.constexpr = y_desc.block_shape[3]  # columns that a group stores at a time
+    HELD: gl.constexpr = STORED // ROWS  # columns
+    gl.static_assert(y_desc.block_shape[3] == HELD)
     dtype: gl.constexpr = y_ptr.dtype.element_ty
     of_tile: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     if TRANSPOSED:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 LAUNCHERS = Launchers(__package__, ".gemm:matmul_kernel", ".specialized:specialized_matmul_kernel")
 #: Rows must begin at multiples of this many bytes for TMA, and for 16-byte loads.
 ALIGNMENT = 16
-#: The columns of the warp-specialized kernel's first product if a tile does not have 256, and those stored at a time.
-_WIDE, _HELD = 128, 64
 
 
 def prepare_matmul(
@@ -150,10 +148,12 @@ def _descriptors(sizes: tuple[int, ...], config: KernelConfig, a_km: bool, b_kn:
         return None, None, None
     if not consumers:
         return a(rows), b(columns), y(rows, columns) if config["TMA"] == 2 else None
+    from .specialized import STORED, WIDEST  # needs Gluon
+
     rows //= 1 if config["PINGPONG"] else consumers
-    wide = columns if columns == 256 else _WIDE
-    rest = columns - wide
-    return a(rows), b(wide), y(rows, min(rest or _HELD, _HELD)), b(rest) if rest else None
+    wide = columns if columns == 256 else int(WIDEST.value)
+    rest, stored = columns - wide, int(STORED.value)
+    return a(rows), b(wide), y(rows, min(rest or stored, stored)), b(rest) if rest else None
 
 
 def _constants(

@@ -28,7 +28,8 @@ from .epilogue import activated
 from .gemm import UNSPECIALIZED
 from .tile_order import tile_at
 
-_SWIZZLED = gl.constexpr(64)  # 16-bit elements in the 128 bytes by which shared memory is swizzled
+WIDEST = gl.constexpr(128)  # columns of a step's first product, unless the tile has 256
+STORED = gl.constexpr(64)  # the most columns that are stored at a time: 16-bit elements in the 128 bytes of a swizzle
 _UNIT = gl.constexpr(8)  # 16-bit elements in 16 bytes
 
 
@@ -77,9 +78,10 @@ def specialized_matmul_kernel(
     # stored at a time.
     SHARE: gl.constexpr = 1 if PINGPONG else CONSUMERS
     ROWS: gl.constexpr = BLOCK_M // SHARE
-    WIDE: gl.constexpr = b_desc.block_shape[2 if B_KN else 1]
+    WIDE: gl.constexpr = 256 if BLOCK_N == 256 else WIDEST
     REST: gl.constexpr = BLOCK_N - WIDE
-    HELD: gl.constexpr = y_desc.block_shape[2]
+    HELD: gl.constexpr = STORED if REST == 0 else min(REST, STORED)
+    gl.static_assert(b_desc.block_shape[2 if B_KN else 1] == WIDE and y_desc.block_shape[2] == HELD)
     if REST == 0:
         rest_desc = b_desc
     dtype: gl.constexpr = a_ptr.dtype.element_ty
@@ -188,7 +190,7 @@ def _multiply(
     """
     TURNS: gl.constexpr = SHARE == 1
     PART: gl.constexpr = 0 if TURNS else CONSUMER
-    SECOND: gl.constexpr = REST if REST > 0 else _SWIZZLED
+    SECOND: gl.constexpr = REST if REST > 0 else STORED
     descs, shared, sizes = of_all
     _, _, _, y_desc = descs
     a_tiles, b_tiles, rest_tiles, y_tiles, full, empty, turns = shared

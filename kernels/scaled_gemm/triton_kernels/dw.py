@@ -14,7 +14,7 @@ from ...grouped_gemm.triton_kernels.dw import store_partial, store_tile
 from ...grouped_gemm.triton_kernels.tiles import chunk_capacity, load_chunk, load_chunk_count, tile_position
 from .blocks import SCALED, block_of, padded_columns, scale_of
 
-UNSPECIALIZED = ["rows", "groups", "slots", "N16", "K16", "GROUP_M", "PROGRAMS_PER_SM"]
+UNSPECIALIZED = ["rows", "groups", "N16", "K16", "GROUP_M", "PROGRAMS_PER_SM"]
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
@@ -32,7 +32,6 @@ def scaled_dw_kernel(
     partial_desc,
     rows,
     groups,
-    slots,
     N16,  # N // 16
     K16,  # K // 16
     GROUP_M,

@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from ...launchers import Launch
 
 LAUNCHERS = Launchers(__package__, ".product:scaled_gemm_kernel", ".specialized:specialized_scaled_gemm_kernel")
-#: The most columns of a product of the warp-specialized kernel: registers hold two, in addition to the accumulators.
-_WIDEST = 128
-#: The rows of a product of dW's warp-specialized kernel, and the columns that a group stores at a time.
-_DW_HELD = 64, 64
 OF_DW = Launchers(__package__, ".dw:scaled_dw_kernel", ".specialized_dw:specialized_scaled_dw_kernel")
 
 
@@ -102,10 +98,12 @@ def _descriptors(rows: int, groups: int, n: int, k: int, config: KernelConfig) -
     """Return the TMA descriptors of a config's kernel: of x, w and y, and of the rest of w's columns if specialized."""
     m, columns, step, consumers = (config[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "CONSUMERS"))
     loads, stores = config["TMA_LOAD"], config["TMA_STORE"]
-    m //= consumers or 1
-    wide = min(columns, _WIDEST) if consumers else columns
+    wide, bits = columns, 0
+    if consumers:
+        from .specialized import WIDEST  # needs Gluon
+
+        m, wide, bits = m // consumers, min(columns, int(WIDEST.value)), 8
     rest = columns - wide
-    bits = 8 if consumers else 0
 
     def w(columns: int) -> Descriptor:
         return stack(1, groups, n, k, (columns, step), bits=bits)
@@ -158,10 +156,12 @@ def prepare_scaled_dw(
     """
     sizes = TileMap(None, rows, groups, chunk_rows)  # type: ignore[arg-type] # what every map of these sizes has
     grid = grid_of(sizes.most_chunks * -(-n // config["BLOCK_M"]), k, config, sm_count)
+    if grid == 0:
+        return launch_nothing
     slots = max(sizes.slots, 1)
     prepared: Launch = OF_DW.of(config).prepare(
         (grid, 1, 1),
-        (rows, groups, slots, n // 16, k // 16),
+        (rows, groups, n // 16, k // 16),
         config,
         _dw_descriptors(rows, groups, slots, n, k, config),
         **_dw_constants(config, blockwise, gradient),
@@ -185,7 +185,7 @@ def compile_scaled_dw(config: KernelConfig, *, blockwise: bool, gradient: torch.
     launcher, e4m3 = OF_DW.of(config), torch.float8_e4m3fn
     types = gradient, e4m3, torch.float32, torch.float32, torch.bfloat16, torch.bfloat16, torch.int32
     constants = _dw_constants(config, blockwise, gradient)
-    return launcher.compile(types, 5, config, _dw_descriptors(64, 1, 1, 64, 64, config), **constants)
+    return launcher.compile(types, 4, config, _dw_descriptors(64, 1, 1, 64, 64, config), **constants)
 
 
 def _dw_descriptors(
@@ -197,7 +197,9 @@ def _dw_descriptors(
     m, columns, step = (config[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
     held, bits = columns, 0
     if config["CONSUMERS"]:
-        m, held, bits = *_DW_HELD, 8
+        from .specialized_dw import ROWS, STORED  # needs Gluon
+
+        m, held, bits = int(ROWS.value), int(STORED.value), 8
     depth = (rows // SCALED + groups) * SCALED  # of the transposed operands
     return (
         Descriptor(0, (n, depth), (depth, 1), (m, step), bits),

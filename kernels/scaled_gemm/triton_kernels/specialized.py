@@ -22,6 +22,7 @@ from .product import UNSPECIALIZED
 
 _ROWS = gl.constexpr(64)  # of a tile, per group of warps
 _SCALED = gl.constexpr(128)  # elements of K, and columns of w, that share one blockwise scale
+WIDEST = gl.constexpr(128)  # columns of a product: registers hold two, in addition to the accumulators
 
 
 # The parameters are those of the plain kernel; comments give the values that CONSUMERS > 0 fixes.
@@ -62,9 +63,10 @@ def specialized_scaled_gemm_kernel(
     """
     gl.static_assert(BLOCK_M == _ROWS * CONSUMERS, "each group of warps has 64 rows")
     # WIDE and REST: columns of a tile's two parts; HELD: columns that are stored at a time.
-    WIDE: gl.constexpr = w_desc.block_shape[1]
+    WIDE: gl.constexpr = min(BLOCK_N, WIDEST)
     REST: gl.constexpr = BLOCK_N - WIDE
-    HELD: gl.constexpr = y_desc.block_shape[3]
+    HELD: gl.constexpr = WIDE if REST == 0 else REST
+    gl.static_assert(w_desc.block_shape[1] == WIDE and y_desc.block_shape[3] == HELD)
     if REST == 0:
         rest_desc = w_desc
     N = N16 * 16

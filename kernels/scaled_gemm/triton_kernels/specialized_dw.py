@@ -16,7 +16,8 @@ from ...warp_jobs import load_tile as load_box
 from .blocks import SCALED, block_of, padded_columns, scale_of
 from .dw import UNSPECIALIZED
 
-_ROWS = gl.constexpr(64)  # of an instruction
+ROWS = gl.constexpr(64)  # of an instruction
+STORED = gl.constexpr(64)  # columns of its tile that a group stores at a time
 
 
 # The parameters are those of the plain kernel; comments give the values that CONSUMERS > 0 fixes.
@@ -35,7 +36,6 @@ def specialized_scaled_dw_kernel(
     partial_desc,
     rows,
     groups,
-    slots,
     N16,
     K16,
     GROUP_M,
@@ -56,19 +56,17 @@ def specialized_scaled_dw_kernel(
     A stage is full when its operands and scales have arrived, and empty again when both groups have multiplied it.
     """
     gl.static_assert(TMA == 1 and CONSUMERS == 2 and BLOCK_K == SCALED)
-    HALVES: gl.constexpr = BLOCK_M // (_ROWS * CONSUMERS)
+    HALVES: gl.constexpr = BLOCK_M // (ROWS * CONSUMERS)
     N = N16 * 16
     K = K16 * 16
-    HELD: gl.constexpr = dw_desc.block_shape[2]  # columns that a group stores at a time
+    gl.static_assert(dw_desc.block_shape[1] == ROWS and dw_desc.block_shape[2] == STORED)
     of_operand: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
     of_tile: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     in_order: gl.constexpr = gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[0])
-    dys = gl.allocate_shared_memory(dy_ptr.dtype.element_ty, [STAGES * HALVES * CONSUMERS, _ROWS, BLOCK_K], of_operand)
+    dys = gl.allocate_shared_memory(dy_ptr.dtype.element_ty, [STAGES * HALVES * CONSUMERS, ROWS, BLOCK_K], of_operand)
     xs = gl.allocate_shared_memory(x_ptr.dtype.element_ty, [STAGES, BLOCK_N, BLOCK_K], of_operand)
-    dws = gl.allocate_shared_memory(dw_ptr.dtype.element_ty, [CONSUMERS, _ROWS, HELD], of_tile)
-    dy_scales = gl.allocate_shared_memory(
-        gl.float32, [STAGES * HALVES * CONSUMERS if BLOCKWISE else 1, _ROWS], in_order
-    )
+    dws = gl.allocate_shared_memory(dw_ptr.dtype.element_ty, [CONSUMERS, ROWS, STORED], of_tile)
+    dy_scales = gl.allocate_shared_memory(gl.float32, [STAGES * HALVES * CONSUMERS if BLOCKWISE else 1, ROWS], in_order)
     x_scales = gl.allocate_shared_memory(gl.float32, [STAGES if BLOCKWISE else 1, BLOCK_N], in_order)
     full, empty = stage_barriers(STAGES, CONSUMERS)
 
@@ -108,9 +106,9 @@ def _load(
     dys, xs, _, dy_scales, x_scales, full, empty = shared
     _, _, N, K, _ = sizes
     PARTS: gl.constexpr = 2 * HALVES
-    chunk_tiles = gl.cdiv(N, _ROWS * PARTS) * gl.cdiv(K, BLOCK_N)
+    chunk_tiles = gl.cdiv(N, ROWS * PARTS) * gl.cdiv(K, BLOCK_N)
     lanes: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    offs_m = gl.arange(0, _ROWS, layout=lanes)
+    offs_m = gl.arange(0, ROWS, layout=lanes)
     offs_n = gl.arange(0, BLOCK_N, layout=lanes)
     step = 0
     for tile in range(gl.program_id(0), load_chunk_count(map_ptr) * chunk_tiles, gl.num_programs(0)):
@@ -124,13 +122,13 @@ def _load(
             if BLOCKWISE:
                 dy_scale_ptrs = dy_scale_ptr + block.to(gl.int64) * padded_columns(N) + m
                 for part in gl.static_range(PARTS):
-                    load_scales(dy_scales.index(stage * PARTS + part), dy_scale_ptrs + part * _ROWS + offs_m)
+                    load_scales(dy_scales.index(stage * PARTS + part), dy_scale_ptrs + part * ROWS + offs_m)
                 x_scale_ptrs = x_scale_ptr + block.to(gl.int64) * padded_columns(K) + n
                 load_scales(x_scales.index(stage), x_scale_ptrs + offs_n)
                 async_copy.mbarrier_arrive(is_full, increment_count=True)
-            mbarrier.expect(is_full, (PARTS * _ROWS + BLOCK_N) * BLOCK_K)
+            mbarrier.expect(is_full, (PARTS * ROWS + BLOCK_N) * BLOCK_K)
             for part in gl.static_range(PARTS):
-                load_box(dy_desc, [m + part * _ROWS, block * BLOCK_K], is_full, dys.index(stage * PARTS + part))
+                load_box(dy_desc, [m + part * ROWS, block * BLOCK_K], is_full, dys.index(stage * PARTS + part))
             load_box(x_desc, [n, block * BLOCK_K], is_full, xs.index(stage))
             step += 1
 
@@ -159,9 +157,9 @@ def _multiply(
     of_sum: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 32]
     )
-    zeros = gl.zeros((_ROWS, BLOCK_N), gl.float32, of_sum)
+    zeros = gl.zeros((ROWS, BLOCK_N), gl.float32, of_sum)
     held = dws.index(CONSUMER)
-    chunk_tiles = gl.cdiv(N, _ROWS * PARTS) * gl.cdiv(K, BLOCK_N)
+    chunk_tiles = gl.cdiv(N, ROWS * PARTS) * gl.cdiv(K, BLOCK_N)
     step = 0
     for tile in range(gl.program_id(0), load_chunk_count(map_ptr) * chunk_tiles, gl.num_programs(0)):
         group, row, row_end, m, n, slot = _place(tile, map_ptr, sizes, PARTS, BLOCK_N)
@@ -185,11 +183,11 @@ def _multiply(
                 part = warpgroup_mma_wait(0, [_begun(shared, zeros, step, HALVES, STAGES, CONSUMER * HALVES + 1)])
                 other = _added(other, part, shared, step, BLOCKWISE, HALVES, STAGES, CONSUMER * HALVES + 1)
             step += 1
-        m += CONSUMER * HALVES * _ROWS
+        m += CONSUMER * HALVES * ROWS
         out = dw_desc, partial_desc, held, dy_scale_ptr, x_scale_ptr
         _store_sum(acc, out, sizes, group, m, n, slot, BLOCKWISE, DY_LARGEST, X_LARGEST)
         if HALVES == 2:
-            _store_sum(other, out, sizes, group, m + _ROWS, n, slot, BLOCKWISE, DY_LARGEST, X_LARGEST)
+            _store_sum(other, out, sizes, group, m + ROWS, n, slot, BLOCKWISE, DY_LARGEST, X_LARGEST)
     tma.store_wait(0)
 
 
@@ -261,9 +259,9 @@ def _store_sum(
 def _place(tile, map_ptr, sizes, PARTS: gl.constexpr, BLOCK_N: gl.constexpr):
     """Return (group, first row, end row, first row of dW, first column of dW, slot) of a tile."""
     rows, groups, N, K, GROUP_M = sizes
-    m_tiles = gl.cdiv(N, _ROWS * PARTS)
+    m_tiles = gl.cdiv(N, ROWS * PARTS)
     n_tiles = gl.cdiv(K, BLOCK_N)
     chunk_tiles = m_tiles * n_tiles
     group, row, row_end, slot = load_chunk(map_ptr, tile // chunk_tiles, rows, groups)
     m_tile, n_tile = tile_position(tile % chunk_tiles, m_tiles, n_tiles, GROUP_M)
-    return group, row, row_end, m_tile * (_ROWS * PARTS), n_tile * BLOCK_N, slot
+    return group, row, row_end, m_tile * (ROWS * PARTS), n_tile * BLOCK_N, slot
