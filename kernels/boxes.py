@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ..runtime.launching.descriptors import Descriptor
-from .grouped_gemm.triton_kernels.ragged import FAR, MOST
 
 
 def stack(
@@ -36,5 +35,7 @@ def ragged(tensor: int, columns: int, box: tuple[int, int], *, bits: int = 0) ->
         box: The rows and columns of a box, which ends where a group ends.
         bits: See `Descriptor`.
     """
+    from .grouped_gemm.triton_kernels.ragged import FAR, MOST  # kernels are read when they are first launched
+
     far, most = int(FAR.value), int(MOST.value)
     return Descriptor(tensor, (most, most, far, columns), (2**34 - columns, columns, columns, 1), (1, 1, *box), bits)

@@ -247,8 +247,8 @@ def make_explanation(
     else:
         reasons = _reasons_of_source(by_source, places)
     slowdowns, parts = reasons.slowdowns, reasons.parts
-    is_diverse = list(chosen.predicted_slowdown) != sorted(chosen.predicted_slowdown)
     ranks = [1 + int((slowdowns < slowdowns[place]).sum()) for place in places]
+    is_diverse = any(rank > place for place, rank in enumerate(ranks, 1))
     average = math.exp(float(np.log(slowdowns).mean()))
     unmeasured = _unmeasured(family, chosen.configs, reasons.missing)
     named = {one.feature for some in parts for one in some}

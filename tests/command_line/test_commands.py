@@ -17,6 +17,7 @@ from commands import COMMANDS, FAMILY, MEASURED, PREDICT, SUBCOMMANDS, built, ca
 from foretune import datasets
 from foretune.__main__ import app
 from foretune.collect import replay
+from foretune.datasets.contents import since
 from foretune.datasets.dataset import Dataset
 from foretune.kernels import find_family
 from foretune.model import Bundle, LightGBMRanker, cross_validation
@@ -140,7 +141,8 @@ def test_datasets_shows_them_as_a_table() -> None:
 
 def test_data_of_another_kernel_are_named_in_one_line_beside_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     (measured,) = datasets.load("h200").kernel_sources(FAMILY)
-    for now, warned in ((measured, False), ("another", True)):
+    latest, _ = since(find_family(FAMILY).kernel_changes, measured)
+    for now, warned in ((latest, False), ("another", True)):
         monkeypatch.setattr(type(find_family(FAMILY)), "source_hash", lambda self, now=now: now)
         result = call("datasets show h200 --json")
         lines = [line for line in result.stderr.splitlines() if f" of {FAMILY} (" in line]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import foretune
 import numpy as np
@@ -71,19 +72,23 @@ def test_a_size_of_the_problem_contributes_nothing():
 
 
 @pytest.mark.parametrize(
-    ("family", "problem", "why"),
+    ("family", "problem", "is_recorded", "why"),
     [
-        ("grouped_gemm_fwd", EXPERTS, "was never measured"),
-        # The ranker of this family has no record of the values.
-        ("scaled_grouped_gemm_fwd", FP8_EXPERTS, "is not in the space of scaled_grouped_gemm_fwd"),
+        ("grouped_gemm_fwd", EXPERTS, True, "was never measured"),
+        ("scaled_grouped_gemm_fwd", FP8_EXPERTS, True, "was never measured"),
+        # As in a bundle of before the measured values were recorded.
+        ("scaled_grouped_gemm_fwd", FP8_EXPERTS, False, "is not in the space of scaled_grouped_gemm_fwd"),
     ],
 )
-def test_names_knob_values_that_were_never_measured_or_that_the_space_does_not_have(family, problem, why):
+def test_names_knob_values_that_were_never_measured_or_that_the_space_does_not_have(family, problem, is_recorded, why):
     """The shipped data of grouped GEMMs have BLOCK_N from 32 to 256 and PROGRAMS_PER_SM 1 and 2."""
-    family = foretune.kernels.find_family(family)
+    family, bundle = foretune.kernels.find_family(family), foretune.load_bundle()
+    if not is_recorded:
+        trained = replace(bundle.trained[family.name], measured=None)
+        bundle = replace(bundle, trained={**bundle.trained, family.name: trained})
     known = next(one for one in foretune.shortlist(family, problem, H200, k=64).configs if not one["CONSUMERS"])
     odd = KernelConfig.from_json(known.to_json() | {"PROGRAMS_PER_SM": 3})
-    explained = foretune.explain(family, problem, "h200", k=2, configs=[known, odd])
+    explained = foretune.explain(family, problem, "h200", k=2, configs=[known, odd], bundle=bundle)
     unmeasured = {one.config: one.unmeasured for one in explained.configs}
     assert unmeasured == {known: (), odd: (f"PROGRAMS_PER_SM=3 {why}",)}
     assert f"PROGRAMS_PER_SM=3 {why}" in str(explained)
@@ -135,12 +140,12 @@ def test_renders_itself():
 def test_a_legend_says_what_the_shown_features_are():
     explained = foretune.explain("matmul", LAYER, "h200", k=2)
     shown = {one.feature for config in explained.configs for one in config.main}
-    assert {"network", "tma"} <= shown
+    assert {"network", "tile_area"} <= shown
     assert {one.feature for config in explained.configs for one in config.contributions} == set(explained.legend)
     lines = str(explained).splitlines()
     assert [line.split(":")[0].strip() for line in lines[-len(shown) :]] == [n for n in explained.legend if n in shown]
-    assert "  tma: 1 if tiles are moved by the tensor memory accelerator" in explained.__rich__().below
-    assert explained.to_json()["legend"]["tma"] == explained.legend["tma"]
+    assert f"  tile_area: {explained.legend['tile_area']}" in explained.__rich__().below
+    assert explained.to_json()["legend"]["tile_area"] == explained.legend["tile_area"]
 
 
 def test_a_bundle_with_rankers_of_its_own_has_no_contributions(toy):

@@ -70,7 +70,10 @@ def test_the_command_writes_a_file_and_replaces_none(tmp_path):
     assert (result["file"], result["out"], result["measured"]) == (file, str(tmp_path), False)
     assert json.loads((tmp_path / file).read_text()) == result["rows"]
     assert "not measured with the kernel" in call(line).stdout  # the same content
-    refused = call(f"{line} --dtype fp16")
+    (tmp_path / file).write_text("{}")
+    refused = call(line)
     assert refused.exit_code == 1
     assert f"{file} exists already: pass another folder, or --force to replace it" in refused.stderr
-    assert call(f"{line} --dtype fp16 --force").exit_code == 0
+    assert (tmp_path / file).read_text() == "{}"
+    assert call(f"{line} --force").exit_code == 0
+    assert json.loads((tmp_path / file).read_text()) == result["rows"]
