@@ -8,7 +8,7 @@ tensors' dtypes, which tensors are None, and on all of them starting at a multip
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from .ahead import (
     wait_for,
     wait_for_the_hash,
 )
+from .repeated import LaunchFunction
 from .source_hash import undisturbed
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from .descriptors import Descriptor
 
 _ALIGNMENT = 16  # bytes; the alignment that Triton specializes pointers on
+#: The most launches on other tensors for which a `PreparedLaunch` keeps the arguments.
+_MOST_KEPT = 128
 
 
 class Launcher:
@@ -140,7 +143,10 @@ class Launcher:
 class PreparedLaunch:
     """A launch with everything fixed except the tensors. Made by `Launcher.prepare`."""
 
-    __slots__ = ("_config", "_constants", "_descriptors", "_fixed", "_grid", "_integers", "_known", "_launcher")
+    __slots__ = (
+        *("_config", "_constants", "_descriptors", "_fixed", "_function", "_grid", "_has_boxes", "_integers", "_kept"),
+        *("_known", "_launcher"),
+    )
 
     def __init__(
         self,
@@ -156,6 +162,11 @@ class PreparedLaunch:
         # What decides the binary, apart from the device and the tensors.
         self._fixed = (config, *constants.values(), *[one and (one.block, one.bits) for one in descriptors])
         self._known = launcher._known.setdefault(self._fixed, {})
+        self._has_boxes = any(one is not None for one in descriptors)
+        # Only with descriptors: the binary and its launch function; and by device, dtypes and addresses the binary, the
+        # function in C, and its arguments after the stream.
+        self._function: tuple[Any, LaunchFunction | None] = None, None
+        self._kept: dict[tuple[Any, ...], tuple[Any, Callable[..., None], tuple[Any, ...]]] = {}
 
     def __call__(self, tensors: Sequence[torch.Tensor | None]) -> None:
         """Launch on these tensors, on the current device and stream."""
@@ -185,12 +196,23 @@ class PreparedLaunch:
             return
         if known is not None and aligned:
             binary, rest = known
-            given = *addresses, *_described(self._descriptors, tensors), *self._integers, *rest
             if knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:
-                binary[self._grid](*given)  # for a profiler's hooks
+                described = _described(self._descriptors, tensors)
+                binary[self._grid](*addresses, *described, *self._integers, *rest)  # for a profiler's hooks
                 return
-            stream, metadata = active.get_current_stream(device), binary.packed_metadata
-            binary.run(*self._grid, stream, binary.function, metadata, None, None, None, *given)
+            stream = active.get_current_stream(device)
+            first = *self._grid, stream, binary.function, binary.packed_metadata, None, None, None
+            if not self._has_boxes:
+                binary.run(*first, *addresses, *self._descriptors, *self._integers, *rest)
+                return
+            place = *key, *addresses
+            kept = self._kept.get(place)
+            if kept is not None and kept[0] is binary:
+                kept[1](*self._grid, stream, *kept[2])
+                return
+            given = *first, *addresses, *_described(self._descriptors, tensors), *self._integers, *rest
+            if not self._launch_and_keep(place, binary, given):
+                binary.run(*given)
             return
         if known is None:
             begin_compiling()
@@ -199,6 +221,25 @@ class PreparedLaunch:
         binary = self._through_jit(tensors)
         if aligned:
             self._remember(key, binary)
+
+    def _launch_and_keep(self, place: tuple[Any, ...], binary: Any, given: tuple[Any, ...]) -> bool:
+        """Launch with the arguments `given` of `binary.run`, and keep what Triton makes of them under `place`.
+
+        Returns whether the binary's launch function allows that; if not, nothing is launched.
+        """
+        known, function = self._function
+        if known is not binary:
+            function = LaunchFunction.of(binary)
+            self._function = binary, function
+        if function is None:
+            return False
+        found = function.arguments(*given)
+        if found[:4] == given[:4]:  # the grid and the stream
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.clear()
+            self._kept[place] = binary, function.launch, found[4:]
+        function.launch(*found)
+        return True
 
     def _remember(self, key: tuple[Any, ...], binary: Any) -> None:
         """Keep a binary under `key`, so that later launches with equally aligned tensors bypass Triton's JIT."""
