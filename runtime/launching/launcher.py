@@ -197,21 +197,20 @@ class PreparedLaunch:
         if known is not None and aligned:
             binary, rest = known
             if knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:
-                described = _described(self._descriptors, tensors)
-                binary[self._grid](*addresses, *described, *self._integers, *rest)  # for a profiler's hooks
+                boxes = _described(self._descriptors, tensors)
+                binary[self._grid](*addresses, *boxes, *self._integers, *rest)  # for a profiler's hooks
                 return
-            stream = active.get_current_stream(device)
+            stream, place = active.get_current_stream(device), None
+            if self._has_boxes:
+                place = *key, *addresses
+                kept = self._kept.get(place)
+                if kept is not None and kept[0] is binary:
+                    kept[1](*self._grid, stream, *kept[2])
+                    return
             first = *self._grid, stream, binary.function, binary.packed_metadata, None, None, None
-            if not self._has_boxes:
-                binary.run(*first, *addresses, *self._descriptors, *self._integers, *rest)
-                return
-            place = *key, *addresses
-            kept = self._kept.get(place)
-            if kept is not None and kept[0] is binary:
-                kept[1](*self._grid, stream, *kept[2])
-                return
-            given = *first, *addresses, *_described(self._descriptors, tensors), *self._integers, *rest
-            if not self._launch_and_keep(place, binary, given):
+            boxes = _described(self._descriptors, tensors) if place else list(self._descriptors)
+            given = *first, *addresses, *boxes, *self._integers, *rest
+            if place is None or not self._launch_and_keep(place, binary, given):
                 binary.run(*given)
             return
         if known is None:
