@@ -14,7 +14,7 @@ from threading import local
 from types import CellType, FunctionType
 from typing import Any
 
-#: The name of the variable in which Triton's launch function, a closure, has the function in C.
+#: The variable of Triton's launch function, a closure, that holds the function in C.
 _IN_C = "launcher"
 
 
