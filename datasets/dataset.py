@@ -176,17 +176,18 @@ class Dataset:
         """Return rows, numbered from 0, with times reduced by what changes of the kernel have saved since."""
         devices, saved = {spec.name: spec for spec in self.devices}, np.zeros(len(rows))
         for run, (_, changes) in self._changes(family).items():
+            of_run = rows[rows["run_id"] == run]
+            numbers, places = np.unique(of_run["config"], return_inverse=True)
+            configs = tuple(self.configs[number] for number in numbers)  # the same for all problems: tables are cached
             for saved_us in [change.saved_us for change in changes if change.saved_us is not None]:
-                for (problem, device), of_problem in rows[rows["run_id"] == run].groupby(["problem", "device"]):
-                    numbers, places = np.unique(of_problem["config"], return_inverse=True)
-                    configs = [self.configs[number] for number in numbers]
+                for (problem, device), here in of_run.groupby(["problem", "device"]).indices.items():
                     found = np.asarray(saved_us(family, self.cases[problem].problem, devices[device], configs))
                     if found.shape != (len(configs),) or not (np.isfinite(found) & (found >= 0)).all():
                         raise FamilyError(
                             f"saved_us of family {family.name} must return {len(configs)} finite times of at least 0 "
                             f"for {len(configs)} configs of {self.cases[problem].problem} but returned {shown(found)}"
                         )
-                    saved[of_problem.index] += found[places]
+                    saved[of_run.index[here]] += found[places[here]]
         if not saved.any():
             return rows
         times = rows["time_us"]

@@ -25,6 +25,7 @@ from ..datasets import (
     Problem,
     dtype_of_tensor,
 )
+from ..datasets.config import remembered
 from ..datasets.feature_groups import FeatureGroup, joined, stacked
 from ..runtime.launching.source_hash import hash_of_modules
 from .config_limits import Knobs, KnobValues, no_consumers, no_tma, too_much_smem
@@ -373,15 +374,30 @@ def saved_by_descriptors(
     """
     import numpy as np
 
-    counts = [
-        sum(of_knob[config[knob]] for knob, of_knob in family.descriptors.items()) + (config["BLOCK_N"] in _IN_TWO)
-        for config in configs
-    ]
-    rounds = np.ones(len(configs))
-    if not all(persistent := [config["PROGRAMS_PER_SM"] > 0 for config in configs]):
-        found = family.features(problem, device, configs)[:, family.feature_names.index("log_rounds")]
-        rounds = np.where(persistent, rounds, np.exp2(found))
-    return _DESCRIPTOR_US * np.array(counts) * rounds
+    of_knobs = tuple((knob, tuple(of_knob)) for knob, of_knob in family.descriptors.items())
+    counts, places, in_rounds = _descriptors_of(tuple(configs), of_knobs)
+    rounds = np.ones(len(counts))
+    if in_rounds:
+        found = family.features(problem, device, in_rounds)[:, family.feature_names.index("log_rounds")]
+        rounds[places] = np.exp2(found)
+    return _DESCRIPTOR_US * counts * rounds
+
+
+@remembered(maxsize=16)
+def _descriptors_of(
+    configs: tuple[KernelConfig, ...], of_knobs: tuple[tuple[str, tuple[int, ...]], ...]
+) -> tuple[NDArray[np.integer], NDArray[np.integer], tuple[KernelConfig, ...]]:
+    """Return the numbers of descriptors, (n_configs,), and the positions and configs of programs not persistent.
+
+    Configs without descriptors are left out of the last two. `of_knobs` is `MeasuredFamily.descriptors`.
+    """
+    import numpy as np
+
+    counts = np.array(
+        [sum(counts[config[knob]] for knob, counts in of_knobs) + (config["BLOCK_N"] in _IN_TWO) for config in configs]
+    )
+    places = [place for place, config in enumerate(configs) if counts[place] and not config["PROGRAMS_PER_SM"]]
+    return counts, np.array(places, np.intp), tuple(configs[place] for place in places)
 
 
 def seeded(device: DeviceSpec, seed: int) -> tuple[str, torch.Generator]:
