@@ -77,11 +77,7 @@ def gemm_descriptors(
     x_rows: int, groups: int, n: int, k: int, config: KernelConfig, transposed: bool
 ) -> tuple[Descriptor | None, ...]:
     """Return the TMA descriptors of x, w and y that a config's kernel of forward or dX takes."""
-    rows, columns, step, consumers = (config[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "CONSUMERS"))
-    held, bits = columns, 0
-    if consumers:
-        rows //= 1 if config["PINGPONG"] else consumers
-        held, bits = _stored() // rows, 16
+    rows, columns, step, held, bits = _box_sizes(config)
     shape, box = ((k, n), (step, columns)) if transposed else ((n, k), (columns, step))
     return (
         Descriptor(0, (x_rows, k), (k, 1), (rows, step), bits) if config["TMA_X"] else None,
@@ -129,11 +125,7 @@ def prepare_dw(of_map: TileMap, n: int, k: int, config: KernelConfig, sm_count: 
 
 def dw_descriptors(groups: int, slots: int, n: int, k: int, config: KernelConfig) -> tuple[Descriptor | None, ...]:
     """Return the TMA descriptors of dy, x, dw and the partial sums that a config's kernel of dW takes."""
-    rows, columns, step, consumers = (config[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "CONSUMERS"))
-    held, bits = columns, 0
-    if consumers:
-        rows //= 1 if config["PINGPONG"] else consumers
-        held, bits = _stored() // rows, 16
+    rows, columns, step, held, bits = _box_sizes(config)
     return (
         ragged(0, n, (step, rows), bits=bits) if config["TMA_DY"] else None,
         ragged(1, k, (step, columns), bits=bits) if config["TMA_X"] else None,
@@ -141,11 +133,15 @@ def dw_descriptors(groups: int, slots: int, n: int, k: int, config: KernelConfig
     )
 
 
-def _stored() -> int:
-    """Return how many elements of its tile a group of a warp-specialized kernel stores at a time."""
+def _box_sizes(config: KernelConfig) -> tuple[int, int, int, int, int]:
+    """Return the rows, columns and step of a config's boxes, the columns stored at a time, and `Descriptor.bits`."""
+    rows, columns, step, consumers = (config[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "CONSUMERS"))
+    if not consumers:
+        return rows, columns, step, columns, 0
     from .ragged_boxes import STORED  # needs Gluon
 
-    return int(STORED.value)
+    rows //= 1 if config["PINGPONG"] else consumers
+    return rows, columns, step, int(STORED.value) // rows, 16
 
 
 def outputs(
