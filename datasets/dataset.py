@@ -190,8 +190,9 @@ class Dataset:
                     saved[of_run.index[here]] += found[places[here]]
         if not saved.any():
             return rows
-        times = rows["time_us"]
-        return rows.assign(time_us=np.maximum(times - saved, times / 2).astype(times.dtype))
+        times = rows["time_us"].to_numpy()
+        reduced: pd.DataFrame = rows.assign(time_us=np.maximum(times - saved, times / 2).astype(times.dtype))
+        return reduced
 
     def _changes(self, family: Family) -> dict[str, tuple[str, list[KernelChange]]]:
         """Return by run of the family what `since` tells of its kernels."""
