@@ -307,16 +307,13 @@ def evaluation_of(
 
 
 def datasets_merged(data: DataLike | Sequence[DataLike]) -> Dataset:
-    """Return the given dataset, or several merged into one, without outdated rows of registered families."""
+    """Return the given dataset, or several merged into one; `Dataset.of_family` makes their times comparable."""
     from ..datasets.merge import merge_datasets
 
     loaded = [dataset_of(one) for one in _several(data)]
     if len(loaded) == 1:
         return loaded[0]
-    for family in families().values():
-        if family.kernel_changes:
-            loaded = [one.of_family(family) if family.name in one.families else one for one in loaded]
-    merged = merge_datasets(loaded, name="+".join(one.name for one in loaded))
+    merged = merge_datasets(loaded, name="+".join(one.name for one in loaded), families=families().values())
     return replace(merged, given="+".join(one.label for one in loaded))
 
 

@@ -126,9 +126,7 @@ def test_declared_changes_are_no_reason_not_to_merge(monkeypatch):
     assert both.kernel_sources("fake") == {"second", NOW}
     assert len(both.measurements) == 2 * len(BARE.measurements)
     monkeypatch.setattr(learning, "families", lambda: {"fake": Faster()})
-    pd.testing.assert_frame_equal(
-        both.of_family(Faster()).measurements, learning.datasets_merged([older, newer]).measurements
-    )
+    pd.testing.assert_frame_equal(both.measurements, learning.datasets_merged([older, newer]).measurements)
 
 
 def test_a_replay_records_the_reduced_times_as_those_of_todays_kernel():
@@ -141,7 +139,7 @@ def test_a_replay_records_the_reduced_times_as_those_of_todays_kernel():
 def test_a_merged_dataset_reduces_the_times_of_its_older_runs_only(monkeypatch):
     monkeypatch.setattr(learning, "families", lambda: {"fake": Faster()})
     older, newer = of("second", "older", "1"), of(NOW, "newer", "2")
-    merged = learning.datasets_merged([older, newer]).measurements
+    merged = learning.datasets_merged([older, newer]).of_family(Faster()).measurements
     times = newer.measurements["time_us"].to_numpy()
     np.testing.assert_array_equal(merged.loc[merged["run_id"] == "2", "time_us"], times)
     reduced = merged.loc[merged["run_id"] == "1", "time_us"].to_numpy()
@@ -160,7 +158,7 @@ def test_older_and_newer_data_are_merged_to_be_learned_from(monkeypatch):
     with pytest.raises(DatasetError, match="measured with different kernel sources in older"):
         merge_datasets([older, newer], name="both")
     monkeypatch.setattr(learning, "families", lambda: {"fake": FAMILY})
-    merged = learning.datasets_merged([older, newer])
+    merged = learning.datasets_merged([older, newer]).of_family(FAMILY)
     assert knobs_in(merged) == EVERY
     changed = merged.measurements[merged.measurements["config"].isin(older.outdated(FAMILY)["config"])]
     assert set(changed["run_id"]) == {"2"}
