@@ -72,6 +72,8 @@ def read(path: Path) -> bytes | None:
         return read_regular(path, _MAX_BYTES, follow=True)
     except FileNotFoundError:
         return None
+    except NotADirectoryError:
+        raise BundleError(f"{path.parent} is not a folder: name the one that has the bundle") from None
     except (OSError, ValueError) as error:  # a ForetuneError is a ValueError, like that of a path with a NUL
         raise BundleError(f"{str(path)!r}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 

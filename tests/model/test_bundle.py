@@ -266,6 +266,8 @@ def test_training_an_unknown_family_lists_the_known_ones():
 def test_missing_and_newer_files_are_named(saved, tmp_path):
     with pytest.raises(BundleError, match=r"nowhere/bundle.npz: no such file, so .*nowhere has no bundle"):
         load_bundle(tmp_path / "nowhere")
+    with pytest.raises(BundleError, match=r"bundle.npz is not a folder: name the one that has the bundle"):
+        load_bundle(saved / "bundle.npz")
     for version, why in ((9, "; a newer Foretune wrote it"), (7, ": train it again")):
         forge(saved, change_manifest=lambda manifest, version=version: manifest.update(schema_version=version))
         with pytest.raises(BundleError, match=f"schema_version is {version} but this Foretune reads 8{why}"):
