@@ -8,9 +8,9 @@ tensors' dtypes, which tensors are None, and on all of them starting at a multip
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import triton
 from triton import knobs
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from .descriptors import Descriptor
 
 _ALIGNMENT = 16  # bytes; the alignment that Triton specializes pointers on
-#: The most launches on other tensors for which a `PreparedLaunch` keeps the arguments.
-_MOST_KEPT = 128
+#: The most launches whose arguments a `Launcher` keeps, 1.5 KB each: more than a step of training has of one kernel.
+_MOST_KEPT = 8192
 
 
 class Launcher:
@@ -59,9 +59,11 @@ class Launcher:
                     f"{kernel.__name__} must list its integers in do_not_specialize but lacks {sorted(free)}"
                 )
             settle(kernel)
-        # By config, constants and boxes, then by device and dtypes: the binary, and the values of the parameters after
-        # the integers.
-        self._known: dict[tuple[Any, ...], dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]]] = {}
+        # By config, constants and boxes, then by device and dtypes.
+        self._known: dict[tuple[Any, ...], dict[tuple[Any, ...], _Known]] = {}
+        # By prepared launch, device, dtypes and addresses: what is known, and the arguments of `LaunchFunction.launch`
+        # after the stream.
+        self._kept: dict[tuple[Any, ...], tuple[_Known, tuple[Any, ...]]] = {}
 
     def __call__(
         self,
@@ -138,15 +140,27 @@ class Launcher:
         """Forget all binaries, so that the next launch goes through Triton's JIT."""
         for known in self._known.values():
             known.clear()
+        self._kept.clear()
+
+
+class _Known(NamedTuple):
+    """A binary, as launches that bypass Triton's JIT need it.
+
+    Attributes:
+        binary: Triton's compiled kernel.
+        rest: The values of the kernel's parameters after the integers.
+        function: The launch function of a binary with TMA descriptors, if its arguments can be kept.
+    """
+
+    binary: Any
+    rest: tuple[Any, ...]
+    function: LaunchFunction | None
 
 
 class PreparedLaunch:
     """A launch with everything fixed except the tensors. Made by `Launcher.prepare`."""
 
-    __slots__ = (
-        *("_config", "_constants", "_descriptors", "_fixed", "_function", "_grid", "_has_boxes", "_integers", "_kept"),
-        *("_known", "_launcher"),
-    )
+    __slots__ = ("_config", "_constants", "_descriptors", "_fixed", "_grid", "_integers", "_known", "_launcher")
 
     def __init__(
         self,
@@ -162,11 +176,6 @@ class PreparedLaunch:
         # What decides the binary, apart from the device and the tensors.
         self._fixed = (config, *constants.values(), *[one and (one.block, one.bits) for one in descriptors])
         self._known = launcher._known.setdefault(self._fixed, {})
-        self._has_boxes = any(one is not None for one in descriptors)
-        # Only with descriptors: the binary and its launch function; and by device, dtypes and addresses the binary, the
-        # function in C, and its arguments after the stream.
-        self._function: tuple[Any, LaunchFunction | None] = None, None
-        self._kept: dict[tuple[Any, ...], tuple[Any, Callable[..., None], tuple[Any, ...]]] = {}
 
     def __call__(self, tensors: Sequence[torch.Tensor | None]) -> None:
         """Launch on these tensors, on the current device and stream."""
@@ -195,23 +204,24 @@ class PreparedLaunch:
                 self._compile_ahead(key, tensors)
             return
         if known is not None and aligned:
-            binary, rest = known
+            binary, rest, function = known
             if knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:
                 boxes = _described(self._descriptors, tensors)
                 binary[self._grid](*addresses, *boxes, *self._integers, *rest)  # for a profiler's hooks
                 return
-            stream, place = active.get_current_stream(device), None
-            if self._has_boxes:
-                place = *key, *addresses
-                kept = self._kept.get(place)
-                if kept is not None and kept[0] is binary:
-                    kept[1](*self._grid, stream, *kept[2])
+            stream = active.get_current_stream(device)
+            if function is not None:
+                place = self, *key, *addresses
+                kept = self._launcher._kept.get(place)
+                if kept is not None and kept[0] is known:
+                    function.launch(*self._grid, stream, *kept[1])
                     return
             first = *self._grid, stream, binary.function, binary.packed_metadata, None, None, None
-            boxes = _described(self._descriptors, tensors) if place else list(self._descriptors)
-            given = *first, *addresses, *boxes, *self._integers, *rest
-            if place is None or not self._launch_and_keep(place, binary, given):
+            given = *first, *addresses, *_described(self._descriptors, tensors), *self._integers, *rest
+            if function is None:
                 binary.run(*given)
+            else:
+                self._launch_and_keep(place, known, function, given)
             return
         if known is None:
             begin_compiling()
@@ -221,24 +231,16 @@ class PreparedLaunch:
         if aligned:
             self._remember(key, binary)
 
-    def _launch_and_keep(self, place: tuple[Any, ...], binary: Any, given: tuple[Any, ...]) -> bool:
-        """Launch with the arguments `given` of `binary.run`, and keep what Triton makes of them under `place`.
-
-        Returns whether the binary's launch function allows that; if not, nothing is launched.
-        """
-        known, function = self._function
-        if known is not binary:
-            function = LaunchFunction.of(binary)
-            self._function = binary, function
-        if function is None:
-            return False
-        found = function.arguments(*given)
+    def _launch_and_keep(
+        self, place: tuple[Any, ...], known: _Known, function: LaunchFunction, given: tuple[Any, ...]
+    ) -> None:
+        """Launch with the arguments `given` of `binary.run`, and keep what Triton makes of them under `place`."""
+        found, kept = function.arguments(*given), self._launcher._kept
         if found[:4] == given[:4]:  # the grid and the stream
-            if len(self._kept) >= _MOST_KEPT:
-                self._kept.clear()
-            self._kept[place] = binary, function.launch, found[4:]
+            if len(kept) >= _MOST_KEPT:
+                kept.clear()
+            kept[place] = known, found[4:]
         function.launch(*found)
-        return True
 
     def _remember(self, key: tuple[Any, ...], binary: Any) -> None:
         """Keep a binary under `key`, so that later launches with equally aligned tensors bypass Triton's JIT."""
@@ -246,7 +248,9 @@ class PreparedLaunch:
         if binary is not None and binary.metadata.target.backend == "cuda":
             given = len(key) - 1 + len(self._descriptors) + len(self._integers)
             values = self._values()
-            self._known[key] = binary, tuple(values[name] for name in self._launcher.kernel.arg_names[given:])
+            rest = tuple(values[name] for name in self._launcher.kernel.arg_names[given:])
+            function = LaunchFunction.of(binary) if any(self._descriptors) else None
+            self._known[key] = _Known(binary, rest, function)
 
     def _through_jit(self, tensors: Sequence[torch.Tensor | None]) -> Any:
         """Launch on these tensors through Triton's JIT; return the binary, or None in the interpreter."""

@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 from foretune.datasets import DeviceSpec
 from foretune.runtime import use_stub_driver
+from foretune.runtime.launching import launcher
 from foretune.runtime.launching.descriptors import Descriptor
-from foretune.runtime.launching.launcher import _MOST_KEPT, Launcher
+from foretune.runtime.launching.launcher import Launcher
 from foretune.runtime.launching.repeated import LaunchFunction
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
@@ -118,28 +119,33 @@ def test_other_tensors_have_tensor_maps_of_their_own(card):
     assert len(card.maps) == 2 * (1 + 3)
 
 
-def test_so_many_are_kept(card):
-    launch, some = prepared(), [tensors() for _ in range(_MOST_KEPT + 2)]
+def test_so_many_are_kept_of_all_launches_of_a_kernel(card, monkeypatch):
+    monkeypatch.setattr(launcher, "_MOST_KEPT", 4)
+    kernel = Launcher(copy_kernel)
+    wide, narrow = (kernel.prepare((grid, 1, 1), [64], None, BOXES, BLOCK=64) for grid in (2, 3))
+    some = [tensors() for _ in range(3)]
+    wide(some[0])  # through Triton's JIT, which nothing is kept of
     for given in some:
-        launch(given)
-    assert 0 < len(launch._kept) <= _MOST_KEPT
+        wide(given)
+        narrow(given)
+        assert 0 < len(kernel._kept) <= 4
+    assert [found[0] for found in card.launched[1:]] == [2, 3] * 3
     made = len(card.maps)
-    launch(some[-1])
+    narrow(some[2])
     assert len(card.maps) == made
-    launch(some[1])
+    narrow(some[0])
     assert len(card.maps) == made + 2
 
 
 def test_another_binary_has_its_own(card):
-    """As after `forget`, when Triton's JIT makes or loads one again."""
-    launcher, given = Launcher(copy_kernel), tensors()
-    launch = launcher.prepare((2, 3, 1), [64], None, BOXES, BLOCK=64)
+    """As after another thread has made or loaded one at the same time."""
+    launch, given = prepared(), tensors()
     for _ in range(3):
         launch(given)
-    (key, (binary, rest)) = next(iter(launch._known.items()))
-    other = copy.copy(binary)
+    ((key, known),) = launch._known.items()
+    other = copy.copy(known.binary)
     other.function = "another"
-    launch._known[key] = other, rest
+    launch._known[key] = known._replace(binary=other)
     launch(given)
     assert "another" in card.launched[-1]
     launch(given)
@@ -148,25 +154,34 @@ def test_another_binary_has_its_own(card):
 
 @pytest.mark.parametrize("change", ["another closure", "scratch memory", "no launch function"])
 def test_where_arguments_cannot_be_kept_each_launch_makes_them(card, change, monkeypatch):
-    launch, given = prepared(), tensors()
+    kernel, given = Launcher(copy_kernel), tensors()
+    launch = kernel.prepare((2, 3, 1), [64], None, BOXES, BLOCK=64)
     launch(given)
-    ((binary, _),) = launch._known.values()
+    ((binary, *_),) = launch._known.values()
     if change == "another closure":
-        wrapped = binary.run.launch
-        binary.run.launch = lambda *arguments: wrapped(*arguments)
+        made = card.driver.launcher_cls
+
+        def launcher_cls(*facts):
+            run = made(*facts)
+            wrapped = run.launch
+            run.launch = lambda *arguments: wrapped(*arguments)
+            return run
+
+        monkeypatch.setattr(card.driver, "launcher_cls", launcher_cls)
     elif change == "scratch memory":
         monkeypatch.setattr(binary, "metadata", binary.metadata._replace(global_scratch_size=64))
     else:
         monkeypatch.setattr(type(binary), "run", lambda self, *arguments: card.launched.append(arguments))
-    assert LaunchFunction.of(binary) is None
-    for _ in range(2):
+    kernel.forget()
+    for _ in range(3):
         launch(given)
-    assert len(card.launched) == 3
-    assert launch._kept == {}
+    assert LaunchFunction.of(binary) is None
+    assert len(card.launched) == 4
+    assert kernel._kept == {}
 
 
 def test_a_launch_without_descriptors_keeps_nothing(card):
-    launch, given = Launcher(plain_kernel).prepare((1, 1, 1), [64], None, [None], BLOCK=64), tensors()
+    kernel, given = Launcher(plain_kernel), tensors()
     for _ in range(3):
-        launch(given)
-    assert (len(card.launched), card.maps, launch._kept) == (3, [], {})
+        kernel((1, 1, 1), given, [64], None, [None], BLOCK=64)
+    assert (len(card.launched), card.maps, kernel._kept) == (3, [], {})
