@@ -14,7 +14,7 @@ from .console import Table
 from .contents import LeftOut, LogLine, contents_table, described, kernel_sources, since
 from .device import DeviceSpec
 from .errors import DatasetError, FamilyError, shown
-from .family import Family, KernelChange
+from .family import Family, KernelChange, Measurable, roofline_us
 from .family_checks import check_attributes, with_defaults
 from .files import few
 from .grid import BinarySignature, Grid
@@ -173,25 +173,34 @@ class Dataset:
         return found
 
     def _reduced(self, rows: pd.DataFrame, family: Family) -> pd.DataFrame:
-        """Return rows, numbered from 0, with times reduced by what changes of the kernel have saved since."""
-        devices, saved = {spec.name: spec for spec in self.devices}, np.zeros(len(rows))
+        """Return rows, numbered from 0, with times reduced by what changes of the kernel have saved since.
+
+        No time is reduced by more than half, or to less than the roofline: what a program waits for is hidden where
+        other programs keep the memory or the matrix units busy.
+        """
+        devices, saved, least = {spec.name: spec for spec in self.devices}, np.zeros(len(rows)), np.zeros(len(rows))
         for run, (_, changes) in self._changes(family).items():
-            of_run = rows[rows["run_id"] == run]
+            savings = [change.saved_us for change in changes if change.saved_us is not None]
+            of_run = rows[rows["run_id"] == run] if savings else rows[:0]
             numbers, places = np.unique(of_run["config"], return_inverse=True)
             configs = tuple(self.configs[number] for number in numbers)  # the same for all problems: tables are cached
-            for saved_us in [change.saved_us for change in changes if change.saved_us is not None]:
-                for (problem, device), here in of_run.groupby(["problem", "device"]).indices.items():
-                    found = np.asarray(saved_us(family, self.cases[problem].problem, devices[device], configs))
+            for (number, device), here in of_run.groupby(["problem", "device"], observed=True).indices.items():
+                given, spec = self.cases[number].problem, devices[device]
+                rows_here = of_run.index[here]
+                least[rows_here] = roofline_us(family, given, spec) if isinstance(family, Measurable) else 0
+                for saved_us in savings:
+                    found = np.asarray(saved_us(family, given, spec, configs))
                     if found.shape != (len(configs),) or not (np.isfinite(found) & (found >= 0)).all():
                         raise FamilyError(
                             f"saved_us of family {family.name} must return {len(configs)} finite times of at least 0 "
-                            f"for {len(configs)} configs of {self.cases[problem].problem} but returned {shown(found)}"
+                            f"for {len(configs)} configs of {given} but returned {shown(found)}"
                         )
-                    saved[of_run.index[here]] += found[places[here]]
+                    saved[rows_here] += found[places[here]]
         if not saved.any():
             return rows
         times = rows["time_us"].to_numpy()
-        reduced: pd.DataFrame = rows.assign(time_us=np.maximum(times - saved, times / 2).astype(times.dtype))
+        least = np.minimum(np.maximum(least, times / 2), times)
+        reduced: pd.DataFrame = rows.assign(time_us=np.maximum(times - saved, least).astype(times.dtype))
         return reduced
 
     def _changes(self, family: Family) -> dict[str, tuple[str, list[KernelChange]]]:

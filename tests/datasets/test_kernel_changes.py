@@ -12,7 +12,7 @@ from fakes import FakeFamily, fake_cases, fake_dataset
 from foretune.collect.recording import Recording
 from foretune.datasets import DatasetError, FamilyError
 from foretune.datasets.contents import since
-from foretune.datasets.family import KernelChange
+from foretune.datasets.family import KernelChange, roofline_us
 from foretune.datasets.merge import merge_datasets
 from foretune.kernels import learning
 from foretune.model import TrainingSet
@@ -87,9 +87,15 @@ def saved_us(family, problem, device, configs):
 
 
 class Faster(FakeFamily):
-    """A family whose kernel became faster."""
+    """A family whose kernel became faster, and of whose work no rate of the device is a limit."""
 
     kernel_changes = (KernelChange("first", "second", {"num_stages": 4}), KernelChange("second", NOW, None, saved_us))
+
+    def flops(self, problem):
+        return 0.0
+
+    def bytes(self, problem):
+        return 0.0
 
 
 def test_times_of_before_a_change_that_saved_time_are_reduced():
@@ -104,6 +110,22 @@ def test_times_of_before_a_change_that_saved_time_are_reduced():
     assert np.isnan(times).sum() == np.isnan(then).sum()
     assert after.of_family(Faster()) is after  # which is not reduced once more
     np.testing.assert_array_equal(of(NOW).of_family(Faster()).measurements["time_us"], BARE.measurements["time_us"])
+
+
+def test_no_time_is_reduced_below_the_roofline():
+    """Where it is the limit, other programs hide what each one waits for."""
+
+    class Bound(Faster):
+        flops, bytes = FakeFamily.flops, FakeFamily.bytes
+
+    free, bound = (of("first").of_family(family()).measurements for family in (Faster, Bound))
+    stages = np.array([config.num_stages for config in BARE.configs])[BARE.measurements["config"]]
+    times = BARE.measurements["time_us"][stages != 4].to_numpy()
+    least = free["problem"].map(lambda number: roofline_us(Bound(), BARE.cases[number].problem, BARE.devices[0]))
+    np.testing.assert_allclose(bound["time_us"], np.maximum(free["time_us"], np.minimum(times, least)), rtol=1e-6)
+    is_bound = bound["time_us"] > free["time_us"]
+    assert is_bound.any()
+    assert not is_bound.all()
 
 
 @pytest.mark.parametrize(
