@@ -61,8 +61,8 @@ class Launcher:
             settle(kernel)
         # By config, constants and boxes, then by device and dtypes.
         self._known: dict[tuple[Any, ...], dict[tuple[Any, ...], _Known]] = {}
-        # By prepared launch, device, dtypes and addresses: what is known, and the arguments of `LaunchFunction.launch`
-        # after the stream.
+        # By prepared launch, device, dtypes and addresses: the entry of `_known`, and the arguments of its launch
+        # function after the stream.
         self._kept: dict[tuple[Any, ...], tuple[_Known, tuple[Any, ...]]] = {}
 
     def __call__(

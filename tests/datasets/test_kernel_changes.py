@@ -113,7 +113,7 @@ def test_times_of_before_a_change_that_saved_time_are_reduced():
 
 
 def test_no_time_is_reduced_below_the_roofline():
-    """Where it is the limit, other programs hide what each one waits for."""
+    """Other programs keep the memory busy while one waits."""
 
     class Bound(Faster):
         flops, bytes = FakeFamily.flops, FakeFamily.bytes

@@ -1,4 +1,4 @@
-"""What descriptors cost in later rounds, from recorded times: `python tests/studies/descriptor_rounds.py`.
+"""Print the cost of TMA descriptors in later rounds, from recorded times: `python tests/studies/descriptor_rounds.py`.
 
 Until 2026-11-28, each program of a kernel made its own TMA descriptors. The gated MLP was recorded with and without TMA
 (TMA), and with persistent programs, which made descriptors once, and others (PROGRAMS_PER_SM), which made them in every
