@@ -181,7 +181,9 @@ class Dataset:
         devices, saved, least = {spec.name: spec for spec in self.devices}, np.zeros(len(rows)), np.zeros(len(rows))
         for run, (_, changes) in self._changes(family).items():
             savings = [change.saved_us for change in changes if change.saved_us is not None]
-            of_run = rows[rows["run_id"] == run] if savings else rows[:0]
+            if not savings:
+                continue
+            of_run = rows[rows["run_id"] == run]
             numbers, places = np.unique(of_run["config"], return_inverse=True)
             configs = tuple(self.configs[number] for number in numbers)  # the same for all problems: tables are cached
             for (number, device), here in of_run.groupby(["problem", "device"], observed=True).indices.items():

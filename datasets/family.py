@@ -32,8 +32,8 @@ class KernelChange(NamedTuple):
         knobs: Values of knobs. Times of configs that have all of these values are outdated; None if no times are, for
             example because only dead code was removed.
         saved_us: A function of (family, problem, device, configs) that returns by how many microseconds each config has
-            become faster, (n_configs,). Recorded times are reduced by as much, but by no more than half and not below
-            the problem's roofline. None if none became faster.
+            become faster, (n_configs,). Recorded times are reduced by as much, at most by half, and not below the
+            problem's roofline. None if none became faster.
     """
 
     before: str

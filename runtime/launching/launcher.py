@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from .descriptors import Descriptor
 
 _ALIGNMENT = 16  # bytes; the alignment that Triton specializes pointers on
-#: The most launches whose arguments a `Launcher` keeps, 1.5 KB each: more than a step of training has of one kernel.
+#: The most launches whose arguments a `Launcher` keeps, about 2 KB each: more than a step of training usually has of
+#: one kernel.
 _MOST_KEPT = 8192
 
 

@@ -46,8 +46,8 @@ def normed(q, k):
     return torch.cat([rotated(q), rotated(k)], 1)
 
 
-#: Each op as a function of two tensors, the same in plain PyTorch, and the tensors. Results are small: the
-#: tests take their sine, which multiplies rounding errors by their size.
+#: Each op as a function of two tensors, the same in plain PyTorch, and the tensors. Results are small: the tests take
+#: their sine, which multiplies rounding errors by their size.
 OPS = {
     "matmul": (foretune.matmul, torch.matmul, (randn(8, 16), randn(16, 24))),
     "matmul with bias and activation": (

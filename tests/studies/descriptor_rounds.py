@@ -49,9 +49,9 @@ def main() -> None:
     """Print the table."""
     rows, (_, descriptors) = differences(), find_family(FAMILY).descriptors["TMA"]
     rows = rows[rows["rounds"] > 1]
-    rows["us"] = rows["extra_us"] / descriptors / (rows["rounds"] - 1)
-    of_rounds = pd.cut(rows["rounds"], ROUNDS).rename("rounds")
-    table = rows.groupby([of_rounds, "residents"], observed=True)["us"].agg(["median", "size"])
+    each_us = rows["extra_us"] / descriptors / (rows["rounds"] - 1)
+    of_rounds = pd.cut(rows["rounds"], ROUNDS)
+    table = each_us.groupby([of_rounds, rows["residents"]], observed=True).agg(["median", "size"])
     print(table.round(2).unstack().to_string())  # noqa: T201
 
 
