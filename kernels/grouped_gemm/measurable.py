@@ -207,6 +207,7 @@ class _OverRows(GroupedGemm):
         KernelChange(
             "bf04212bb431c18c+60d2d4c5081ade90", "955f7eea78a141e7+859b7b090cd2a9d8", None, saved_by_descriptors
         ),
+        KernelChange("955f7eea78a141e7+859b7b090cd2a9d8", "ab07cc259144cf88+e292db779aa35c0e", None),
     )
     descriptors: ClassVar[Mapping[str, Sequence[int]]] = dict.fromkeys(("TMA_X", "TMA_W", "TMA_Y"), (0, 1))
 
@@ -334,6 +335,7 @@ class GroupedGemmDW(GroupedGemm):
         KernelChange(
             "ab456059c594fa18+a226612f99066be7", "82eec41a09989047+005106e1380922cd", None, saved_by_descriptors
         ),
+        KernelChange("82eec41a09989047+005106e1380922cd", "d6deaaf1bc809ee7+ea5e26aedc28928f", None),
     )
     descriptors: ClassVar[Mapping[str, Sequence[int]]] = {"TMA_DY": (0, 1), "TMA_X": (0, 1), "TMA_DW": (0, 2)}
 

@@ -202,6 +202,7 @@ class Ranges:
     block_m: tuple[int, ...] = BLOCKS_M
     block_n: tuple[int, ...] = (32, 64, 128, 256)
     block_k: tuple[int, ...] = (64, 128)
+    group_m: tuple[int, ...] = (8,)  # of tiles of 64 rows or more; groups rarely have several of the others
     num_warps: tuple[int, ...] = (4, 8)
     num_stages: tuple[int, ...] = (2, 3, 4, 5, 6)
     tma: tuple[int, ...] = (0, 1)
@@ -226,7 +227,7 @@ class Ranges:
 
 
 #: dW: its output tiles are pieces of N x K, which is never small; it contracts over the rows of a group, often few.
-_DW_RANGES = Ranges(block_m=(64, 128, 256), block_n=(64, 128, 256), block_k=(32, 64))
+_DW_RANGES = Ranges(block_m=(64, 128, 256), block_n=(64, 128, 256), block_k=(32, 64), group_m=(1, 8))
 
 _UP_TO_512 = ("a power of two between 16 and 512", (16, 32, 64, 128, 256, 512))
 _VALID: dict[str, tuple[str, Sequence[int]]] = {
@@ -325,9 +326,8 @@ def _plain(variant: Variant, r: Ranges) -> Iterator[tuple[int, ...]]:
         for tma in _tma_choices(variant, m, n, k, r.tma):
             smem = tile_smem_bytes(m, n, k, stages, warps, tma, 2, arch="sm_90")
             fits = programs_that_fit(smem, accumulator_registers(m, n, warps), warps, _SM_SMEM_BYTES, _SM_REGISTERS)
-            # More than two programs per SM never won by more than the noise. GROUP_M matters only if a group has
-            # several M tiles.
-            for programs, band in product(range(1, min(fits, 2) + 1), (1, 8) if m >= 64 else (1,)):
+            # More than two programs per SM never won by more than the noise.
+            for programs, band in product(range(1, min(fits, 2) + 1), r.group_m if m >= 64 else (1,)):
                 yield m, n, k, band, programs, *tma, 0, 0, warps, stages
 
 
@@ -336,7 +336,7 @@ def _specialized(variant: Variant, r: Ranges) -> Iterator[tuple[int, ...]]:
     k, warps = _DECIDED["BLOCK_K"], _DECIDED["num_warps"]
     for (pingpong, m, n), stages_of_tile in _tiles_of(variant).items():
         if m in r.block_m and n in r.block_n and k in r.block_k and 1 in r.tma and warps in r.num_warps:
-            for stages, band in product(stages_of_tile, (1, 8)):
+            for stages, band in product(stages_of_tile, r.group_m):
                 if stages in r.num_stages:
                     yield m, n, k, band, 1, 1, 1, 1, 2, pingpong, warps, stages
 

@@ -204,10 +204,16 @@ def full_space(r: Ranges, grouped: bool) -> tuple[KernelConfig, ...]:
     """Return every config worth measuring: the grid without configs that cannot be fast.
 
     Configs are left out if their accumulators spill, warps idle, too few bytes are in flight, or they need more shared
-    memory than an SM of sm_90 or sm_100 has. Only dense products have SPLIT_K > 1 or BLOCK_M = 192.
+    memory than an SM of sm_90 or sm_100 has. Only dense products have SPLIT_K > 1, BLOCK_M = 192, or GROUP_M = 1 with
+    at least 64 rows (in grouped ones, bands end where a group ends).
     """
     space = [*_plain(r), *_split(r), *_specialized(r)]
-    return tuple(c for c in space if not grouped or (c["SPLIT_K"] == 1 and c["CONSUMERS"] != 3))
+    return tuple(c for c in space if not grouped or _is_for_groups(c))
+
+
+def _is_for_groups(c: KernelConfig) -> bool:
+    """Return whether a config is in the space of grouped products."""
+    return c["SPLIT_K"] == 1 and c["CONSUMERS"] != 3 and (c["GROUP_M"] > 1 or c["BLOCK_M"] < _INSTRUCTION_ROWS)
 
 
 def _plain(r: Ranges) -> Iterator[KernelConfig]:

@@ -7,6 +7,8 @@
   seven, those that are often the fastest, and cuBLAS, with a clean L2; means of the ratios come last.
   `--earlier=FOLDER` also tries the first choice of the bundle in a folder.
 - skew: the grouped GEMMs with unequal groups relative to equal ones.
+- bands: forward and dX of 1,024 and of 8,192 tokens, with each value of GROUP_M: the time of the best of some tiles
+  relative to that of the best with any value.
 - quantizing: the kernels that quantize along rows, next to eager PyTorch.
 - flushes: large products after the L2 was flushed by writing, by reading, or not, and on a GPU that is kept busy: dense
   ones with the predicted config and all specialized ones, the grouped GEMMs of training with the first three predicted
@@ -79,6 +81,7 @@ KINDS: dict[tuple[str, str], tuple[str, tuple[str, ...]]] = {
     ("scaled_gemm", "rowwise"): ("fp8e4m3", ("rowwise",)),
     ("scaled_gemm", "blockwise"): ("fp8e4m3", ("blockwise",)),
 }
+BANDS = (1, 2, 4, 8, 16, 32)
 ROUTINGS = ("balanced", "uniform", "zipf", "hot", "hot128")
 
 
@@ -491,8 +494,45 @@ def flushes(device: DeviceSpec, _: Any) -> None:
         say(f"  {' '.join(kind)} ({len(lines)}): {', '.join(means[:4])}; {', '.join(means[4:])}")
 
 
+def band_problems(device: DeviceSpec) -> Iterator[tuple[str, Any, Problem, list[KernelConfig]]]:
+    """Yield name, family, problem and configs: the tiles of the first three predicted configs and of others."""
+    for which in ("fwd", "dx"):
+        family = find_measurable(f"grouped_gemm_{which}")
+        for name, case in comparison_of(family).suite(family).items():
+            if case.problem.flags or " decode " in name:
+                continue
+            chosen = make_shortlist(family, case.problem, device, k=3).configs
+            configs = [one for one in [*chosen, *dict(configs_of(family, which)).values()] if one["BLOCK_M"] >= 64]
+            yield f"{which} {name}", family, case.problem, list(dict.fromkeys(configs))
+
+
+def bands(device: DeviceSpec, _: Any) -> None:
+    from foretune.runtime.timing.timer import Timer
+
+    rows = list(band_problems(device))
+    compiled([(family.name, config, problem, device) for _, family, problem, configs in rows for config in configs])
+    if DRY:
+        return
+    timer, over_best = Timer(clean=True), defaultdict(list)
+    for name, family, problem, configs in rows:
+        inputs = family.inputs(problem, device)
+        launches: dict[Any, Callable[[], Any]] = {}
+        for config, band in product(configs, BANDS):
+            changed = KernelConfig.of(**config.to_json() | {"GROUP_M": band})
+            launches[changed] = partial(family.launch, inputs, changed)
+        times = times_of(launches, timer, 5, 2)
+        best = {band: min(us for config, us in times.items() if config["GROUP_M"] == band) for band in BANDS}
+        for band, us in best.items():
+            over_best[band].append(us / min(best.values()))
+        say(f"  {name} {', '.join(f'{band}: {us:.1f}' for band, us in best.items())}")
+        del inputs, launches
+        torch.cuda.empty_cache()
+    say("the best config with each GROUP_M over the best of all, geometric mean (worst):")
+    say(", ".join(f"{band}: {geomean(ratios):.3f} ({max(ratios):.3f})" for band, ratios in over_best.items()))
+
+
 def main() -> None:
-    parts = {"quantizing": quantizing, "products": products, "skew": skew, "flushes": flushes}
+    parts = {"quantizing": quantizing, "products": products, "skew": skew, "flushes": flushes, "bands": bands}
     parts |= {which: partial(drawn, which) for which in DRAWN}
     chosen = [name for name in sys.argv[1:] if name in parts] or list(parts)
     if DRY:

@@ -287,11 +287,12 @@ def test_a_map_of_sizes_that_sum_past_31_bits_names_only_rows_there_are(device):
     entries, capacity = tile_map.entries, rows // 16 + groups
     counts = entries[:6].tolist()
     for which, count in enumerate(counts[:5]):
-        tiles = entries[8 + 3 * which * capacity :][: 3 * count].view(-1, 3)
+        tiles = entries[8 + 4 * which * capacity :][: 4 * count].view(-1, 4)
         assert count <= capacity
         assert 0 <= int(tiles[:, 0].min()) <= int(tiles[:, 0].max()) < groups
-        assert 0 <= int(tiles[:, 1:].min()) <= int(tiles[:, 1:].max()) <= rows
-    chunks = entries[8 + 3 * 5 * capacity :][: 4 * counts[5]].view(-1, 4)
+        assert 0 <= int(tiles[:, 1:].min()) <= int(tiles[:, 1:3].max()) <= rows
+        assert int(tiles[:, 3].max()) * (16 << which) < rows + (16 << which)
+    chunks = entries[8 + 4 * 5 * capacity :][: 4 * counts[5]].view(-1, 4)
     assert counts[5] <= tile_map.most_chunks
     assert 0 <= int(chunks[:, 1:3].min()) <= int(chunks[:, 1:3].max()) <= rows
     assert -1 <= int(chunks[:, 3].min()) <= int(chunks[:, 3].max()) < tile_map.slots

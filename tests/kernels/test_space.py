@@ -45,7 +45,7 @@ every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: fa
 @every_family
 def test_the_space_is_large_and_has_no_twins(family):
     space = family.space(H200)
-    assert len(space) >= 700
+    assert len(space) >= 550
     assert len(set(space)) == len(space)
     assert len({json.dumps(config.to_json()) for config in family.space()}) == len(family.space())
 
@@ -57,6 +57,8 @@ def test_the_space_covers_the_knobs(family):
     assert seen["BLOCK_N"] == {64, 128, 256} | (set() if family is DW else {32})
     assert seen["BLOCK_K"] == ({32, 64} if family is DW else {64, 128})
     assert seen["GROUP_M"] == {1, 8}
+    tall = {config["GROUP_M"] for config in family.space(H200) if config["BLOCK_M"] >= 64}
+    assert tall == ({1, 8} if family is DW else {8})
     assert seen["num_warps"] == {4, 8}
     assert seen["num_stages"] == {2, 3, 4, 5, 6}
     assert seen["PROGRAMS_PER_SM"] == {1, 2}
@@ -141,7 +143,7 @@ def test_they_are_hoppers(device, why):
 def test_the_space_of_a_device_is_what_it_supports_of_the_whole(family, device):
     some = problem(family)
     assert family.space(device) == tuple(c for c in family.space() if family.supports(c, some, device) is None)
-    assert len(family.space(device)) >= 50
+    assert len(family.space(device)) >= 40
 
 
 @every_family
@@ -149,7 +151,7 @@ def test_the_space_of_a_device_is_what_it_supports_of_the_whole(family, device):
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
 def test_every_permutation_leaves_configs_to_choose_from(family, device, flags):
     supported = [c for c in family.space(device) if family.supports(c, problem(family, flags=flags), device) is None]
-    assert len(supported) >= 50
+    assert len(supported) >= 40
     if device in (H200, B200):  # and the side that is not permuted may still go through TMA
         assert any(config[knob] for config in supported for knob in family.variant.tma)
 
@@ -172,9 +174,9 @@ def test_ranges_replace_the_values_of_a_knob(family):
     [
         (
             {"block_x": [1]},
-            "block_x is not a range of the space; the ranges are block_k, block_m, block_n, consumers, num_stages, num",
+            "block_x is not a range of the space; the ranges are block_k, block_m, block_n, consumers, group_m, num",
         ),
-        ({"group_m": [8]}, "group_m is not a range"),
+        ({"group_m": [0]}, "group_m must be between 1 and 1024 but is 0"),
         ({"block_m": [64, 512]}, "block_m must be a power of two between 16 and 256 but is 512"),
         ({"block_n": [48]}, "block_n must be a power of two between 16 and 512 but is 48"),
         ({"block_k": ["64"]}, "block_k must be a power of two between 16 and 512 but is '64'"),

@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import triton
+import triton.language as tl
+from foretune.kernels.grouped_gemm.triton_kernels.tiles import load_tile_count, load_tile_in_band
 
 pytestmark = [pytest.mark.interpret, pytest.mark.large]
 
@@ -16,11 +19,12 @@ def tile_capacity(sizes, rows):
 
 
 def tiles_of(sizes, rows, block_m):
-    """(group, first row, end row) of every M tile, by the book."""
+    """(group, its first row, its end row, index in the group) of every M tile, by the book."""
     tiles, start = [], 0
     for group, size in enumerate(min(max(size, 0), rows) for size in sizes):
         begin, end = min(start, rows), min(start + size, rows)
-        tiles += [(group, min(begin + first, end), end) for first in range(0, size, block_m)]
+        most = -(-(end - begin) // block_m)  # tiles past the last row are equal
+        tiles += [(group, begin, end, min(index, most)) for index in range(-(-size // block_m))]
         start += size
     return tiles[: tile_capacity(sizes, rows)]
 
@@ -33,15 +37,15 @@ class Map:
         from foretune.kernels.grouped_gemm.triton_kernels.tiles import tile_map_kernel
 
         tiles, chunks, splits = tile_capacity(sizes, rows), rows // chunk_rows + len(sizes), rows // chunk_rows
-        used = 8 + len(BLOCKS_M) * tiles * 3 + chunks * 4 + splits * 3
+        used = 8 + len(BLOCKS_M) * tiles * 4 + chunks * 4 + splits * 3
         memory = torch.full((1000 + used + 1000,), -7, dtype=torch.int32)
         self.entries = memory[1000 : 1000 + used]
         told = torch.tensor(sizes, dtype=torch.int32)
         tile_map_kernel[(len(sizes), len(BLOCKS_M) + 1)](told, self.entries, rows, len(sizes), chunk_rows, lanes)
         self.around = torch.cat([memory[:1000], memory[1000 + used :]]).unique().tolist()
         *self.tile_counts, chunk_count, split_count = self.entries[: len(BLOCKS_M) + 2].tolist()
-        parts = iter(self.entries[8:].split([tiles * 3] * len(BLOCKS_M) + [chunks * 4, splits * 3]))
-        self.tiles = [part.view(-1, 3).tolist() for part in itertools.islice(parts, len(BLOCKS_M))]
+        parts = iter(self.entries[8:].split([tiles * 4] * len(BLOCKS_M) + [chunks * 4, splits * 3]))
+        self.tiles = [part.view(-1, 4).tolist() for part in itertools.islice(parts, len(BLOCKS_M))]
         self.chunks = next(parts).view(-1, 4)[:chunk_count].tolist()
         self.splits = next(parts).view(-1, 3)[:split_count].tolist()
         self.slots = 2 * (rows // chunk_rows)
@@ -77,7 +81,44 @@ def test_the_tiles(name, lanes):
         book = tiles_of(sizes, rows, block_m)
         assert count == len(book)
         assert [tuple(entry) for entry in entries[:count]] == book
-        assert all(entry == [-7] * 3 for entry in entries[count:])
+        assert all(entry == [-7] * 4 for entry in entries[count:])
+
+
+@triton.jit
+def write_tiles(map_ptr, out_ptr, n_tiles, rows, groups, band, BLOCK_M: tl.constexpr):
+    for tile in range(load_tile_count(map_ptr, BLOCK_M) * n_tiles):
+        group, row, row_end, n_tile = load_tile_in_band(map_ptr, tile, n_tiles, rows, groups, band, BLOCK_M)
+        tl.store(out_ptr + 4 * tile, group)
+        tl.store(out_ptr + 4 * tile + 1, row)
+        tl.store(out_ptr + 4 * tile + 2, row_end)
+        tl.store(out_ptr + 4 * tile + 3, n_tile)
+
+
+def ordered(sizes, block_m, n_tiles, band):
+    """(group, first row, end row, n_tile) of every tile of the output by the book: bands begin and end with a group."""
+    order, start = [], 0
+    for group, size in enumerate(sizes):
+        tops = list(range(start, start + size, block_m))
+        for first in range(0, len(tops), band):
+            of_band = tops[first : first + band]
+            order += [(group, top, start + size, n_tile) for n_tile in range(n_tiles) for top in of_band]
+        start += size
+    return order
+
+
+@pytest.mark.parametrize("band", [1, 2, 8])
+@pytest.mark.parametrize("name", ["ragged", "one group", "one row each", "none", "many groups", "large group"])
+def test_tiles_of_the_output_are_in_bands_that_end_where_a_group_ends(name, band):
+    import torch
+    from foretune.kernels.grouped_gemm.triton_kernels.tiles import TileMap
+
+    sizes, rows = MAPS[name], rows_of(name)
+    tile_map = TileMap.build(torch.tensor(sizes, dtype=torch.int32), rows)
+    for block_m, n_tiles in ((16, 1), (64, 3)):
+        expected = ordered(sizes, block_m, n_tiles, band)
+        out = torch.full((len(expected) + 5, 4), -7, dtype=torch.int32)
+        write_tiles[(1,)](tile_map.entries, out, n_tiles, rows, len(sizes), band, block_m)
+        assert [tuple(one) for one in out.tolist()] == expected + [(-7,) * 4] * 5
 
 
 @pytest.mark.parametrize("name", MAPS)
@@ -93,7 +134,7 @@ def test_the_second_map_has_longer_chunks_and_a_counter_at_zero(name):
     assert second[1:] == long[1:]
     assert second.entries.data_ptr() % 16 == both.entries.data_ptr() % 16
     assert second.entries[7] == 0
-    chunks = 8 + len(BLOCKS_M) * tile_capacity(MAPS[name], rows) * 3
+    chunks = 8 + len(BLOCKS_M) * tile_capacity(MAPS[name], rows) * 4
     for made, expected, tiles in ((both, short, True), (second, long, False)):
         counts, start = expected.entries[5:7].tolist(), chunks + 4 * (rows // expected.chunk_rows + len(sizes))
         assert made.entries[5:7].tolist() == counts
@@ -101,8 +142,8 @@ def test_the_second_map_has_longer_chunks_and_a_counter_at_zero(name):
         assert all(torch.equal(made.entries[part], expected.entries[part]) for part in parts)
         if tiles:
             for block, count in enumerate(expected.entries[:5].tolist()):
-                first = 8 + block * tile_capacity(MAPS[name], rows) * 3
-                assert torch.equal(*(one.entries[first : first + 3 * count] for one in (made, expected)))
+                first = 8 + block * tile_capacity(MAPS[name], rows) * 4
+                assert torch.equal(*(one.entries[first : first + 4 * count] for one in (made, expected)))
                 assert made.entries[block] == count
 
 
@@ -170,7 +211,7 @@ def test_a_map_is_as_large_as_its_sizes_can_make_it():
     assert built.entries[: len(BLOCKS_M)].tolist() == [len(tiles_of(sizes, sum(sizes), m)) for m in BLOCKS_M]
     assert (built.rows, built.groups, built.chunk_rows) == (488, 8, 100)
     assert (built.most_chunks, built.most_splits, built.slots) == (4 + 8, 4, 8)
-    assert built.entries.numel() == 8 + len(BLOCKS_M) * tile_capacity(sizes, sum(sizes)) * 3 + 12 * 4 + 4 * 3
+    assert built.entries.numel() == 8 + len(BLOCKS_M) * tile_capacity(sizes, sum(sizes)) * 4 + 12 * 4 + 4 * 3
 
 
 @pytest.mark.parametrize(("rows", "chunk_rows"), [(100, 100), (99, 100), (0, 1), (0, None), (100, None)])

@@ -54,28 +54,13 @@ FEW = 128
 _WIDE = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64}
 _PLAIN = {"CONSUMERS": 0, "PROGRAMS_PER_SM": 1, "TMA_X": 1, "TMA_W": 1}
 #: The knobs of configs that were often within 3 % of the fastest on training problems of `h200` and `h100`.
-WINNERS = [
-    *(
-        {**knobs, "GROUP_M": band}
-        for band in (1, 8)
-        for knobs in (
-            {"BLOCK_M": 128, "BLOCK_N": 128, "CONSUMERS": 2, "PINGPONG": 1},
-            {**_WIDE, "CONSUMERS": 2, "PINGPONG": 0},
-            *({**_WIDE, **_PLAIN, "TMA_Y": y, "num_warps": 8, "num_stages": s} for s, y in ((3, 0), (3, 1), (4, 0))),
-            *({**_WIDE, **_PLAIN, "BLOCK_N": 128, "TMA_Y": y, "num_warps": 4, "num_stages": 5} for y in (0, 1)),
-            {**_WIDE, **_PLAIN, "BLOCK_M": 64, "TMA_Y": 0, "num_warps": 4, "num_stages": 5},
-        )
-    ),
-    {
-        **_PLAIN,
-        "BLOCK_M": 128,
-        "BLOCK_N": 128,
-        "BLOCK_K": 128,
-        "GROUP_M": 1,
-        "TMA_Y": 1,
-        "num_warps": 4,
-        "num_stages": 3,
-    },
+WINNERS: list[dict[str, int]] = [
+    {"BLOCK_M": 128, "BLOCK_N": 128, "CONSUMERS": 2, "PINGPONG": 1},
+    {**_WIDE, "CONSUMERS": 2, "PINGPONG": 0},
+    *({**_WIDE, **_PLAIN, "TMA_Y": y, "num_warps": 8, "num_stages": s} for s, y in ((3, 0), (3, 1), (4, 0))),
+    *({**_WIDE, **_PLAIN, "BLOCK_N": 128, "TMA_Y": y, "num_warps": 4, "num_stages": 5} for y in (0, 1)),
+    {**_WIDE, **_PLAIN, "BLOCK_M": 64, "TMA_Y": 0, "num_warps": 4, "num_stages": 5},
+    *({**_WIDE, **_PLAIN, "BLOCK_N": 128, "BLOCK_K": 128, "TMA_Y": y, "num_stages": 3} for y in (0, 1)),
 ]
 #: The same of dW: all specialized configs.
 DW_WINNERS = [{"CONSUMERS": 2}]
@@ -147,11 +132,14 @@ def matching(often: Sequence[dict[str, int]], family: Measurable, _: Problem, de
     return [config for config, knobs in space if any(one.items() <= knobs for one in often)]
 
 
-def often_and_ranked(
-    often: Callable[[bool], Sequence[KernelConfig]], family: Measurable, problem: Problem, device: DeviceSpec
+def and_ranked(
+    often: Callable[[Measurable, Problem, DeviceSpec], Sequence[KernelConfig]],
+    family: Measurable,
+    problem: Problem,
+    device: DeviceSpec,
 ) -> list[KernelConfig]:
-    """Return the configs that are often the fastest for as few or many rows, and those that the bundle ranks first."""
-    return [*often(problem["m"] < FEW), *make_shortlist(family, problem, device, k=RANKED_FIRST).configs]
+    """Return the configs that are often the fastest on such problems, and those that the bundle ranks first."""
+    return [*often(family, problem, device), *make_shortlist(family, problem, device, k=RANKED_FIRST).configs]
 
 
 def collect(
@@ -162,7 +150,8 @@ def collect(
         usual = type(family).usual
         if name in FAMILIES:
             cases = drawn(name, seed, counts, tflop or (0.0, MOST_TFLOP))
-            winners = partial(matching, DW_WINNERS if name.endswith("dw") else WINNERS)
+            of_rows = partial(and_ranked, partial(matching, WINNERS))
+            winners = partial(matching, DW_WINNERS) if name.endswith("dw") else of_rows
         else:
             least_and_most = tflop or (LEAST_TFLOP, MOST_TFLOP)
             cases = drawn_dense(family, seed, counts, least_and_most)
@@ -171,7 +160,7 @@ def collect(
             def often(is_few: bool, family=family, tflop=least_and_most) -> tuple[KernelConfig, ...]:
                 return often_fastest(family, tflop, is_few=is_few)
 
-            winners = partial(often_and_ranked, often)
+            winners = partial(and_ranked, lambda _family, problem, _device, often=often: often(problem["m"] < FEW))
 
         def with_winners(self, problem, device, usual=usual, winners=winners):
             return [*usual(self, problem, device), *winners(self, problem, device)]

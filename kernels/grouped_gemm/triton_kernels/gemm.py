@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from .ragged import ragged_descriptor, store_ragged
-from .tiles import load_tile, load_tile_count, tile_position
+from .tiles import load_tile_count, load_tile_in_band
 
 UNSPECIALIZED = ["x_rows", "rows", "groups", "N8", "K8", "divisor", "GROUP_M", "PROGRAMS_PER_SM"]
 #: The key of an autotuner of the kernel. Group sizes are tensor contents, which no key can contain.
@@ -81,8 +81,7 @@ def grouped_gemm_kernel(
     # more than 0.3 %; H200, 2026-11). No value may be carried from tile to tile, because Triton 3.6 flattens such loops
     # wrongly.
     for tile in tl.range(tl.program_id(0), m_tiles * n_tiles, tl.num_programs(0), flatten=True):
-        m_tile, n_tile = tile_position(tile, m_tiles, n_tiles, GROUP_M)
-        group, row, row_end = load_tile(map_ptr, m_tile, rows, groups, BLOCK_M)
+        group, row, row_end, n_tile = load_tile_in_band(map_ptr, tile, n_tiles, rows, groups, GROUP_M, BLOCK_M)
         col = n_tile * BLOCK_N
         # Clamped rows need no mask. A tile without rows (if sizes sum to more than `rows`) reads row 0.
         sorted_rows = tl.maximum(tl.minimum(row + offs_m, row_end - 1), 0)

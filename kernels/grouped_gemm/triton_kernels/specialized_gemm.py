@@ -15,7 +15,7 @@ from ...warp_jobs import load_tile as load_box
 from ...warp_jobs import mbarrier, stage_barriers, tma, turn_barriers, warpgroup_mma, warpgroup_mma_wait
 from .gemm import UNSPECIALIZED
 from .ragged_boxes import STORED, store_ragged
-from .tiles import load_tile, load_tile_count, tile_position
+from .tiles import load_tile_count, load_tile_in_band
 
 
 # The parameters are those of the plain kernel; comments give the values that CONSUMERS > 0 fixes.
@@ -116,8 +116,7 @@ def _load(
     n_tiles = gl.cdiv(N, BLOCK_N)
     step = 0
     for tile in range(gl.program_id(0), m_tiles * n_tiles, gl.num_programs(0)):
-        m_tile, n_tile = tile_position(tile, m_tiles, n_tiles, GROUP_M)
-        group, row, _row_end = load_tile(map_ptr, m_tile, rows, groups, BLOCK_M)
+        group, row, _row_end, n_tile = load_tile_in_band(map_ptr, tile, n_tiles, rows, groups, GROUP_M, BLOCK_M)
         col = n_tile * BLOCK_N
         for k in range(0, K, BLOCK_K):
             stage = step % STAGES
@@ -176,8 +175,7 @@ def _multiply(
         programs *= 2
         step += CONSUMER * steps
     for tile in range(first, m_tiles * n_tiles, programs):
-        m_tile, n_tile = tile_position(tile, m_tiles, n_tiles, GROUP_M)
-        group, row, row_end = load_tile(map_ptr, m_tile, rows, groups, BLOCK_M)
+        group, row, row_end, n_tile = load_tile_in_band(map_ptr, tile, n_tiles, rows, groups, GROUP_M, BLOCK_M)
         row += PART * ROWS
         col = n_tile * BLOCK_N
         acc = gl.zeros((ROWS, BLOCK_N), gl.float32, of_sum)

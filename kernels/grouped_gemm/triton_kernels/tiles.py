@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from ....runtime.launching.launcher import PreparedLaunch
 
 # The map begins with the number of tiles for each BLOCK_M, the number of chunks and the number of split groups, padded
-# to 8 entries. Then follow (group, first row, end row) per tile, by BLOCK_M; (group, first row, end row, slot) per
-# chunk; and (group, first slot, slots) per split group.
+# to 8 entries. Then follow per tile, by BLOCK_M, (group, the group's first row, its end row, the tile's index in the
+# group); (group, first row, end row, slot) per chunk; and (group, first slot, slots) per split group.
 _HEADER = tl.constexpr(8)
-_TILE = tl.constexpr(3)
+_TILE = tl.constexpr(4)
 _CHUNK = tl.constexpr(4)
 _SPLIT = tl.constexpr(3)
 _BLOCKS = tl.constexpr(len(BLOCKS_M))
@@ -119,8 +119,9 @@ def tile_map_kernel(group_sizes_ptr, map_ptr, rows, groups, chunk_rows, LANES: t
             mask = (i < n_tiles) & (tile + i < capacity)
             entry_ptrs = entries_ptr + (tile + i) * _TILE
             tl.store(entry_ptrs, i * 0 + group, mask)
-            tl.store(entry_ptrs + 1, tl.minimum(row + i * block_m, row_end), mask)
+            tl.store(entry_ptrs + 1, i * 0 + row, mask)
             tl.store(entry_ptrs + 2, i * 0 + row_end, mask)
+            tl.store(entry_ptrs + 3, tl.minimum(i, tl.cdiv(row_end - row, block_m)), mask)
         if group == groups - 1:
             tl.store(map_ptr + which, tl.minimum(tile + n_tiles, capacity))
     else:
@@ -170,8 +171,28 @@ def load_tile_count(map_ptr, BLOCK_M: tl.constexpr):
 @triton.jit
 def load_tile(map_ptr, m_tile, rows, groups, BLOCK_M: tl.constexpr):
     """Load (group, first row, end row) of one M tile; the end is that of the whole group."""
+    group, start, row_end, index = _load_entry(map_ptr, m_tile, rows, groups, BLOCK_M)
+    return group, tl.minimum(start + index * BLOCK_M, row_end), row_end
+
+
+@triton.jit
+def load_tile_in_band(map_ptr, tile, n_tiles, rows, groups, GROUP_M, BLOCK_M: tl.constexpr):
+    """Load (group, first row, end row, n_tile) of the tile with this linear id.
+
+    The tiles of a group follow each other, in bands of GROUP_M of its M tiles (see `tile_position`).
+    """
+    m_tile = tile // n_tiles
+    group, start, row_end, index = _load_entry(map_ptr, m_tile, rows, groups, BLOCK_M)
+    in_group = tile - (m_tile - index) * n_tiles
+    m_tile, n_tile = tile_position(in_group, tl.cdiv(row_end - start, BLOCK_M), n_tiles, GROUP_M)
+    return group, tl.minimum(start + m_tile * BLOCK_M, row_end), row_end, n_tile
+
+
+@triton.jit
+def _load_entry(map_ptr, m_tile, rows, groups, BLOCK_M: tl.constexpr):
+    """Load (group, the group's first row, its end row, the tile's index in the group) of one M tile."""
     entry_ptr = map_ptr + tiles_offset(BLOCK_M, rows, groups) + m_tile * _TILE
-    return tl.load(entry_ptr), tl.load(entry_ptr + 1), tl.load(entry_ptr + 2)
+    return tl.load(entry_ptr), tl.load(entry_ptr + 1), tl.load(entry_ptr + 2), tl.load(entry_ptr + 3)
 
 
 @triton.jit
@@ -220,7 +241,7 @@ def tile_position(tile, m_tiles, n_tiles, GROUP_M):
     """
     band = GROUP_M * n_tiles
     first_m = (tile // band) * GROUP_M
-    height = tl.maximum(tl.minimum(m_tiles - first_m, GROUP_M), 1)  # 1 if there are no tiles at all
+    height = tl.maximum(tl.minimum(m_tiles - first_m, GROUP_M), 1)  # 1 past the last M tile
     within = tile % band
     return first_m + within % height, within // height
 
@@ -259,7 +280,7 @@ def second_map(rows: int, groups: int, chunk_rows: int) -> int:
 def _size(rows: int, groups: int, splits: int) -> int:
     """Return the length of a tile map of at most `splits` split groups."""
     tiles = -(-rows // BLOCKS_M[0]) + groups
-    return 8 + len(BLOCKS_M) * tiles * 3 + (splits + groups) * 4 + splits * 3
+    return 8 + len(BLOCKS_M) * tiles * 4 + (splits + groups) * 4 + splits * 3
 
 
 def routing_shape(rows: int, groups: int) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from ...dependent_launch import let_next_begin
 from ...grouped_gemm.triton_kernels.ragged import store_ragged
-from ...grouped_gemm.triton_kernels.tiles import load_tile, load_tile_count, tile_position
+from ...grouped_gemm.triton_kernels.tiles import load_tile_count, load_tile_in_band, tile_position
 from ...matmul.triton_kernels.tile_order import split_range
 
 UNSPECIALIZED = ["rows", "groups", "N16", "K16", "GROUP_M", "PROGRAMS_PER_SM", "SPLIT_K"]
@@ -77,11 +77,12 @@ def scaled_gemm_kernel(
         end_k = K
         if SPLIT:
             first_k, end_k = split_range(tile // tiles, SPLIT_K, K, BLOCK_K)
-        m_tile, n_tile = tile_position(tile % tiles if SPLIT else tile, m_tiles, n_tiles, GROUP_M)
+        of_y = tile % tiles if SPLIT else tile
         if map_ptr is None:
+            m_tile, n_tile = tile_position(of_y, m_tiles, n_tiles, GROUP_M)
             group, row, row_end = m_tile * 0, m_tile * BLOCK_M, rows
         else:
-            group, row, row_end = load_tile(map_ptr, m_tile, rows, groups, BLOCK_M)
+            group, row, row_end, n_tile = load_tile_in_band(map_ptr, of_y, n_tiles, rows, groups, GROUP_M, BLOCK_M)
         col = n_tile * BLOCK_N
         # Clamped rows and columns need no mask. A tile without rows (if sizes sum to more than `rows`) reads row 0.
         safe_m = tl.maximum(tl.minimum(row + offs_m, row_end - 1), 0)

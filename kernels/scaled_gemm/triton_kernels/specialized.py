@@ -15,7 +15,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ...grouped_gemm.triton_kernels.ragged_boxes import store_ragged
-from ...grouped_gemm.triton_kernels.tiles import load_tile, load_tile_count, tile_position
+from ...grouped_gemm.triton_kernels.tiles import load_tile_count, load_tile_in_band, tile_position
 from ...warp_jobs import async_copy, load_scales, mbarrier, stage_barriers, tma, warpgroup_mma, warpgroup_mma_wait
 from ...warp_jobs import load_tile as load_box
 from .product import UNSPECIALIZED
@@ -305,9 +305,9 @@ def _place(tile, map_ptr, sizes, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr)
     """Return (group, first row, end row, first column) of a tile."""
     BLOCK_M: gl.constexpr = _ROWS * CONSUMERS
     rows, groups, _, _, m_tiles, n_tiles, GROUP_M = sizes
-    m_tile, n_tile = tile_position(tile, m_tiles, n_tiles, GROUP_M)
     if map_ptr is None:
+        m_tile, n_tile = tile_position(tile, m_tiles, n_tiles, GROUP_M)
         group, row, row_end = m_tile * 0, m_tile * BLOCK_M, rows
     else:
-        group, row, row_end = load_tile(map_ptr, m_tile, rows, groups, BLOCK_M)
+        group, row, row_end, n_tile = load_tile_in_band(map_ptr, tile, n_tiles, rows, groups, GROUP_M, BLOCK_M)
     return group, row, row_end, n_tile * BLOCK_N
