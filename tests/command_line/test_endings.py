@@ -191,6 +191,7 @@ def test_the_version_is_printed() -> None:
             [
                 "h100",
                 "h100_fp8_gradients",
+                "h100_h200_bands",
                 "h100_h200_counter",
                 "h100_h200_inductor_templates",
                 "h100_h200_medium",
