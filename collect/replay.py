@@ -203,7 +203,8 @@ def replay_plan(
     """Compare a ranker trained on what a plan measures with one trained on everything, by cross-validation.
 
     Model families are held out. For each fold the plan runs again, on the training problems only. The held-out problems
-    are evaluated with all measurements.
+    are evaluated with all measurements. Configs that are not in the family's space any more are left out, as no plan
+    would measure them.
 
     Args:
         dataset: A dataset that was measured exhaustively.
@@ -219,6 +220,7 @@ def replay_plan(
     0.1002
     """
     made: list[PlannedRanker] = []
+    dataset = of_space(dataset, family)
 
     def planned() -> Ranker:
         made.append(PlannedRanker(make_plan, ranker))
@@ -229,11 +231,18 @@ def replay_plan(
     with share_of(0.25):
         everything = cross_validate(dataset, family, ranker, ks=KS, jobs=jobs)
     tried, total = np.zeros(2), np.zeros(2)  # configs and measurements, over all folds
-    complete = dataset.of_family(family)  # with the configs as the grids name them
     for one in made:
         if hasattr(one, "cells_"):  # else it was not fitted
-            counts = complete.counts(one.grid_)
+            counts = dataset.counts(one.grid_)
             tried += ((counts > 0) & one.cells_).sum(), counts[one.cells_].sum()
             total += (counts > 0).sum(), counts.sum()
     configs, measurements = (tried / total).tolist()
     return Replay(everything, evaluation, configs, measurements)
+
+
+def of_space(dataset: Dataset, family: Family) -> Dataset:
+    """Return a dataset with only the family's measurements of configs in its space, for its current kernel."""
+    complete, space = dataset.of_family(family), set(family.space())
+    rows = complete.rows(family.name)
+    kept = [number for number, config in enumerate(complete.configs) if config in space]
+    return replace(complete, measurements=rows[rows["config"].isin(kept)].reset_index(drop=True))

@@ -213,7 +213,8 @@ def full_space(r: Ranges, grouped: bool) -> tuple[KernelConfig, ...]:
 
 def _is_for_groups(c: KernelConfig) -> bool:
     """Return whether a config is in the space of grouped products."""
-    return c["SPLIT_K"] == 1 and c["CONSUMERS"] != 3 and (c["GROUP_M"] > 1 or c["BLOCK_M"] < _INSTRUCTION_ROWS)
+    large = c["BLOCK_M"] >= _INSTRUCTION_ROWS
+    return not (c["SPLIT_K"] > 1 or c["CONSUMERS"] == 3 or (large and c["GROUP_M"] == 1))
 
 
 def _plain(r: Ranges) -> Iterator[KernelConfig]:

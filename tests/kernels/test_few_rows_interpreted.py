@@ -235,8 +235,8 @@ def test_routing_sorts_stably_and_has_the_tile_map(rows, groups, dtype):
         counts = made.entries[:6].tolist()
         assert flat[:8].tolist()[:7] == made.entries[:7].tolist()
         for block, count in enumerate(counts):
-            start = 8 + block * (-(-rows // 16) + groups) * 3
-            assert torch.equal(flat[start : start + 3 * count], made.entries[start : start + 3 * count])
+            start = 8 + block * (-(-rows // 16) + groups) * 4
+            assert torch.equal(flat[start : start + 4 * count], made.entries[start : start + 4 * count])
         split = TileMap.build(routing, rows, 512)  # of other chunks than the routing's
         assert split.entries is not routing or rows == 512
 
