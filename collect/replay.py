@@ -28,8 +28,9 @@ KS = (1, 2, 4, 8)
 #: Defines the rows and columns of the table of a replay.
 _CAPTION = (
     "Columns: the fastest of the first k configs, in % over the best measured one, for each k. Rows: geometric "
-    "means for rankers trained on all configs (everything) and on those that the plan would have measured (the "
-    "plan), then how much slower the second ranker's choices are (the plan loses), with its 95 % interval."
+    "means for rankers trained on all configs of the space (everything) and on those that the plan would have "
+    "measured (the plan), then how much slower the second ranker's choices are (the plan loses), with its 95 % "
+    "interval."
 )
 
 

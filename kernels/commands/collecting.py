@@ -211,7 +211,7 @@ def replay(
     """Estimate the accuracy lost by measuring with `collect --plan adaptive`, on exhaustive data. Needs no GPU.
 
     Compares, by cross-validation, a ranker trained on the configs that the plan would have measured with a ranker
-    trained on all configs.
+    trained on all measured configs of the family's space.
     """
     from ...collect.plan import Adaptive
     from ...collect.replay import replay_plan

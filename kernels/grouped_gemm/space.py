@@ -202,7 +202,7 @@ class Ranges:
     block_m: tuple[int, ...] = BLOCKS_M
     block_n: tuple[int, ...] = (32, 64, 128, 256)
     block_k: tuple[int, ...] = (64, 128)
-    group_m: tuple[int, ...] = (8,)  # of tiles of 64 rows or more; groups rarely have several of the others
+    group_m: tuple[int, ...] = (8,)  # tiles of fewer than 64 rows have 1: their groups rarely have several
     num_warps: tuple[int, ...] = (4, 8)
     num_stages: tuple[int, ...] = (2, 3, 4, 5, 6)
     tma: tuple[int, ...] = (0, 1)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fakes import DEVICE, FakeFamily, fake_dataset
 from foretune.collect.plan import Adaptive, Exhaustive
-from foretune.collect.replay import PlannedRanker, chosen, only, replay_plan
+from foretune.collect.replay import PlannedRanker, chosen, of_space, only, replay_plan
 from foretune.datasets import KernelConfig
 from foretune.model import EstimateRanker, LightGBMRanker, RandomRanker, Ranker
 from rich.console import Console
@@ -167,3 +167,15 @@ def test_a_replay_shows_its_table(few):
         assert rows[place][1:] == [f"{100 * (one['geomean'] - 1):.1f}" for one in told[key]["regret"].values()]
     low, high = told["ratio"]["regret"]["1"]["ci95"]
     assert rows[5][1] == f"{100 * (low - 1):.1f}..{100 * (high - 1):.1f}"
+
+
+def test_configs_that_the_space_has_lost_are_left_out():
+    class Smaller(FakeFamily):
+        def space(self, device=None):
+            return super().space(device)[::2]
+
+    space = set(Smaller().space())
+    grid = of_space(DATASET, Smaller()).grid("fake")
+    assert set(grid.configs) == space & set(GRID.configs) < set(GRID.configs)
+    assert set(replay_plan(DATASET, Smaller(), Exhaustive, ranker=RandomRanker).everything.grid.configs) <= space
+    assert of_space(DATASET, FAMILY).grid("fake").configs == GRID.configs

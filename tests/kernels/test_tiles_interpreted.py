@@ -121,6 +121,29 @@ def test_tiles_of_the_output_are_in_bands_that_end_where_a_group_ends(name, band
         assert [tuple(one) for one in out.tolist()] == expected + [(-7,) * 4] * 5
 
 
+@pytest.mark.parametrize(("sizes", "rows"), [
+    ((30, 60), 60), ((250, 256), 256), ((64, 256), 256), *((MAPS[name], rows) for name, rows in ROWS.items())
+])  # fmt: skip
+@pytest.mark.parametrize("band", [2, 8])
+def test_tiles_of_sizes_that_sum_to_other_than_the_rows_stay_inside(sizes, rows, band):
+    import torch
+    from foretune.kernels.grouped_gemm.triton_kernels.tiles import TileMap
+
+    clipped, start = [], 0
+    for size in sizes:
+        clipped.append(min(max(size, 0), rows - start))
+        start += clipped[-1]
+    tile_map = TileMap.build(torch.tensor(sizes, dtype=torch.int32), rows)
+    for block_m, n_tiles in ((16, 3), (64, 3)):
+        count = int(tile_map.entries[BLOCKS_M.index(block_m)]) * n_tiles
+        out = torch.full((count, 4), -7, dtype=torch.int32)
+        write_tiles[(1,)](tile_map.entries, out, n_tiles, rows, len(sizes), band, block_m)
+        found = [tuple(one) for one in out.tolist()]
+        with_rows = {one for one in found if one[1] < one[2]}
+        assert with_rows == set(ordered(clipped, block_m, n_tiles, band))
+        assert all(0 <= row <= row_end <= rows and 0 <= n_tile < n_tiles for _, row, row_end, n_tile in found)
+
+
 @pytest.mark.parametrize("name", MAPS)
 def test_the_second_map_has_longer_chunks_and_a_counter_at_zero(name):
     import torch

@@ -179,13 +179,14 @@ def load_tile(map_ptr, m_tile, rows, groups, BLOCK_M: tl.constexpr):
 def load_tile_in_band(map_ptr, tile, n_tiles, rows, groups, GROUP_M, BLOCK_M: tl.constexpr):
     """Load (group, first row, end row, n_tile) of the tile with this linear id.
 
-    The tiles of a group follow each other, in bands of GROUP_M of its M tiles (see `tile_position`).
+    The tiles of a group follow each other, in bands of GROUP_M of its M tiles (see `tile_position`). Tiles that exist
+    only because sizes sum to more than `rows` have no rows, or are another of the group's tiles.
     """
     m_tile = tile // n_tiles
     group, start, row_end, index = _load_entry(map_ptr, m_tile, rows, groups, BLOCK_M)
     in_group = tile - (m_tile - index) * n_tiles
     m_tile, n_tile = tile_position(in_group, tl.cdiv(row_end - start, BLOCK_M), n_tiles, GROUP_M)
-    return group, tl.minimum(start + m_tile * BLOCK_M, row_end), row_end, n_tile
+    return group, tl.minimum(start + m_tile * BLOCK_M, row_end), row_end, tl.minimum(n_tile, n_tiles - 1)
 
 
 @triton.jit
@@ -241,7 +242,7 @@ def tile_position(tile, m_tiles, n_tiles, GROUP_M):
     """
     band = GROUP_M * n_tiles
     first_m = (tile // band) * GROUP_M
-    height = tl.maximum(tl.minimum(m_tiles - first_m, GROUP_M), 1)  # 1 past the last M tile
+    height = tl.maximum(tl.minimum(m_tiles - first_m, GROUP_M), 1)  # 1 if there is no such band
     within = tile % band
     return first_m + within % height, within // height
 
