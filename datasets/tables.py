@@ -231,7 +231,7 @@ def coded(rows: pa.Table, name: str) -> tuple[NDArray[np.int32], list[str]]:
 def write_table(table: pa.Table, path: Path) -> None:
     """Write a table atomically as Parquet. The same table always gives the same bytes.
 
-    Splitting floats into streams of their bytes makes measurements 7 to 29 % smaller.
+    Floats are split into streams of their bytes, which makes measurements smaller.
     """
     floats = [column.name for column in table.schema if pa.types.is_floating(column.type)]
     others = [name for name in table.column_names if name not in floats]

@@ -129,7 +129,7 @@ class ScaledGemmFamily(FP8Family, RangedFamily, MeasuredFamily):
         KernelChange(
             "16e3bf502cfe8bb0+a8441b0ae25c4ecd", "dc965dcd466ca044+70ac2585ed465221", None, saved_by_descriptors
         ),
-        # In grouped products, bands of tiles end where a group ends: times became up to 2 % shorter, and are kept.
+        # In grouped products, bands of tiles end where a group ends: times became a little shorter, and are kept.
         KernelChange("dc965dcd466ca044+70ac2585ed465221", "e7aedfbb00f10104+6020b32d5b997ea8", None),
         KernelChange("e7aedfbb00f10104+6020b32d5b997ea8", "77c725895fc530df+94175e40cbb139c6", None),
     )

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from fakes import fake_cases, fake_dataset
 from foretune.datasets import DatasetError, DeviceSpec, describe, load, names
 from foretune.datasets.console import table
 from foretune.datasets.contents import contents_table
 from foretune.datasets.store import seal_dataset
+from foretune.datasets.tables import write_table
 from stores import edit_manifest, write
 
 #: Text that rich would interpret as markup or an emoji, or fail at.
@@ -124,3 +128,12 @@ def test_contents_that_say_nothing_are_not_believed(tmp_path, contents):
     seal_dataset(write(tmp_path / "mine"), tmp_path / "sealed", name="shipped")
     edit_manifest(tmp_path / "sealed", contents=contents)
     assert describe(tmp_path / "sealed") == load(tmp_path / "sealed").describe()
+
+
+def test_floats_are_split_into_streams_of_bytes_and_read_again(tmp_path: Path) -> None:
+    rows = pa.table({"us": pa.array([1.5, None, 3.25], pa.float32()), "n": [1, 2, 3], "text": ["a", "b", "a"]})
+    write_table(rows, tmp_path / "some.parquet")
+    columns = pq.ParquetFile(tmp_path / "some.parquet").metadata.row_group(0)
+    split = {name: "BYTE_STREAM_SPLIT" in columns.column(i).encodings for i, name in enumerate(rows.column_names)}
+    assert split == {"us": True, "n": False, "text": False}
+    assert pq.read_table(tmp_path / "some.parquet").equals(rows)

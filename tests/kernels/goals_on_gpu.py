@@ -452,13 +452,21 @@ def flush_problems(device: DeviceSpec) -> Iterator[tuple[str, Any, Problem, list
         if name.endswith("8192") and case.problem.dtype == "bf16" and {*case.problem.flags} <= {*LAYOUTS}:
             chosen = make_shortlist(dense, case.problem, device, k=1).configs
             yield name, dense, case.problem, list(dict.fromkeys([*chosen, *specialized])), "cublas"
-    for which in ("fwd", "dx", "dw"):
+    for one in grouped_problems(device, ("fwd", "dx", "dw"), ("training",)):
+        yield *one, "torch"
+
+
+def grouped_problems(
+    device: DeviceSpec, products: tuple[str, ...], phases: tuple[str, ...]
+) -> Iterator[tuple[str, Any, Problem, list[KernelConfig]]]:
+    """Yield name, family, problem and configs of grouped GEMMs in the suite: the first three predicted and others."""
+    for which in products:
         family = find_measurable(f"grouped_gemm_{which}")
         for name, case in comparison_of(family).suite(family).items():
-            if " training " in name and not case.problem.flags:
+            if not case.problem.flags and any(f" {phase} " in name for phase in phases):
                 chosen = make_shortlist(family, case.problem, device, k=3).configs
                 others = dict(configs_of(family, which)).values()
-                yield f"{which} {name}", family, case.problem, list(dict.fromkeys([*chosen, *others])), "torch"
+                yield f"{which} {name}", family, case.problem, list(dict.fromkeys([*chosen, *others]))
 
 
 def flushes(device: DeviceSpec, _: Any) -> None:
@@ -494,22 +502,13 @@ def flushes(device: DeviceSpec, _: Any) -> None:
         say(f"  {' '.join(kind)} ({len(lines)}): {', '.join(means[:4])}; {', '.join(means[4:])}")
 
 
-def band_problems(device: DeviceSpec) -> Iterator[tuple[str, Any, Problem, list[KernelConfig]]]:
-    """Yield name, family, problem and configs: the tiles of the first three predicted configs and of others."""
-    for which in ("fwd", "dx"):
-        family = find_measurable(f"grouped_gemm_{which}")
-        for name, case in comparison_of(family).suite(family).items():
-            if case.problem.flags or " decode " in name:
-                continue
-            chosen = make_shortlist(family, case.problem, device, k=3).configs
-            configs = [one for one in [*chosen, *dict(configs_of(family, which)).values()] if one["BLOCK_M"] >= 64]
-            yield f"{which} {name}", family, case.problem, list(dict.fromkeys(configs))
-
-
 def bands(device: DeviceSpec, _: Any) -> None:
     from foretune.runtime.timing.timer import Timer
 
-    rows = list(band_problems(device))
+    rows = [
+        (name, family, problem, [config for config in configs if config["BLOCK_M"] >= 64])
+        for name, family, problem, configs in grouped_problems(device, ("fwd", "dx"), ("mid", "training"))
+    ]
     compiled([(family.name, config, problem, device) for _, family, problem, configs in rows for config in configs])
     if DRY:
         return
