@@ -27,19 +27,15 @@ class Launchers:
         package: The package of the kernels' modules.
         plain: The module and the name of the plain kernel, ".module:kernel".
         specialized: The same of the warp-specialized kernel.
-        pingpong: The same of the kernel that configs with PINGPONG run, if it is another one.
     """
 
-    def __init__(self, package: str, plain: str, specialized: str, pingpong: str = "") -> None:
-        self._package, self._places = package, (plain, specialized, pingpong)
+    def __init__(self, package: str, plain: str, specialized: str) -> None:
+        self._package, self._places = package, (plain, specialized)
         self.made: dict[str, Launcher] = {}  # by the module and the name of its kernel
 
     def of(self, config: KernelConfig) -> Launcher:
         """Return the launcher of the kernel that a config runs."""
-        plain, specialized, pingpong = self._places
-        place = specialized if config["CONSUMERS"] > 0 else plain
-        if pingpong and config["PINGPONG"]:
-            place = pingpong
+        place = self._places[config["CONSUMERS"] > 0]
         found = self.made.get(place)
         if found is None:
             module, _, name = place.partition(":")

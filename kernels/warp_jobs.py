@@ -19,14 +19,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 __all__ = [
     "async_copy",
+    "buffers_of",
     "fence_async_shared",
-    "halves",
+    "get_job",
+    "job_queue",
     "load_scales",
     "load_tile",
     "mbarrier",
+    "packed",
+    "put_job",
     "stage_barriers",
     "store_box",
-    "store_tile",
+    "store_pieces",
     "tma",
     "turn_barriers",
     "warpgroup_mma",
@@ -60,24 +64,140 @@ def turn_barriers():
 
 
 @gluon.jit
-def halves(tile):
-    """Return the left and the right half of a warp group's tile, by columns; every value stays in its thread."""
-    ROWS: gl.constexpr = tile.shape[0]
-    HALF: gl.constexpr = tile.shape[1] // 2
-    layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, HALF, 16])
-    left, right = tile.reshape((ROWS, 2, HALF)).permute((0, 2, 1)).split()
-    left = gl.convert_layout(left, layout, assert_trivial=True)
-    right = gl.convert_layout(right, layout, assert_trivial=True)
-    return left, right
+def job_queue(FIELDS: gl.constexpr, STAGES: gl.constexpr):
+    """Return a queue of jobs, each FIELDS integers, by which the loading warp tells the multiplying ones their tiles.
+
+    The loading warp is at most STAGES steps ahead, and a tile has at least one step. So when it writes a place of the
+    queue again, all groups have read the job that was there.
+    """
+    PLACES: gl.constexpr = STAGES + 2
+    jobs = gl.allocate_shared_memory(gl.int32, [PLACES * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    queued = gl.allocate_shared_memory(gl.int64, [PLACES, 1], mbarrier.MBarrierLayout())
+    for place in gl.static_range(PLACES):
+        mbarrier.init(queued.index(place), count=1)
+    return jobs, queued
 
 
 @gluon.jit
-def store_box(tile, desc, held, matrix, row, col):
-    """Store a warp group's tile by TMA, at (matrix, row, col) of a descriptor.
+def put_job(queue, turn, job):
+    """Append a job, a tuple, to the queue, as number `turn`."""
+    jobs, queued = queue
+    of_warp: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    place = turn % queued.shape[0]
+    for field in gl.static_range(len(job)):
+        jobs.index(place * len(job) + field).store(gl.full([1], job[field], gl.int32, of_warp))
+    mbarrier.arrive(queued.index(place), count=1)
 
-    It passes through `held`, shared memory of the tile's size.
+
+@gluon.jit
+def get_job(queue, turn):
+    """Wait for job number `turn` of the queue, and return it."""
+    jobs, queued = queue
+    FIELDS: gl.constexpr = jobs.shape[0] // queued.shape[0]
+    of_group: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    place = turn % queued.shape[0]
+    mbarrier.wait(queued.index(place), (turn // queued.shape[0]) & 1)
+    job = ()
+    for field in gl.static_range(FIELDS):
+        job = job + (gl.max(jobs.index(place * FIELDS + field).load(of_group), 0),)  # type: ignore[assignment]  # noqa: RUF005
+    return job
+
+
+@gluon.jit
+def packed(tile, dtype: gl.constexpr):
+    """Return a warp group's tile of float32, rounded to a 16-bit dtype, with two neighbors of a row in 32 bits.
+
+    (As a tensor of 16-bit elements, each would take a register while a loop keeps it.)
     """
-    tma.store_wait(0)  # until the previous content of `held` is stored
-    held.store(tile)
-    fence_async_shared()
-    store_tile(desc, [matrix, row, col], held.reshape([1, tile.shape[0], tile.shape[1]]))
+    gl.static_assert(dtype == gl.bfloat16 or dtype == gl.float16)
+    convert: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;"
+    first, second = tile.reshape((tile.shape[0], tile.shape[1] // 2, 2)).split()
+    return gl.inline_asm_elementwise(convert, "=r,f,f", [first, second], dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def _unpacked(pairs, dtype: gl.constexpr):
+    """Return the 16-bit tile of a warp group that is `packed` into pairs."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 2 * pairs.shape[1], 16]
+    )
+    first = (pairs & 0xFFFF).to(gl.uint16).to(dtype, bitcast=True)
+    second = (pairs >> 16).to(gl.uint16).to(dtype, bitcast=True)
+    tile = gl.join(first, second).reshape((pairs.shape[0], 2 * pairs.shape[1]))
+    return gl.convert_layout(tile, layout, assert_trivial=True)
+
+
+@gluon.jit
+def _halves(tile, DIM: gl.constexpr):
+    """Return the halves of a warp group's tile, by rows (DIM = 0) or columns (1); every value stays in its thread."""
+    ROWS: gl.constexpr = tile.shape[0] // (2 - DIM)
+    COLUMNS: gl.constexpr = tile.shape[1] // (1 + DIM)
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLUMNS, 16]
+    )
+    if DIM == 0:
+        first, second = tile.reshape((2, ROWS, COLUMNS)).permute((1, 2, 0)).split()
+    else:
+        first, second = tile.reshape((ROWS, 2, COLUMNS)).permute((0, 2, 1)).split()
+    first = gl.convert_layout(first, layout, assert_trivial=True)
+    second = gl.convert_layout(second, layout, assert_trivial=True)
+    return first, second
+
+
+@gluon.jit
+def buffers_of(tiles, CONSUMER: gl.constexpr, BUFFERS: gl.constexpr):
+    """Return the BUFFERS tiles in shared memory that belong to warp group number CONSUMER, as a tuple."""
+    held = ()
+    for place in gl.static_range(BUFFERS):
+        held = held + (tiles.index(CONSUMER * BUFFERS + place),)  # type: ignore[assignment]  # noqa: RUF005
+    return held
+
+
+@gluon.jit
+def store_box(tile, desc, held, place, row, col):
+    """Store a warp group's tile by TMA, at (*place, row, col) of a descriptor.
+
+    It passes through `held`, a tuple of buffers in shared memory, in pieces of their size: with two buffers, one is
+    stored while the other is written. The number of pieces is a multiple of the number of buffers.
+    """
+    PIECES: gl.constexpr = tile.shape[0] * tile.shape[1] // (held[0].shape[0] * held[0].shape[1])
+    for piece in gl.static_range(PIECES):
+        _store_piece(tile, desc, held, place, row, col, piece, 0)
+
+
+@gluon.jit
+def store_pieces(pairs, desc, held, place, row, col, first, end):
+    """Store those pieces of a `packed` tile (see `store_box`) whose numbers are at least `first` and below `end`."""
+    PIECES: gl.constexpr = 2 * pairs.shape[0] * pairs.shape[1] // (held[0].shape[0] * held[0].shape[1])
+    for piece in gl.static_range(PIECES):
+        if (piece >= first) & (piece < end):
+            _store_piece(_unpacked(pairs, held[0].dtype), desc, held, place, row, col, piece, 0)
+
+
+@gluon.jit
+def _store_piece(tile, desc, held, place, row, col, PIECE: gl.constexpr, FIRST: gl.constexpr):
+    """Store piece number PIECE of a tile whose first piece has the number FIRST."""
+    ROWS: gl.constexpr = held[0].shape[0]
+    COLUMNS: gl.constexpr = held[0].shape[1]
+    HALF: gl.constexpr = FIRST + tile.shape[0] * tile.shape[1] // (2 * ROWS * COLUMNS)
+    if tile.shape[1] > COLUMNS:
+        left, right = _halves(tile, 1)
+        if PIECE < HALF:
+            _store_piece(left, desc, held, place, row, col, PIECE, FIRST)
+        else:
+            _store_piece(right, desc, held, place, row, col + tile.shape[1] // 2, PIECE, HALF)
+    elif tile.shape[0] > ROWS:
+        upper, lower = _halves(tile, 0)
+        if PIECE < HALF:
+            _store_piece(upper, desc, held, place, row, col, PIECE, FIRST)
+        else:
+            _store_piece(lower, desc, held, place, row + tile.shape[0] // 2, col, PIECE, HALF)
+    else:
+        piece = held[PIECE % len(held)]
+        tma.store_wait(len(held) - 1)  # until the previous content of this buffer is stored
+        piece.store(tile)
+        fence_async_shared()
+        if len(desc.block_shape) == 3:
+            store_tile(desc, [place, row, col], piece.reshape([1, ROWS, COLUMNS]))
+        else:
+            store_tile(desc, [place[0], place[1], row, col], piece.reshape([1, 1, ROWS, COLUMNS]))

@@ -33,7 +33,7 @@ CPU = replace(H200, backend="cpu", sm_count=3)
 
 #: PINGPONG, BLOCK_M, BLOCK_N and stages of CONSUMERS, of which each means other loops.
 OVER_ROWS = ((1, 128, 128, 5), (0, 128, 256, 4))
-SPECIALIZED = {FORWARD: OVER_ROWS, DX: OVER_ROWS, DW: (*OVER_ROWS, (1, 128, 128, 4), (0, 256, 128, 4))}
+SPECIALIZED = {FORWARD: OVER_ROWS, DX: OVER_ROWS, DW: ((0, 128, 256, 4), (0, 256, 128, 4))}
 
 
 def specialized(family, pingpong, m, n, stages, band=8):

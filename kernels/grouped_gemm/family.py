@@ -22,7 +22,6 @@ from .space import (
     Ranges,
     Variant,
     full_space,
-    is_scheduled,
     knobs_of,
     smem_bytes,
     values_of,
@@ -153,11 +152,11 @@ class GroupedGemmFamily(OverGroups, RangedFamily):
         """Return the numerics class of a config: configs of equal classes compute identical bits.
 
         It is the `product_class` of the tile. For dW it is the matrix instruction, and whether programs take tiles from
-        a counter (`is_scheduled`), because these kernels sum longer chunks of rows.
+        a counter (CONSUMERS), because these kernels sum longer chunks of rows.
         """
         rows, warps, step = config["BLOCK_M"], config.num_warps, config["BLOCK_K"]
         if self.variant is DW:
-            return "fma" if problem.dtype == "fp32" else instruction_of(rows, warps), is_scheduled(config)
+            return "fma" if problem.dtype == "fp32" else instruction_of(rows, warps), config["CONSUMERS"] > 0
         return product_class(rows, warps, step, problem[self.variant.depth], problem.dtype_name, DTYPES)
 
     def grouped_features(

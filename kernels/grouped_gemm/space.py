@@ -113,7 +113,7 @@ def chunk_rows(rows: int, n: int, k: int, sm_count: int, *, per_sm: int = 6) -> 
 
 
 def chunks_of(rows: int, n: int, k: int, dtype: str, device: DeviceSpec) -> tuple[int, int]:
-    """Return dW's `chunk_rows` for kernels whose programs have fixed tiles, and for those that `is_scheduled` selects.
+    """Return dW's `chunk_rows` for configs without CONSUMERS and with them, whose programs take tiles from a counter.
 
     The latter is 0 if the dtype or the device has no such kernel.
     >>> chunks_of(65536, 1536, 2048, "bf16", DeviceSpec.named("h100"))
@@ -122,11 +122,6 @@ def chunks_of(rows: int, n: int, k: int, dtype: str, device: DeviceSpec) -> tupl
     counts = dtype != "fp32" and no_consumers({"CONSUMERS": 2}, device) is None
     short, long = (chunk_rows(rows, n, k, device.sm_count, per_sm=parts) for parts in (6, 1))
     return short, long if counts else 0
-
-
-def is_scheduled(config: Knobs) -> bool:
-    """Return whether a config of dW runs `triton_kernels/scheduled_dw.py`, whose programs take tiles from a counter."""
-    return bool(config["CONSUMERS"]) and not config["PINGPONG"]
 
 
 #: A kernel without tiles is faster for at most so many rows, if there are twice as many groups (H100;
@@ -165,10 +160,9 @@ _MOST_FP32_TILE, _MOST_FP32_PRODUCTS = 64 * 64, 4096
 # Tiles of the warp-specialized kernels (CONSUMERS > 0) as (PINGPONG, BLOCK_M, BLOCK_N), with their values of
 # num_stages: forward and dX, then dW.
 _OVER_ROWS = {(1, 128, 128): (5,), (0, 128, 256): (4,)}
-_OF_DW = {(1, 128, 128): (4, 5), (0, 128, 256): (4,), (0, 256, 128): (4,)}
+_OF_DW = {(0, 128, 256): (4,), (0, 256, 128): (4,)}
 # Knobs that CONSUMERS > 0 fixes; it also requires all TMA knobs to be 1.
 _DECIDED = {"BLOCK_K": 64, "PROGRAMS_PER_SM": 1, "num_warps": 4}
-_QUEUE_BYTES = 104  # of scheduled_dw.py, as allocated
 # Shared memory and registers of an SM of sm_90 and sm_100, the largest that exist, for which the space is laid out.
 _SM_SMEM_BYTES, _SM_REGISTERS = 228 * 1024, 65536
 
@@ -294,6 +288,8 @@ def _wrong_consumers(variant: Variant, knobs: Mapping[str, Any], dtype: str) -> 
         return f"CONSUMERS must be 0 in {dtype} but is {consumers}: the warp-specialized kernel takes 16-bit dtypes"
     tiles = [(m, n) for pingpong, m, n in _tiles_of(variant) if pingpong == knobs["PINGPONG"]]
     decided = _DECIDED | dict.fromkeys(variant.tma, 1)
+    if not tiles:
+        decided["PINGPONG"] = 0
     return wrong_consumers(knobs, decided, tiles, given=("CONSUMERS", "PINGPONG"))
 
 
@@ -405,7 +401,7 @@ def smem_bytes(variant: Variant, config: Knobs, itemsize: int, device: DeviceSpe
     """Return the shared memory of one program in bytes, for elements of `itemsize` bytes."""
     blocks = (config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"])
     if config["CONSUMERS"]:
-        return _specialized_smem_bytes(config) + (_QUEUE_BYTES if variant is DW and is_scheduled(config) else 0)
+        return _specialized_smem_bytes(variant, config)
     left, right, out = variant.tma
     tma = config[left], config[right], config[out]
     needed = tile_smem_bytes(*blocks, config["num_stages"], config["num_warps"], tma, itemsize, arch=device.arch)
@@ -417,14 +413,17 @@ def smem_bytes(variant: Variant, config: Knobs, itemsize: int, device: DeviceSpe
     return needed
 
 
-def _specialized_smem_bytes(config: Knobs) -> int:
+def _specialized_smem_bytes(variant: Variant, config: Knobs) -> int:
     """Return the shared memory of a warp-specialized program on 16-bit elements, in bytes; at most 88 bytes too high.
 
-    It consists of the stages, the 16 KiB that each warp group stores at a time, barriers, and what Triton reserves to
-    dispatch the warps.
+    It consists of the stages, two buffers of 8 KiB per warp group for what is stored, the queue, barriers, and what
+    Triton reserves to dispatch the warps.
     """
-    m, n, k, groups = (int(config[knob]) for knob in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "CONSUMERS"))
-    return int(config["num_stages"]) * (2 * (m + n) * k + 16) + groups * 16 * 1024 + 240
+    m, n, k, groups, stages = (
+        int(config[knob]) for knob in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "CONSUMERS", "num_stages")
+    )
+    queue = (stages + 2) * (8 + 4 * (5 if variant is DW else 4))
+    return stages * (2 * (m + n) * k + 16) + groups * 16 * 1024 + queue + 240
 
 
 def estimate_smem_bytes(config: KernelConfig, problem: Problem, device: DeviceSpec | None = None) -> int:

@@ -89,6 +89,7 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, FP8Family):
         ),
         KernelChange("1e5a80951c5c21b2+e40b071609c9635b", "cb2725a9f50a2f0e+6541844c9d014df6", None),
         KernelChange("cb2725a9f50a2f0e+6541844c9d014df6", "17fe1ac2d7c6599b+4213f2a07b303b5b", None),
+        KernelChange("17fe1ac2d7c6599b+4213f2a07b303b5b", "82a8336f3258e665+efc073a181ceeb80", None),
     )
     descriptors: ClassVar[Mapping[str, Sequence[int]]] = {"TMA": (0, 4)}
     off_blocks = (400, 656)  # multiples of no block size

@@ -132,6 +132,7 @@ class ScaledGemmFamily(FP8Family, RangedFamily, MeasuredFamily):
         # In grouped products, bands of tiles end where a group ends: times became a little shorter, and are kept.
         KernelChange("dc965dcd466ca044+70ac2585ed465221", "e7aedfbb00f10104+6020b32d5b997ea8", None),
         KernelChange("e7aedfbb00f10104+6020b32d5b997ea8", "77c725895fc530df+94175e40cbb139c6", None),
+        KernelChange("77c725895fc530df+94175e40cbb139c6", "49c4e858fcf356e5+eed64c857d931911", None),
     )
 
     def ranged_space(self, **ranges: Sequence[int]) -> tuple[KernelConfig, ...]:

@@ -30,7 +30,7 @@ def compiles(own_cache):
     launches.summing.cache_clear()
     tiles._of_dw().forget()
     # (Gluon's is there only once something has launched it.)
-    names = (f"{dw.__package__}.{name}" for name in ("specialized_gemm", "specialized_dw", "scheduled_dw"))
+    names = (f"{dw.__package__}.{name}" for name in ("specialized_gemm", "specialized_dw"))
     jobs = [sys.modules[name] for name in names if name in sys.modules]
     for module in (dw, dw_map, gemm, rowwise, sorting, tiles, ungrouped, *jobs):
         for value in vars(module).values():

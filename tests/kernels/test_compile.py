@@ -279,18 +279,18 @@ def test_the_grid_is_what_the_device_holds_or_the_tiles_there_may_be():
     assert grids(DW, 0, *shapes[:2]) == [2, 2 * 513]
 
 
-@pytest.mark.parametrize(("pingpong", "m", "n"), [(0, 128, 256), (0, 256, 128), (1, 128, 128)])
-def test_dw_takes_tiles_from_a_counter_if_its_groups_share_a_tile(pingpong, m, n):
+@pytest.mark.parametrize("one", SPECIALIZED[DW], ids=str)
+def test_specialized_dw_takes_tiles_from_a_counter(one):
     """Then its chunks are as long as the average work of an SM."""
     with use_stub_driver(H200) as driver:
         inputs = inputs_of(DW, 4, 4096, 2048, 1024)
         chunks = chunks_of(4096, 2048, 1024, "bf16", H200)
         driver.launches.clear()
         inputs = replace(inputs, tile_map=TileMap.build(inputs.group_sizes, 4096, *chunks))
-        DW.launch(inputs, specialized(DW, pingpong, m, n, 4))
-    kernel = "specialized_dw_kernel" if pingpong else "scheduled_dw_kernel"
-    assert [launch.kernel for launch in driver.launches] == ["dw_map_kernel", kernel, "sum_partials_kernel"]
-    assert driver.launches[-1].grid[1] == 4096 // (1024 if pingpong else 2048)  # groups that may be split
+        DW.launch(inputs, specialized(DW, *one))
+    kernels = [launch.kernel for launch in driver.launches]
+    assert kernels == ["dw_map_kernel", "specialized_dw_kernel", "sum_partials_kernel"]
+    assert driver.launches[-1].grid[1] == 4096 // 2048  # groups that may be split
 
 
 def pruned_by(prune):

@@ -38,7 +38,6 @@ from triton.backends.nvidia import compiler as nvidia
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("own_cache")]
 
 GROUPED = ("grouped_gemm_kernel", "grouped_gemm_dw_kernel", "specialized_gemm_kernel", "specialized_dw_kernel")
-GROUPED += ("scheduled_dw_kernel",)
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=named)
 
 
@@ -51,14 +50,14 @@ def small(family, m=64, *, tma=(0, 0, 0), band=8):
     return config(family, m, 128, 64, tma=tma, band=band, programs=2)
 
 
-@pytest.fixture(params=[0, 1, 2], ids=["pointers", "TMA", "CONSUMERS"])
+@pytest.fixture(params=[0, 1, 2, 3], ids=["pointers", "TMA", "CONSUMERS", "PINGPONG"])
 def path(request, device):
     """Picks the config of a family that loads and stores by pointer, by TMA as far as the flags allow, or by warps that
     have one job each."""
 
     def chosen(family, flags=()):
-        if request.param == 2:
-            one = specialized(family, 1, 128, 128, 5)
+        if request.param > 1:
+            one = specialized(family, *((1, 128, 128, 5) if request.param == 3 else (0, 128, 256, 4)))
             if reason := family.supports(one, problem(family, flags=flags), device):
                 pytest.skip(reason)
             return one
@@ -350,7 +349,8 @@ def permuted_rows(inputs, start, end):
 def step(family, inputs, config):
     """What one layer does: the map of its routing, then the product. Groups of dW are split."""
     rows = inputs.tile_map.rows
-    tile_map = TileMap.build(inputs.group_sizes, rows, 128 if family is DW else None)
+    chunks = (128, 128 if config["CONSUMERS"] else 0) if family is DW else (None,)
+    tile_map = TileMap.build(inputs.group_sizes, rows, *chunks)
     return family.launch(replace(inputs, tile_map=tile_map), config)
 
 

@@ -21,7 +21,6 @@ from foretune.kernels.grouped_gemm.triton_kernels import (
     gemm,
     ragged,
     ragged_boxes,
-    scheduled_dw,
     sorting,
     specialized_dw,
     specialized_gemm,
@@ -31,7 +30,7 @@ from foretune.runtime.launching.source_hash import structure, undisturbed
 from grouped import DW, DX, FAMILIES, FORWARD
 from triton.runtime.jit import JITFunction
 
-MODULES = (dw, dw_map, gemm, ragged, ragged_boxes, scheduled_dw, sorting, specialized_dw, specialized_gemm, tiles)
+MODULES = (dw, dw_map, gemm, ragged, ragged_boxes, sorting, specialized_dw, specialized_gemm, tiles)
 MODULES += (warp_jobs,)
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 
@@ -67,7 +66,7 @@ def kernels_of(family):
         if isinstance(kernel, JITFunction) and kernel.fn.__module__ == module.__name__
     }
     besides = [dw.sum_partials_kernel, sorting.sorted_rows_kernel, specialized_dw.specialized_dw_kernel]
-    besides += [scheduled_dw.scheduled_dw_kernel, dw_map.dw_map_kernel]
+    besides += [dw_map.dw_map_kernel]
     besides = besides if family is DW else [specialized_gemm.specialized_gemm_kernel]
     found, left = set(), [family.kernel()[0], tiles.tile_map_kernel, *besides]
     while left:

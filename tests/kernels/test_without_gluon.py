@@ -59,7 +59,7 @@ OPS = {
         grouped_problem(DW, groups=8, rows=16384, n=2816, k=2048),
         lambda config=None: dw_of_a_layer(config_dw=config),
         ["tile_map_kernel", "grouped_gemm_kernel", "dw_map_kernel", "grouped_gemm_dw_kernel", "sum_partials_kernel"],
-        grouped_jobs(DW, 1, 128, 128, 5),
+        grouped_jobs(DW, 0, 128, 256, 4),
     ),
 }
 
@@ -84,7 +84,6 @@ def no_gluon(monkeypatch):
     for launches, name in (
         (matmul_launches, "specialized"),
         (scaled_launches, "specialized"),
-        (grouped_launches, "scheduled_dw"),
         (grouped_launches, "specialized_dw"),
         (grouped_launches, "specialized_gemm"),
     ):

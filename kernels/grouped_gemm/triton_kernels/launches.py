@@ -9,7 +9,6 @@ from ....runtime.launching.descriptors import Descriptor
 from ....runtime.launching.launcher import Launcher, launch_nothing
 from ...boxes import ragged, stack
 from ...launchers import Launchers, programs_of
-from ..space import is_scheduled
 from .tiles import TileMap
 
 if TYPE_CHECKING:
@@ -21,12 +20,7 @@ if TYPE_CHECKING:
     from ...launchers import Launch
 
 OVER_ROWS = Launchers(__package__, ".gemm:grouped_gemm_kernel", ".specialized_gemm:specialized_gemm_kernel")
-OF_DW = Launchers(
-    __package__,
-    ".dw:grouped_gemm_dw_kernel",
-    ".scheduled_dw:scheduled_dw_kernel",
-    pingpong=".specialized_dw:specialized_dw_kernel",
-)
+OF_DW = Launchers(__package__, ".dw:grouped_gemm_dw_kernel", ".specialized_dw:specialized_dw_kernel")
 _SUM_BLOCK = 4096
 
 
@@ -77,12 +71,12 @@ def gemm_descriptors(
     x_rows: int, groups: int, n: int, k: int, config: KernelConfig, transposed: bool
 ) -> tuple[Descriptor | None, ...]:
     """Return the TMA descriptors of x, w and y that a config's kernel of forward or dX takes."""
-    rows, columns, step, held, bits = _box_sizes(config)
+    rows, columns, step, stored, bits = _box_sizes(config)
     shape, box = ((k, n), (step, columns)) if transposed else ((n, k), (columns, step))
     return (
         Descriptor(0, (x_rows, k), (k, 1), (rows, step), bits) if config["TMA_X"] else None,
         stack(1, groups, *shape, box, bits=bits) if config["TMA_W"] else None,
-        ragged(2, n, (rows, held), bits=bits) if config["TMA_Y"] else None,
+        ragged(2, n, stored, bits=bits) if config["TMA_Y"] else None,
     )
 
 
@@ -99,7 +93,7 @@ def prepare_dw(of_map: TileMap, n: int, k: int, config: KernelConfig, sm_count: 
         config: The config.
         sm_count: The number of the GPU's SMs.
     """
-    rows, is_second = of_map.rows, is_scheduled(config)
+    rows, is_second = of_map.rows, config["CONSUMERS"] > 0
     of_map = of_map._replace(entries=None)  # type: ignore[arg-type] # which the function below must not keep alive
     assert of_map.long_rows or not is_second
     sizes = of_map._replace(chunk_rows=of_map.long_rows) if is_second else of_map
@@ -125,23 +119,23 @@ def prepare_dw(of_map: TileMap, n: int, k: int, config: KernelConfig, sm_count: 
 
 def dw_descriptors(groups: int, slots: int, n: int, k: int, config: KernelConfig) -> tuple[Descriptor | None, ...]:
     """Return the TMA descriptors of dy, x, dw and the partial sums that a config's kernel of dW takes."""
-    rows, columns, step, held, bits = _box_sizes(config)
+    rows, columns, step, stored, bits = _box_sizes(config)
     return (
         ragged(0, n, (step, rows), bits=bits) if config["TMA_DY"] else None,
         ragged(1, k, (step, columns), bits=bits) if config["TMA_X"] else None,
-        *(outputs(2, groups, slots, n, k, (rows, held), bits) if config["TMA_DW"] else (None, None)),
+        *(outputs(2, groups, slots, n, k, stored, bits) if config["TMA_DW"] else (None, None)),
     )
 
 
-def _box_sizes(config: KernelConfig) -> tuple[int, int, int, int, int]:
-    """Return the rows, columns and step of a config's boxes, the columns stored at a time, and `Descriptor.bits`."""
+def _box_sizes(config: KernelConfig) -> tuple[int, int, int, tuple[int, int], int]:
+    """Return the rows, columns and step of a config's boxes, the box that is stored, and `Descriptor.bits`."""
     rows, columns, step, consumers = (config[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "CONSUMERS"))
     if not consumers:
-        return rows, columns, step, columns, 0
+        return rows, columns, step, (rows, columns), 0
     from .ragged_boxes import STORED  # needs Gluon
 
     rows //= 1 if config["PINGPONG"] else consumers
-    return rows, columns, step, int(STORED.value) // rows, 16
+    return rows, columns, step, (int(STORED.value), int(STORED.value)), 16
 
 
 def outputs(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ...warp_jobs import fence_async_shared, halves, load_tile, store_tile, tma
+from ...warp_jobs import load_tile, store_box
 from .ragged import FAR
 
-STORED = gl.constexpr(64 * 128)  # elements of its tile that a group of warps stores at a time
+STORED = gl.constexpr(64)  # rows and columns of its tile that a group of warps stores at a time
 
 
 @gluon.jit
@@ -25,15 +25,6 @@ def load_ragged(desc, row, row_end, column, is_full, held):
 def store_ragged(tile, desc, held, row, row_end, column):
     """Store a tile at (row, column) by TMA, without rows from `row_end` on and columns past the last one.
 
-    The tile passes through `held`, shared memory whose number of columns is stored at a time.
+    The tile passes through `held` (see `store_box`).
     """
-    if held.shape[1] < tile.shape[1]:
-        left, right = halves(tile)
-        store_ragged(left, desc, held, row, row_end, column)
-        store_ragged(right, desc, held, row, row_end, column + tile.shape[1] // 2)
-    else:
-        tma.store_wait(0)  # until the previous contents of `held` are stored
-        held.store(tile)
-        fence_async_shared()
-        box = held.reshape([1, 1, held.shape[0], held.shape[1]])
-        store_tile(desc, [FAR, row_end, row - row_end + FAR, column], box)
+    store_box(tile, desc, held, (FAR, row_end), row - row_end + FAR, column)

@@ -1,7 +1,8 @@
 """The warp-specialized kernel of forward and dX for 16-bit dtypes, in Gluon.
 
-One warp loads, and CONSUMERS groups of four warps multiply. The groups share each tile, by rows; with PINGPONG they
-take whole tiles in turns, so that one stores while the other multiplies.
+One warp loads, and CONSUMERS groups of four warps multiply. The groups share each tile, by rows, and store it while the
+products of the next one run; with PINGPONG they take whole tiles in turns, so that one stores while the other
+multiplies.
 
 Gluon is part of Triton since 3.6.
 """
@@ -11,9 +12,23 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ...warp_jobs import (
+    buffers_of,
+    get_job,
+    job_queue,
+    mbarrier,
+    packed,
+    put_job,
+    stage_barriers,
+    store_pieces,
+    tma,
+    turn_barriers,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 from ...warp_jobs import load_tile as load_box
-from ...warp_jobs import mbarrier, stage_barriers, tma, turn_barriers, warpgroup_mma, warpgroup_mma_wait
 from .gemm import UNSPECIALIZED
+from .ragged import FAR
 from .ragged_boxes import STORED, store_ragged
 from .tiles import load_tile_count, load_tile_in_band
 
@@ -61,8 +76,7 @@ def specialized_gemm_kernel(
     K = K8 * 8
     SHARE: gl.constexpr = 1 if PINGPONG else CONSUMERS  # groups that share a tile
     ROWS: gl.constexpr = BLOCK_M // SHARE
-    HELD: gl.constexpr = STORED // ROWS  # columns
-    gl.static_assert(y_desc.block_shape[3] == HELD)
+    gl.static_assert(y_desc.block_shape[2] == STORED and y_desc.block_shape[3] == STORED)
     dtype: gl.constexpr = y_ptr.dtype.element_ty
     of_tile: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     if TRANSPOSED:
@@ -70,14 +84,15 @@ def specialized_gemm_kernel(
     else:
         w_tiles = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, BLOCK_K], of_tile)
     x_tiles = gl.allocate_shared_memory(dtype, [STAGES * SHARE, ROWS, BLOCK_K], of_tile)
-    y_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS, ROWS, HELD], of_tile)
+    y_tiles = gl.allocate_shared_memory(dtype, [2 * CONSUMERS, STORED, STORED], of_tile)
     full, empty = stage_barriers(STAGES, SHARE)
     turns = turn_barriers()
+    queue = job_queue(4, STAGES)
 
     descs = x_desc, w_desc, y_desc
-    shared = x_tiles, w_tiles, y_tiles, full, empty, turns
-    sizes = rows, groups, N, K, GROUP_M
-    of_all = descs, shared, map_ptr, sizes
+    shared = x_tiles, w_tiles, y_tiles, full, empty, turns, queue
+    sizes = rows, groups, GROUP_M
+    of_all = descs, shared, N, K
     # Constexprs must be passed to each function one by one: Triton 3.6 turns those in a named tuple into tensors. The
     # numbers of registers are per thread and use all 65536 for three times 128 threads.
     gl.static_assert(CONSUMERS == 2)
@@ -85,7 +100,7 @@ def specialized_gemm_kernel(
         [
             (_multiply, (of_all, scale_ptr, bias_ptr, TRANSPOSED, SHARE, ROWS, BLOCK_N, BLOCK_K, STAGES, 0)),
             (_multiply, (of_all, scale_ptr, bias_ptr, TRANSPOSED, SHARE, ROWS, BLOCK_N, BLOCK_K, STAGES, 1)),
-            (_load, (of_all, TRANSPOSED, SHARE, ROWS, BLOCK_N, BLOCK_K, STAGES)),
+            (_load, (of_all, map_ptr, sizes, TRANSPOSED, SHARE, ROWS, BLOCK_N, BLOCK_K, STAGES)),
         ],
         [4, 1],
         [240, 24],
@@ -95,6 +110,8 @@ def specialized_gemm_kernel(
 @gluon.jit
 def _load(
     of_all,
+    map_ptr,
+    sizes,
     TRANSPOSED: gl.constexpr,
     SHARE: gl.constexpr,
     ROWS: gl.constexpr,
@@ -102,22 +119,26 @@ def _load(
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Run the loading warp: load every step of all of the program's tiles into the next empty stage.
+    """Run the loading warp: queue the program's tiles, and load every step of each into the next empty stage.
 
-    `of_all` is (TMA descriptors, shared memory and barriers, tile map, sizes), the same for all warps. SHARE is the
-    number of groups that share a tile, and ROWS the number of a tile's rows per group.
+    `of_all` is (TMA descriptors, shared memory and barriers, N, K), the same for all warps. SHARE is the number of
+    groups of warps that share a tile, and ROWS the number of a tile's rows per group. A job is (group, first row, end
+    row of the group, first column); the group of the last one is -1.
     """
     BLOCK_M: gl.constexpr = ROWS * SHARE
-    descs, shared, map_ptr, sizes = of_all
+    descs, shared, N, K = of_all
     x_desc, w_desc, _y_desc = descs
-    x_tiles, w_tiles, _y_tiles, full, empty, _turns = shared
-    rows, groups, N, K, GROUP_M = sizes
+    x_tiles, w_tiles, _y_tiles, full, empty, _turns, queue = shared
+    rows, groups, GROUP_M = sizes
     m_tiles = load_tile_count(map_ptr, BLOCK_M)
     n_tiles = gl.cdiv(N, BLOCK_N)
     step = 0
+    turn = 0
     for tile in range(gl.program_id(0), m_tiles * n_tiles, gl.num_programs(0)):
-        group, row, _row_end, n_tile = load_tile_in_band(map_ptr, tile, n_tiles, rows, groups, GROUP_M, BLOCK_M)
+        group, row, row_end, n_tile = load_tile_in_band(map_ptr, tile, n_tiles, rows, groups, GROUP_M, BLOCK_M)
         col = n_tile * BLOCK_N
+        put_job(queue, turn, (group, row, row_end, col))
+        turn += 1
         for k in range(0, K, BLOCK_K):
             stage = step % STAGES
             is_full = full.index(stage)
@@ -133,6 +154,9 @@ def _load(
             else:
                 load_box(w_desc, [group, col, k], is_full, box)
             step += 1
+    for _ in gl.static_range(3 - SHARE):  # one for all groups, or one for each
+        put_job(queue, turn, (-1, 0, 0, 0))
+        turn += 1
 
 
 @gluon.jit
@@ -152,39 +176,33 @@ def _multiply(
 
     CONSUMER is the index of the group; `_load` explains the other parameters.
     """
-    BLOCK_M: gl.constexpr = ROWS * SHARE
     TURNS: gl.constexpr = SHARE == 1
     PART: gl.constexpr = 0 if TURNS else CONSUMER
-    descs, shared, map_ptr, sizes = of_all
+    PIECES: gl.constexpr = ROWS * BLOCK_N // (STORED * STORED)
+    descs, shared, N, K = of_all
     _x_desc, _w_desc, y_desc = descs
-    x_tiles, w_tiles, y_tiles, full, empty, turns = shared
-    rows, groups, N, K, GROUP_M = sizes
+    x_tiles, w_tiles, y_tiles, full, empty, turns, queue = shared
     of_sum: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
     )
-    held = y_tiles.index(CONSUMER)
-    m_tiles = load_tile_count(map_ptr, BLOCK_M)
-    n_tiles = gl.cdiv(N, BLOCK_N)
+    held = buffers_of(y_tiles, CONSUMER, 2)
     steps = gl.cdiv(K, BLOCK_K)
-    first = gl.program_id(0)
-    programs = gl.num_programs(0)
-    step = 0
-    turn = 0
-    if TURNS:
-        first += CONSUMER * programs
-        programs *= 2
-        step += CONSUMER * steps
-    for tile in range(first, m_tiles * n_tiles, programs):
-        group, row, row_end, n_tile = load_tile_in_band(map_ptr, tile, n_tiles, rows, groups, GROUP_M, BLOCK_M)
-        row += PART * ROWS
-        col = n_tile * BLOCK_N
-        acc = gl.zeros((ROWS, BLOCK_N), gl.float32, of_sum)
+    step = CONSUMER * steps if TURNS else 0
+    turn = CONSUMER if TURNS else 0
+    acc = gl.zeros((ROWS, BLOCK_N), gl.float32, of_sum)  # once, not for each tile: the first step overwrites it
+    # The previous tile, one piece of which is stored during each step of this one (none with PINGPONG).
+    stored = packed(acc, held[0].dtype)
+    pieces = 0
+    stored_row = 0
+    stored_end = 0
+    stored_col = 0
+    group, row, row_end, col = get_job(queue, turn)
+    while group >= 0:
         if TURNS:
             # Wait until the other group is through with the previous tile; otherwise a stage could look full that holds
             # the previous round's operands. (The first turn of the first group waits for the phase before the first,
             # which is over.)
-            mbarrier.wait(turns.index(CONSUMER), (turn + 1 - CONSUMER) & 1)
-            turn += 1
+            mbarrier.wait(turns.index(CONSUMER), (turn // 2 + 1 - CONSUMER) & 1)
         for k in range(steps):
             stage = step % STAGES
             mbarrier.wait(full.index(stage), (step // STAGES) & 1)
@@ -193,22 +211,36 @@ def _multiply(
                 w = w.permute((1, 0))
             # The previous step is done once only this one's product is in flight.
             acc = warpgroup_mma(x_tiles.index(stage * SHARE + PART), w, acc, use_acc=k > 0, is_async=True)
+            store_pieces(stored, y_desc, held, (FAR, stored_end), stored_row, stored_col, k, gl.minimum(k + 1, pieces))
             acc = warpgroup_mma_wait(1, [acc])
             mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=k > 0)
             step += 1
+        store_pieces(stored, y_desc, held, (FAR, stored_end), stored_row, stored_col, steps, pieces)
         if TURNS:
             mbarrier.arrive(turns.index(1 - CONSUMER), count=1)
         acc = warpgroup_mma_wait(0, [acc])
         mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
         if TURNS:
             step += steps  # skip the steps of the other group's tile
+        row += PART * ROWS
+        y = acc
         if bias_ptr is not None:
             offs_n = col + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, of_sum))
             bias = gl.load(bias_ptr + group.to(gl.int64) * N + offs_n, offs_n < N, other=0.0)
-            acc += bias[None, :].to(gl.float32)
+            y += bias[None, :].to(gl.float32)
         if scale_ptr is not None:
             offs_m = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, of_sum))
             scale = gl.load(scale_ptr + offs_m, offs_m < row_end, other=0.0)
-            acc *= scale[:, None].to(gl.float32)
-        store_ragged(acc.to(held.dtype), y_desc, held, row, row_end, col)
+            y *= scale[:, None].to(gl.float32)
+        if TURNS:
+            store_ragged(y.to(held[0].dtype), y_desc, held, row, row_end, col)
+        else:
+            pieces = PIECES
+        stored = packed(y, held[0].dtype)
+        stored_row = row - row_end + FAR
+        stored_end = row_end
+        stored_col = col
+        turn += 2 if TURNS else 1
+        group, row, row_end, col = get_job(queue, turn)
+    store_pieces(stored, y_desc, held, (FAR, stored_end), stored_row, stored_col, 0, pieces)
     tma.store_wait(0)

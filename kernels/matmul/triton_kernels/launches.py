@@ -153,7 +153,7 @@ def _descriptors(sizes: tuple[int, ...], config: KernelConfig, a_km: bool, b_kn:
     rows //= 1 if config["PINGPONG"] else consumers
     wide = columns if columns == 256 else int(WIDEST.value)
     rest, stored = columns - wide, int(STORED.value)
-    return a(rows), b(wide), y(rows, min(rest or stored, stored)), b(rest) if rest else None
+    return a(rows), b(wide), y(stored, min(rest or stored, stored)), b(rest) if rest else None
 
 
 def _constants(

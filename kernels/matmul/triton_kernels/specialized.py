@@ -1,9 +1,9 @@
 """The warp-specialized kernel of the dense GEMM for 16-bit dtypes, in Gluon.
 
-One warp loads, and CONSUMERS groups of four warps multiply. The groups share each tile, by rows; with PINGPONG they
-take whole tiles in turns, so that one stores while the other multiplies. Where power-of-two tiles leave many SMs idle
-in the last round, tiles of 160 or 192 columns, or 192 rows, may not. (The number of columns of a Triton tensor is a
-power of two, so such a tile is two products per step.)
+One warp loads, and CONSUMERS groups of four warps multiply. The groups share each tile, by rows, and two of them store
+it while the products of the next one run; with PINGPONG they take whole tiles in turns, so that one stores while the
+other multiplies. Where power-of-two tiles leave many SMs idle in the last round, tiles of 160 or 192 columns, or 192
+rows, may not. (The number of columns of a Triton tensor is a power of two, so such a tile is two products per step.)
 
 Gluon is part of Triton since 3.6.
 """
@@ -14,11 +14,16 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ...warp_jobs import (
-    halves,
+    buffers_of,
+    get_job,
+    job_queue,
     load_tile,
     mbarrier,
+    packed,
+    put_job,
     stage_barriers,
     store_box,
+    store_pieces,
     tma,
     turn_barriers,
     warpgroup_mma,
@@ -29,7 +34,8 @@ from .gemm import UNSPECIALIZED
 from .tile_order import tile_at
 
 WIDEST = gl.constexpr(128)  # columns of a step's first product, unless the tile has 256
-STORED = gl.constexpr(64)  # the most columns that are stored at a time: 16-bit elements in the 128 bytes of a swizzle
+STORED = gl.constexpr(64)  # rows, and the most columns, that are stored at a time: 128 bytes, those of a swizzle
+_SMEM = gl.constexpr(226 * 1024)  # bytes of shared memory for stages and what is stored (`space` has it too)
 _UNIT = gl.constexpr(8)  # 16-bit elements in 16 bytes
 
 
@@ -81,7 +87,12 @@ def specialized_matmul_kernel(
     WIDE: gl.constexpr = 256 if BLOCK_N == 256 else WIDEST
     REST: gl.constexpr = BLOCK_N - WIDE
     HELD: gl.constexpr = STORED if REST == 0 else min(REST, STORED)
-    gl.static_assert(b_desc.block_shape[2 if B_KN else 1] == WIDE and y_desc.block_shape[2] == HELD)
+    gl.static_assert(b_desc.block_shape[2 if B_KN else 1] == WIDE)
+    gl.static_assert(y_desc.block_shape[1] == STORED and y_desc.block_shape[2] == HELD)
+    # Two buffers per group, if they fit and the pieces of each part alternate between them.
+    SPARE: gl.constexpr = _SMEM - STAGES * (BLOCK_M + BLOCK_N) * BLOCK_K * 2
+    EVEN: gl.constexpr = ROWS * REST // (STORED * HELD) % 2 == 0
+    BUFFERS: gl.constexpr = 2 if EVEN and SPARE >= 2 * CONSUMERS * STORED * HELD * 2 else 1
     if REST == 0:
         rest_desc = b_desc
     dtype: gl.constexpr = a_ptr.dtype.element_ty
@@ -96,22 +107,29 @@ def specialized_matmul_kernel(
     rest_tiles = b_tiles
     if REST > 0:
         rest_tiles = _stages(dtype, STAGES, B_KN, REST, BLOCK_K, of_rest)
-    y_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS, ROWS, HELD], of_held)
+    y_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS * BUFFERS, STORED, HELD], of_held)
     full, empty = stage_barriers(STAGES, SHARE)
     turns = turn_barriers()
+    queue = job_queue(3, STAGES)
 
     descs = a_desc, b_desc, rest_desc, y_desc
-    shared = a_tiles, b_tiles, rest_tiles, y_tiles, full, empty, turns
-    sizes = batch, N, K, gl.cdiv(M, BLOCK_M), gl.cdiv(N, BLOCK_N), GROUP_M
-    of_all = descs, shared, sizes
+    shared = a_tiles, b_tiles, rest_tiles, y_tiles, full, empty, turns, queue
+    sizes = batch, gl.cdiv(M, BLOCK_M), gl.cdiv(N, BLOCK_N), GROUP_M
+    of_all = descs, shared, N, K
     # Constexprs must be passed to each function one by one: Triton 3.6 turns those in a named tuple into tensors. The
     # numbers of registers are per thread and use all 65536 for three or four times 128 threads.
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (_multiply, (of_all, bias_ptr, A_KM, B_KN, ACTIVATION, SHARE, ROWS, WIDE, REST, BLOCK_K, STAGES, 0)),
-                (_multiply, (of_all, bias_ptr, A_KM, B_KN, ACTIVATION, SHARE, ROWS, WIDE, REST, BLOCK_K, STAGES, 1)),
-                (_load, (of_all, A_KM, B_KN, SHARE, ROWS, WIDE, REST, BLOCK_K, STAGES)),
+                (
+                    _multiply,
+                    (of_all, bias_ptr, A_KM, B_KN, ACTIVATION, SHARE, ROWS, WIDE, REST, BLOCK_K, STAGES, BUFFERS, 0),
+                ),
+                (
+                    _multiply,
+                    (of_all, bias_ptr, A_KM, B_KN, ACTIVATION, SHARE, ROWS, WIDE, REST, BLOCK_K, STAGES, BUFFERS, 1),
+                ),
+                (_load, (of_all, sizes, A_KM, B_KN, SHARE, ROWS, WIDE, REST, BLOCK_K, STAGES)),
             ],
             [4, 1],
             [240, 24],
@@ -120,10 +138,19 @@ def specialized_matmul_kernel(
         gl.static_assert(CONSUMERS == 3 and not PINGPONG)
         gl.warp_specialize(
             [
-                (_multiply, (of_all, bias_ptr, A_KM, B_KN, ACTIVATION, SHARE, ROWS, WIDE, REST, BLOCK_K, STAGES, 0)),
-                (_multiply, (of_all, bias_ptr, A_KM, B_KN, ACTIVATION, SHARE, ROWS, WIDE, REST, BLOCK_K, STAGES, 1)),
-                (_multiply, (of_all, bias_ptr, A_KM, B_KN, ACTIVATION, SHARE, ROWS, WIDE, REST, BLOCK_K, STAGES, 2)),
-                (_load, (of_all, A_KM, B_KN, SHARE, ROWS, WIDE, REST, BLOCK_K, STAGES)),
+                (
+                    _multiply,
+                    (of_all, bias_ptr, A_KM, B_KN, ACTIVATION, SHARE, ROWS, WIDE, REST, BLOCK_K, STAGES, BUFFERS, 0),
+                ),
+                (
+                    _multiply,
+                    (of_all, bias_ptr, A_KM, B_KN, ACTIVATION, SHARE, ROWS, WIDE, REST, BLOCK_K, STAGES, BUFFERS, 1),
+                ),
+                (
+                    _multiply,
+                    (of_all, bias_ptr, A_KM, B_KN, ACTIVATION, SHARE, ROWS, WIDE, REST, BLOCK_K, STAGES, BUFFERS, 2),
+                ),
+                (_load, (of_all, sizes, A_KM, B_KN, SHARE, ROWS, WIDE, REST, BLOCK_K, STAGES)),
             ],
             [4, 4, 1],
             [160, 160, 24],
@@ -133,6 +160,7 @@ def specialized_matmul_kernel(
 @gluon.jit
 def _load(
     of_all,
+    sizes,
     A_KM: gl.constexpr,
     B_KN: gl.constexpr,
     SHARE: gl.constexpr,
@@ -142,20 +170,24 @@ def _load(
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Run the loading warp: load every step of all of the program's tiles into the next empty stage.
+    """Run the loading warp: queue the program's tiles, and load every step of each into the next empty stage.
 
-    `of_all` is (TMA descriptors, shared memory and barriers, sizes), the same for all warps. SHARE groups share a tile
-    and have ROWS of its rows each. Its columns are multiplied in two parts, WIDE and REST, of which REST may be 0.
+    `of_all` is (TMA descriptors, shared memory and barriers, N, K), the same for all warps. SHARE groups share a tile
+    and have ROWS of its rows each. Its columns are multiplied in two parts, WIDE and REST, of which REST may be 0. A
+    job is (matrix, first row, first column); the matrix of the last one is -1.
     """
-    descs, shared, sizes = of_all
+    descs, shared, _, K = of_all
     a_desc, b_desc, rest_desc, _ = descs
-    a_tiles, b_tiles, rest_tiles, _, full, empty, _ = shared
-    batch, _, K, m_tiles, n_tiles, GROUP_M = sizes
+    a_tiles, b_tiles, rest_tiles, _, full, empty, _, queue = shared
+    batch, m_tiles, n_tiles, GROUP_M = sizes
     step = 0
+    turn = 0
     for tile in range(gl.program_id(0), batch * m_tiles * n_tiles, gl.num_programs(0)):
         matrix, m_tile, n_tile = tile_at(tile, m_tiles, n_tiles, GROUP_M)
         row = m_tile * (ROWS * SHARE)
         col = n_tile * (WIDE + REST)
+        put_job(queue, turn, (matrix, row, col))
+        turn += 1
         for k in range(0, K, BLOCK_K):
             stage = step % STAGES
             is_full = full.index(stage)
@@ -167,6 +199,9 @@ def _load(
             if REST > 0:
                 _load_box(rest_desc, matrix, k, col + WIDE, is_full, rest_tiles.index(stage), B_KN)
             step += 1
+    for _ in gl.static_range(2 if SHARE == 1 else 1):  # one for all groups, or one for each
+        put_job(queue, turn, (-1, 0, 0))
+        turn += 1
 
 
 @gluon.jit
@@ -182,6 +217,7 @@ def _multiply(
     REST: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
+    BUFFERS: gl.constexpr,
     CONSUMER: gl.constexpr,
 ):
     """Run one group of multiplying warps: its rows of all of the program's tiles, or every second tile (PINGPONG).
@@ -190,34 +226,39 @@ def _multiply(
     """
     TURNS: gl.constexpr = SHARE == 1
     PART: gl.constexpr = 0 if TURNS else CONSUMER
+    LATER: gl.constexpr = SHARE == 2  # store a tile during the next one; three groups lack the registers
     SECOND: gl.constexpr = REST if REST > 0 else STORED
-    descs, shared, sizes = of_all
+    descs, shared, N, K = of_all
     _, _, _, y_desc = descs
-    a_tiles, b_tiles, rest_tiles, y_tiles, full, empty, turns = shared
-    batch, N, K, m_tiles, n_tiles, GROUP_M = sizes
+    a_tiles, b_tiles, rest_tiles, y_tiles, full, empty, turns, queue = shared
     of_wide: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDE, 16])
     of_rest: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, SECOND, 16]
     )
+    held = buffers_of(y_tiles, CONSUMER, BUFFERS)
+    PIECES: gl.constexpr = ROWS * WIDE // (STORED * held[0].shape[1])
+    REST_PIECES: gl.constexpr = ROWS * REST // (STORED * held[0].shape[1])
+    gl.static_assert(PIECES % BUFFERS == 0 and REST_PIECES % BUFFERS == 0, "the pieces alternate between the buffers")
     steps = gl.cdiv(K, BLOCK_K)
-    first = gl.program_id(0)
-    programs = gl.num_programs(0)
-    step = 0
-    turn = 0
-    if TURNS:
-        first += CONSUMER * programs
-        programs *= 2
-        step += CONSUMER * steps
-    for tile in range(first, batch * m_tiles * n_tiles, programs):
-        matrix, m_tile, n_tile = tile_at(tile, m_tiles, n_tiles, GROUP_M)
-        acc = gl.zeros((ROWS, WIDE), gl.float32, of_wide)
-        rest = gl.zeros((ROWS, SECOND), gl.float32, of_rest)
+    step = CONSUMER * steps if TURNS else 0
+    turn = CONSUMER if TURNS else 0
+    # Zeros once, not for each tile, because the first step overwrites them.
+    acc = gl.zeros((ROWS, WIDE), gl.float32, of_wide)
+    rest = gl.zeros((ROWS, SECOND), gl.float32, of_rest)
+    # The previous tile, one piece of which is stored during each step of this one, if LATER.
+    stored = packed(acc, held[0].dtype)
+    stored_rest = packed(rest, held[0].dtype)
+    pieces = 0
+    stored_matrix = 0
+    stored_row = 0
+    stored_col = 0
+    matrix, row, col = get_job(queue, turn)
+    while matrix >= 0:
         if TURNS:
             # Wait until the other group is through with the previous tile; otherwise a stage could look full that holds
             # the previous round's operands. (The first turn of the first group waits for the phase before the first,
             # which is over.)
-            mbarrier.wait(turns.index(CONSUMER), (turn + 1 - CONSUMER) & 1)
-            turn += 1
+            mbarrier.wait(turns.index(CONSUMER), (turn // 2 + 1 - CONSUMER) & 1)
         for k in range(steps):
             stage = step % STAGES
             mbarrier.wait(full.index(stage), (step // STAGES) & 1)
@@ -233,11 +274,17 @@ def _multiply(
             acc = warpgroup_mma(a, b, acc, use_acc=k > 0, is_async=True)
             if REST > 0:
                 rest = warpgroup_mma(a, b_rest, rest, use_acc=k > 0, is_async=True)
+            end = gl.minimum(k + 1, pieces)
+            _store_parts(stored, stored_rest, y_desc, held, stored_matrix, stored_row, stored_col, k, end, WIDE, REST)
+            if REST > 0:
                 acc, rest = warpgroup_mma_wait(2, [acc, rest])
             else:
                 acc = warpgroup_mma_wait(1, [acc])
             mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=k > 0)
             step += 1
+        _store_parts(
+            stored, stored_rest, y_desc, held, stored_matrix, stored_row, stored_col, steps, pieces, WIDE, REST
+        )
         if TURNS:
             mbarrier.arrive(turns.index(1 - CONSUMER), count=1)
         if REST > 0:
@@ -247,32 +294,43 @@ def _multiply(
         mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
         if TURNS:
             step += steps  # skip the steps of the other group's tile
-
-        row = m_tile * (ROWS * SHARE) + PART * ROWS
-        col = n_tile * (WIDE + REST)
-        held = y_tiles.index(CONSUMER)
-        _store(acc, bias_ptr, y_desc, held, matrix, row, col, N, ACTIVATION)
-        if REST > 0:
-            _store(rest, bias_ptr, y_desc, held, matrix, row, col + WIDE, N, ACTIVATION)
+        row += PART * ROWS
+        if LATER:
+            stored = packed(_finished(acc, bias_ptr, col, N, ACTIVATION), held[0].dtype)
+            if REST > 0:
+                stored_rest = packed(_finished(rest, bias_ptr, col + WIDE, N, ACTIVATION), held[0].dtype)
+            stored_matrix = matrix
+            stored_row = row
+            stored_col = col
+            pieces = PIECES + REST_PIECES
+        else:
+            y = _finished(acc, bias_ptr, col, N, ACTIVATION).to(held[0].dtype)
+            store_box(y, y_desc, held, matrix, row, col)
+            if REST > 0:
+                y = _finished(rest, bias_ptr, col + WIDE, N, ACTIVATION).to(held[0].dtype)
+                store_box(y, y_desc, held, matrix, row, col + WIDE)
+        turn += 2 if TURNS else 1
+        matrix, row, col = get_job(queue, turn)
+    _store_parts(stored, stored_rest, y_desc, held, stored_matrix, stored_row, stored_col, 0, pieces, WIDE, REST)
     tma.store_wait(0)
 
 
 @gluon.jit
-def _store(acc, bias_ptr, y_desc, held, matrix, row, col, N, ACTIVATION: gl.constexpr):
-    """Add the bias to one warp group's block of sums, apply the activation, and store it by TMA at (row, col).
+def _store_parts(wide, rest, y_desc, held, matrix, row, col, first, end, WIDE: gl.constexpr, REST: gl.constexpr):
+    """Store those pieces of both parts of a packed tile whose numbers are at least `first` and below `end`."""
+    PIECES: gl.constexpr = 2 * wide.shape[0] * wide.shape[1] // (held[0].shape[0] * held[0].shape[1])
+    store_pieces(wide, y_desc, held, matrix, row, col, first, end)
+    if REST > 0:
+        store_pieces(rest, y_desc, held, matrix, row, col + WIDE, first - PIECES, end - PIECES)
 
-    It passes through `held`, shared memory whose number of columns is stored at a time.
-    """
-    COLUMNS: gl.constexpr = acc.shape[1]
-    if held.shape[1] < COLUMNS:
-        left, right = halves(acc)
-        _store(left, bias_ptr, y_desc, held, matrix, row, col, N, ACTIVATION)
-        _store(right, bias_ptr, y_desc, held, matrix, row, col + COLUMNS // 2, N, ACTIVATION)
-    else:
-        if bias_ptr is not None:
-            offs_n = col + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, acc.type.layout))
-            acc += gl.load(bias_ptr + offs_n, offs_n < N, other=0.0)[None, :].to(gl.float32)
-        store_box(activated(acc, ACTIVATION).to(held.dtype), y_desc, held, matrix, row, col)
+
+@gluon.jit
+def _finished(acc, bias_ptr, col, N, ACTIVATION: gl.constexpr):
+    """Return a block of sums with the bias of its columns, which begin at `col`, and the activation."""
+    if bias_ptr is not None:
+        offs_n = col + gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, acc.type.layout))
+        acc += gl.load(bias_ptr + offs_n, offs_n < N, other=0.0)[None, :].to(gl.float32)
+    return activated(acc, ACTIVATION)
 
 
 @gluon.jit

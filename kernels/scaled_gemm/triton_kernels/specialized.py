@@ -249,7 +249,7 @@ def _multiply(
                 acc += part
             step += 1
 
-        held = ys.index(CONSUMER)
+        held = (ys.index(CONSUMER),)
         place = group, row, row_end
         _store(acc, tensors, held, place, col, sizes, ROWWISE, BLOCKWISE)
         if REST > 0:
@@ -297,7 +297,7 @@ def _store(y, tensors, held, place, col, sizes, ROWWISE: gl.constexpr, BLOCKWISE
         y *= of_x[:, None] * of_w[None, :]
     elif not BLOCKWISE:
         y *= gl.load(x_scale_ptr) * gl.load(w_scale_ptr + group)
-    store_ragged(y.to(held.dtype), y_desc, held, row, row_end, col)
+    store_ragged(y.to(held[0].dtype), y_desc, held, row, row_end, col)
 
 
 @gluon.jit

@@ -9,9 +9,18 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ...grouped_gemm.triton_kernels.specialized_dw import _store, _store_words
+from ...grouped_gemm.triton_kernels.specialized_dw import store_words
 from ...grouped_gemm.triton_kernels.tiles import load_chunk, load_chunk_count, tile_position
-from ...warp_jobs import async_copy, load_scales, mbarrier, stage_barriers, tma, warpgroup_mma, warpgroup_mma_wait
+from ...warp_jobs import (
+    async_copy,
+    load_scales,
+    mbarrier,
+    stage_barriers,
+    store_box,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 from ...warp_jobs import load_tile as load_box
 from .blocks import SCALED, block_of, padded_columns, scale_of
 from .dw import UNSPECIALIZED
@@ -158,7 +167,7 @@ def _multiply(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 32]
     )
     zeros = gl.zeros((ROWS, BLOCK_N), gl.float32, of_sum)
-    held = dws.index(CONSUMER)
+    held = (dws.index(CONSUMER),)
     chunk_tiles = gl.cdiv(N, ROWS * PARTS) * gl.cdiv(K, BLOCK_N)
     step = 0
     for tile in range(gl.program_id(0), load_chunk_count(map_ptr) * chunk_tiles, gl.num_programs(0)):
@@ -250,9 +259,9 @@ def _store_sum(
         of_x = gl.load(x_scale_ptr + group.to(gl.int64) * padded_columns(K) + gl.minimum(offs_n, K - 1))
         acc *= scale_of(of_dy, DY_LARGEST)[:, None] * scale_of(of_x, X_LARGEST)[None, :]
     if slot >= 0:
-        _store_words(acc, partial_desc, held, slot * 2, m, n)
+        store_words(acc, partial_desc, held, slot * 2, m, n)
     else:
-        _store(acc.to(held.dtype), dw_desc, held, group, m, n)
+        store_box(acc.to(held[0].dtype), dw_desc, held, group, m, n)
 
 
 @gluon.jit
