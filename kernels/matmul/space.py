@@ -142,17 +142,17 @@ def smem_bytes(knobs: Knobs, itemsize: int, device: DeviceSpec) -> int:
 
 
 def _specialized_smem_bytes(knobs: Knobs) -> int:
-    """Return the shared memory of a warp-specialized program on 16-bit elements, in bytes; at most 104 bytes too high.
+    """Return the shared memory of a warp-specialized program on 16-bit elements, in bytes; at most 88 bytes too high.
 
     It consists of the stages, one or two buffers per group for the columns that are stored at a time, the queue, two
-    barriers per stage, and what Triton reserves to dispatch the warps.
+    barriers per stage, and what Triton reserves to dispatch the warps and to align a tile's second part.
     """
     m, n, k = (int(knobs[f"BLOCK_{axis}"]) for axis in "MNK")
     stages, groups = int(knobs["num_stages"]), int(knobs["CONSUMERS"])
     staged, buffer = 2 * stages * (m + n) * k, 2 * 64 * (n % 64 or 64)
     one_piece = n % 128 and not knobs["PINGPONG"]  # of the tile's second part, so that pieces cannot alternate
-    buffers = groups * (2 if not one_piece and staged + 2 * groups * buffer <= _SPECIALIZED_BYTES else 1)
-    return staged + 16 * stages + buffers * buffer + 20 * (stages + 2) + 288
+    buffers = groups * (2 if not one_piece and staged + 2 * groups * buffer <= SPECIALIZED_BYTES else 1)
+    return staged + 16 * stages + buffers * buffer + 20 * (stages + 2) + (288 if n % 128 else 256)
 
 
 #: The knobs: BLOCK_M x BLOCK_N is the output tile, BLOCK_K the contraction's step.
@@ -201,8 +201,8 @@ _MOST_UNALIGNED_ELEMENTS = 128
 _BYTES_IN_FLIGHT = (40 * 1024, 192 * 1024)
 # Shared memory of a block on sm_90 and sm_100, for which the space is laid out.
 _SMEM_BYTES = 227 * 1024
-# Shared memory for the stages and the buffers of stores of the warp-specialized kernel.
-_SPECIALIZED_BYTES = 226 * 1024
+#: Shared memory for the stages and the buffers of stores of the warp-specialized kernel.
+SPECIALIZED_BYTES = 226 * 1024
 # Tiles of the warp-specialized kernel, (CONSUMERS, PINGPONG, BLOCK_M, BLOCK_N), with as many stages as fit, and the
 # values of GROUP_M. Some programs of the two smallest tiles fall behind the others in longer bands, depending on the
 # state of the L2 ("Two speeds of one kernel" in kernels/NOTES.md).

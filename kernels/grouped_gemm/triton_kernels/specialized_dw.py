@@ -171,7 +171,7 @@ def _multiply(
     step = 0
     turn = 0
     acc = gl.zeros((ROWS, BLOCK_N), gl.float32, of_sum)  # once, not for each tile: the first step overwrites it
-    # The previous tile, one piece of which is stored during each step of this one.
+    # The previous tile. Each step of this one stores one of its pieces.
     stored = packed(acc, held[0].dtype)
     pieces = 0
     stored_group = 0

@@ -190,7 +190,7 @@ def _multiply(
     step = CONSUMER * steps if TURNS else 0
     turn = CONSUMER if TURNS else 0
     acc = gl.zeros((ROWS, BLOCK_N), gl.float32, of_sum)  # once, not for each tile: the first step overwrites it
-    # The previous tile, one piece of which is stored during each step of this one (none with PINGPONG).
+    # The previous tile. Without PINGPONG, each step of this one stores one of its pieces.
     stored = packed(acc, held[0].dtype)
     pieces = 0
     stored_row = 0

@@ -29,13 +29,14 @@ from ...warp_jobs import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from ..space import SPECIALIZED_BYTES
 from .epilogue import activated
 from .gemm import UNSPECIALIZED
 from .tile_order import tile_at
 
 WIDEST = gl.constexpr(128)  # columns of a step's first product, unless the tile has 256
 STORED = gl.constexpr(64)  # rows, and the most columns, that are stored at a time: 128 bytes, those of a swizzle
-_SMEM = gl.constexpr(226 * 1024)  # bytes of shared memory for stages and what is stored (`space` has it too)
+_SMEM = gl.constexpr(SPECIALIZED_BYTES)
 _UNIT = gl.constexpr(8)  # 16-bit elements in 16 bytes
 
 
@@ -245,7 +246,7 @@ def _multiply(
     # Zeros once, not for each tile, because the first step overwrites them.
     acc = gl.zeros((ROWS, WIDE), gl.float32, of_wide)
     rest = gl.zeros((ROWS, SECOND), gl.float32, of_rest)
-    # The previous tile, one piece of which is stored during each step of this one, if LATER.
+    # The previous tile. If LATER, each step of this one stores one of its pieces.
     stored = packed(acc, held[0].dtype)
     stored_rest = packed(rest, held[0].dtype)
     pieces = 0
