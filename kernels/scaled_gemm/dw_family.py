@@ -90,6 +90,8 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, FP8Family):
         KernelChange("1e5a80951c5c21b2+e40b071609c9635b", "cb2725a9f50a2f0e+6541844c9d014df6", None),
         KernelChange("cb2725a9f50a2f0e+6541844c9d014df6", "17fe1ac2d7c6599b+4213f2a07b303b5b", None),
         KernelChange("17fe1ac2d7c6599b+4213f2a07b303b5b", "82a8336f3258e665+efc073a181ceeb80", None),
+        # With CONSUMERS times became about 5 % shorter, and are kept.
+        KernelChange("82a8336f3258e665+efc073a181ceeb80", "1e238bfea2bb2f23+795187be35b89934", None),
     )
     descriptors: ClassVar[Mapping[str, Sequence[int]]] = {"TMA": (0, 4)}
     off_blocks = (400, 656)  # multiples of no block size
@@ -108,11 +110,7 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, FP8Family):
 
     def wrong_pair(self, config: KernelConfig, problem: Problem) -> str | None:
         """Return why a config cannot run a problem on any device, or None."""
-        if (wrong := wrong_dw_tile(config)) is not None:
-            return wrong
-        if config["BLOCK_M"] == 256 and BLOCKWISE in problem.flags:
-            return f"BLOCK_M must be at most 128 with {BLOCKWISE} scales, or registers spill, but is 256"
-        return None
+        return wrong_dw_tile(config)
 
     def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
         """Return the class of configs with identical bits: the instruction, as all add steps of 128 in float32."""
@@ -142,19 +140,17 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, FP8Family):
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
         """Return the config to run when nothing was measured or predicted."""
         if device.arch == "sm_90" and device.backend != "cpu" and why_no_gluon() is None:
-            # Wide tiles load less, but blockwise scales leave no registers for them.
-            wide = BLOCKWISE not in problem.flags and problem["n"] >= 512
             return KernelConfig.of(
-                BLOCK_M=256 if wide else 128,
+                BLOCK_M=128,
                 BLOCK_N=128,
                 BLOCK_K=SCALED,
-                GROUP_M=1 if wide else 8,
+                GROUP_M=8,
                 PROGRAMS_PER_SM=1,
                 TMA=1,
                 CONSUMERS=2,
-                IN_FLIGHT=1 if wide else 2,
+                IN_FLIGHT=2,
                 num_warps=4,
-                num_stages=4 if wide else 5,
+                num_stages=6,
             )
         # 4 stages of (128 + 128) x 128, scales and an output tile; smaller SMs have 2 of a smaller tile.
         roomy = device.smem_per_block_bytes >= 192 * 1024

@@ -361,7 +361,7 @@ DW_KNOBS = (
 _DW_MOST_ACCUMULATORS = 64
 # Tiles of the warp-specialized kernel, (BLOCK_M, IN_FLIGHT), with their values of num_stages: fewer do not hide
 # latency, more do not fit.
-_DW_SPECIALIZED = {(128, 1): (4, 5, 6), (128, 2): (4, 5, 6), (256, 1): (3, 4)}
+_DW_SPECIALIZED = {(128, 1): (4, 5, 6), (128, 2): (4, 5, 6)}
 _DW_N = 128
 _DW_PLAIN = ((64, 64, 4), (64, 128, 4), (128, 128, 8))  # (BLOCK_M, BLOCK_N, num_warps)
 _DW_VALID: dict[str, tuple[str, tuple[int, ...] | range]] = {
@@ -418,13 +418,14 @@ def _plain_dw() -> Iterator[tuple[int, ...]]:
 def dw_smem_bytes(config: Knobs, blockwise: bool) -> int:
     """Return the shared memory of one program of dW, in bytes; at most 2 KiB too high on sm_90.
 
-    It consists of the stages with their barriers, the output, and what Triton reserves to dispatch warps.
+    It consists of the stages with their barriers, the output, the queue, and what Triton reserves to dispatch warps.
     """
     m, n, stages = (int(config[knob]) for knob in ("BLOCK_M", "BLOCK_N", "num_stages"))
     operands = (m + n) * SCALED
     if config["CONSUMERS"]:
         scales = 4 * (m + n) if blockwise else 0
-        return stages * (operands + scales + 16) + 2 * 2 * 64 * 64 + 224
+        queue = (stages + 2) * (8 + 4 * 5)
+        return stages * (operands + scales + 16) + 2 * 2 * 64 * 64 + queue + 272
     scales = 4 * max(stages - 1, 1) * (m + n) if blockwise else 0
     output = 2 * m * n + 16 * (stages + 2) if config["TMA"] else 0
     return stages * operands + scales + output

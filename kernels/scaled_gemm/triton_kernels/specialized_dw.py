@@ -1,7 +1,7 @@
 """The warp-specialized kernel of dW in fp8, in Gluon: one warp loads, two groups of four multiply half of a tile each.
 
 While one group multiplies its product of a step by the scales of its rows and columns and adds it in float32, the other
-one keeps the tensor cores busy. With BLOCK_M = 256 each group has two halves of 64 rows, which it multiplies in turns.
+one keeps the tensor cores busy. The loading warp passes the positions of tiles through a queue in shared memory.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ from ...grouped_gemm.triton_kernels.specialized_dw import store_words
 from ...grouped_gemm.triton_kernels.tiles import load_chunk, load_chunk_count, tile_position
 from ...warp_jobs import (
     async_copy,
+    get_job,
+    job_queue,
     load_scales,
     mbarrier,
+    put_job,
     stage_barriers,
     store_box,
     tma,
@@ -64,32 +67,32 @@ def specialized_scaled_dw_kernel(
 
     A stage is full when its operands and scales have arrived, and empty again when both groups have multiplied it.
     """
-    gl.static_assert(TMA == 1 and CONSUMERS == 2 and BLOCK_K == SCALED)
-    HALVES: gl.constexpr = BLOCK_M // (ROWS * CONSUMERS)
+    gl.static_assert(TMA == 1 and CONSUMERS == 2 and BLOCK_M == ROWS * CONSUMERS and BLOCK_K == SCALED)
     N = N16 * 16
     K = K16 * 16
     gl.static_assert(dw_desc.block_shape[1] == ROWS and dw_desc.block_shape[2] == STORED)
     of_operand: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
     of_tile: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     in_order: gl.constexpr = gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[0])
-    dys = gl.allocate_shared_memory(dy_ptr.dtype.element_ty, [STAGES * HALVES * CONSUMERS, ROWS, BLOCK_K], of_operand)
+    dys = gl.allocate_shared_memory(dy_ptr.dtype.element_ty, [STAGES * CONSUMERS, ROWS, BLOCK_K], of_operand)
     xs = gl.allocate_shared_memory(x_ptr.dtype.element_ty, [STAGES, BLOCK_N, BLOCK_K], of_operand)
     dws = gl.allocate_shared_memory(dw_ptr.dtype.element_ty, [CONSUMERS, ROWS, STORED], of_tile)
-    dy_scales = gl.allocate_shared_memory(gl.float32, [STAGES * HALVES * CONSUMERS if BLOCKWISE else 1, ROWS], in_order)
+    dy_scales = gl.allocate_shared_memory(gl.float32, [STAGES * CONSUMERS if BLOCKWISE else 1, ROWS], in_order)
     x_scales = gl.allocate_shared_memory(gl.float32, [STAGES if BLOCKWISE else 1, BLOCK_N], in_order)
     full, empty = stage_barriers(STAGES, CONSUMERS)
+    queue = job_queue(5, STAGES)
 
     tensors = dy_desc, x_desc, dw_desc, partial_desc, dy_scale_ptr, x_scale_ptr
-    shared = dys, xs, dws, dy_scales, x_scales, full, empty
+    shared = dys, xs, dws, dy_scales, x_scales, full, empty, queue
     sizes = rows, groups, N, K, GROUP_M
-    of_all = tensors, shared, map_ptr, sizes
+    of_all = tensors, shared, sizes
     # Constexprs must be passed to each function one by one: Triton 3.6 turns those in a named tuple into tensors. The
     # numbers of registers are per thread and use all 65536 for three times 128 threads.
     gl.warp_specialize(
         [
-            (_multiply, (of_all, BLOCKWISE, DY_LARGEST, X_LARGEST, HALVES, BLOCK_N, IN_FLIGHT, STAGES, 0)),
-            (_multiply, (of_all, BLOCKWISE, DY_LARGEST, X_LARGEST, HALVES, BLOCK_N, IN_FLIGHT, STAGES, 1)),
-            (_load, (of_all, BLOCKWISE, HALVES, BLOCK_N, BLOCK_K, STAGES)),
+            (_multiply, (of_all, BLOCKWISE, DY_LARGEST, X_LARGEST, BLOCK_N, IN_FLIGHT, STAGES, 0)),
+            (_multiply, (of_all, BLOCKWISE, DY_LARGEST, X_LARGEST, BLOCK_N, IN_FLIGHT, STAGES, 1)),
+            (_load, (of_all, map_ptr, BLOCKWISE, BLOCK_N, BLOCK_K, STAGES)),
         ],
         [4, 1],
         [240, 24],
@@ -99,47 +102,60 @@ def specialized_scaled_dw_kernel(
 @gluon.jit
 def _load(
     of_all,
+    map_ptr,
     BLOCKWISE: gl.constexpr,
-    HALVES: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Run the loading warp: load every step of all of the program's tiles into the next empty stage.
+    """Run the loading warp: queue all of the program's tiles, and load every step of them into the next empty stage.
 
-    `of_all` is (TMA descriptors and scales, shared memory and barriers, tile map, sizes), the same for all warps.
-    HALVES is the number of 64-row parts of a tile per group.
+    `of_all` is (TMA descriptors and scales, shared memory, barriers and the queue, sizes), the same for all warps.
+    A job is (number of steps, group, slot, first row, first column); the last one has a negative group. A tile of an
+    empty group has no steps, but a stage, which stays unused.
     """
-    tensors, shared, map_ptr, sizes = of_all
+    tensors, shared, sizes = of_all
     dy_desc, x_desc, _, _, dy_scale_ptr, x_scale_ptr = tensors
-    dys, xs, _, dy_scales, x_scales, full, empty = shared
-    _, _, N, K, _ = sizes
-    PARTS: gl.constexpr = 2 * HALVES
-    chunk_tiles = gl.cdiv(N, ROWS * PARTS) * gl.cdiv(K, BLOCK_N)
+    dys, xs, _, dy_scales, x_scales, full, empty, queue = shared
+    rows, groups, N, K, GROUP_M = sizes
+    m_tiles = gl.cdiv(N, 2 * ROWS)
+    n_tiles = gl.cdiv(K, BLOCK_N)
+    chunk_tiles = m_tiles * n_tiles
     lanes: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     offs_m = gl.arange(0, ROWS, layout=lanes)
-    offs_n = gl.arange(0, BLOCK_N, layout=lanes)
+    offs_n = _column_at(gl.arange(0, BLOCK_N, layout=lanes))
     step = 0
+    turn = 0
     for tile in range(gl.program_id(0), load_chunk_count(map_ptr) * chunk_tiles, gl.num_programs(0)):
-        group, row, row_end, m, n, _slot = _place(tile, map_ptr, sizes, PARTS, BLOCK_N)
+        group, row, row_end, slot = load_chunk(map_ptr, tile // chunk_tiles, rows, groups)
+        m_tile, n_tile = tile_position(tile % chunk_tiles, m_tiles, n_tiles, GROUP_M)
+        m = m_tile * (2 * ROWS)
+        n = n_tile * BLOCK_N
+        steps = gl.cdiv(row_end - row, SCALED)
+        put_job(queue, turn, (steps, group, slot, m, n))
+        turn += 1
         first = block_of(row, group)
-        for index in range(gl.cdiv(row_end - row, SCALED)):
+        for index in range(gl.maximum(steps, 1)):
             block = first + index
             stage = step % STAGES
             is_full = full.index(stage)
             mbarrier.wait(empty.index(stage), (step // STAGES + 1) & 1)
-            if BLOCKWISE:
-                dy_scale_ptrs = dy_scale_ptr + block.to(gl.int64) * padded_columns(N) + m
-                for part in gl.static_range(PARTS):
-                    load_scales(dy_scales.index(stage * PARTS + part), dy_scale_ptrs + part * ROWS + offs_m)
-                x_scale_ptrs = x_scale_ptr + block.to(gl.int64) * padded_columns(K) + n
-                load_scales(x_scales.index(stage), x_scale_ptrs + offs_n)
-                async_copy.mbarrier_arrive(is_full, increment_count=True)
-            mbarrier.expect(is_full, (PARTS * ROWS + BLOCK_N) * BLOCK_K)
-            for part in gl.static_range(PARTS):
-                load_box(dy_desc, [m + part * ROWS, block * BLOCK_K], is_full, dys.index(stage * PARTS + part))
-            load_box(x_desc, [n, block * BLOCK_K], is_full, xs.index(stage))
             step += 1
+            if steps == 0:
+                mbarrier.arrive(is_full, count=1)
+            else:
+                if BLOCKWISE:
+                    dy_scale_ptrs = dy_scale_ptr + block.to(gl.int64) * padded_columns(N) + m
+                    for part in gl.static_range(2):
+                        load_scales(dy_scales.index(stage * 2 + part), dy_scale_ptrs + part * ROWS + offs_m)
+                    x_scale_ptrs = x_scale_ptr + block.to(gl.int64) * padded_columns(K) + n
+                    load_scales(x_scales.index(stage), x_scale_ptrs + offs_n)
+                    async_copy.mbarrier_arrive(is_full, increment_count=True)
+                mbarrier.expect(is_full, (2 * ROWS + BLOCK_N) * BLOCK_K)
+                for part in gl.static_range(2):
+                    load_box(dy_desc, [m + part * ROWS, block * BLOCK_K], is_full, dys.index(stage * 2 + part))
+                load_box(x_desc, [n, block * BLOCK_K], is_full, xs.index(stage))
+    put_job(queue, turn, (0, -1, 0, 0, 0))
 
 
 @gluon.jit
@@ -148,7 +164,6 @@ def _multiply(
     BLOCKWISE: gl.constexpr,
     DY_LARGEST: gl.constexpr,
     X_LARGEST: gl.constexpr,
-    HALVES: gl.constexpr,
     BLOCK_N: gl.constexpr,
     IN_FLIGHT: gl.constexpr,
     STAGES: gl.constexpr,
@@ -158,82 +173,96 @@ def _multiply(
 
     CONSUMER is the index of the group; `_load` explains the other parameters.
     """
-    tensors, shared, map_ptr, sizes = of_all
+    tensors, shared, sizes = of_all
     _, _, dw_desc, partial_desc, dy_scale_ptr, x_scale_ptr = tensors
-    _, _, dws, _, _, _, _ = shared
-    _, _, N, K, _ = sizes
-    PARTS: gl.constexpr = 2 * HALVES
+    _, _, dws, _, _, full, empty, queue = shared
     of_sum: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 32]
     )
     zeros = gl.zeros((ROWS, BLOCK_N), gl.float32, of_sum)
     held = (dws.index(CONSUMER),)
-    chunk_tiles = gl.cdiv(N, ROWS * PARTS) * gl.cdiv(K, BLOCK_N)
+    out = dw_desc, partial_desc, held, dy_scale_ptr, x_scale_ptr
     step = 0
-    for tile in range(gl.program_id(0), load_chunk_count(map_ptr) * chunk_tiles, gl.num_programs(0)):
-        group, row, row_end, m, n, slot = _place(tile, map_ptr, sizes, PARTS, BLOCK_N)
+    turn = 0
+    steps, group, slot, m, n = get_job(queue, turn)
+    while group >= 0:
         acc = zeros
-        other = zeros
-        single = gl.cdiv(row_end - row, SCALED)
-        if IN_FLIGHT == 2:
-            for _pair in range(single // 2):
-                part = _begun(shared, zeros, step, HALVES, STAGES, CONSUMER)
-                more = _begun(shared, zeros, step + 1, HALVES, STAGES, CONSUMER)
-                part, more = warpgroup_mma_wait(1, [part, more])
-                acc = _added(acc, part, shared, step, BLOCKWISE, HALVES, STAGES, CONSUMER)
-                more = warpgroup_mma_wait(0, [more])
-                acc = _added(acc, more, shared, step + 1, BLOCKWISE, HALVES, STAGES, CONSUMER)
-                step += 2
-            single = single % 2
-        for _step in range(single):
-            part = warpgroup_mma_wait(0, [_begun(shared, zeros, step, HALVES, STAGES, CONSUMER * HALVES)])
-            acc = _added(acc, part, shared, step, BLOCKWISE, HALVES, STAGES, CONSUMER * HALVES)
-            if HALVES == 2:
-                part = warpgroup_mma_wait(0, [_begun(shared, zeros, step, HALVES, STAGES, CONSUMER * HALVES + 1)])
-                other = _added(other, part, shared, step, BLOCKWISE, HALVES, STAGES, CONSUMER * HALVES + 1)
+        if steps == 0:
+            mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
+            mbarrier.arrive(empty.index(step % STAGES), count=1)
             step += 1
-        m += CONSUMER * HALVES * ROWS
-        out = dw_desc, partial_desc, held, dy_scale_ptr, x_scale_ptr
+        single = steps
+        if IN_FLIGHT == 2:
+            for _pair in range(steps // 2):
+                part = _begun(shared, zeros, step, STAGES, CONSUMER)
+                more = _begun(shared, zeros, step + 1, STAGES, CONSUMER)
+                part, more = warpgroup_mma_wait(1, [part, more])
+                acc = _added(acc, part, shared, step, BLOCKWISE, STAGES, CONSUMER)
+                more = warpgroup_mma_wait(0, [more])
+                acc = _added(acc, more, shared, step + 1, BLOCKWISE, STAGES, CONSUMER)
+                step += 2
+            single = steps % 2
+        for _step in range(single):
+            part = warpgroup_mma_wait(0, [_begun(shared, zeros, step, STAGES, CONSUMER)])
+            acc = _added(acc, part, shared, step, BLOCKWISE, STAGES, CONSUMER)
+            step += 1
+        m += CONSUMER * ROWS
         _store_sum(acc, out, sizes, group, m, n, slot, BLOCKWISE, DY_LARGEST, X_LARGEST)
-        if HALVES == 2:
-            _store_sum(other, out, sizes, group, m + ROWS, n, slot, BLOCKWISE, DY_LARGEST, X_LARGEST)
+        turn += 1
+        steps, group, slot, m, n = get_job(queue, turn)
     tma.store_wait(0)
 
 
 @gluon.jit
-def _begun(shared, zeros, step, HALVES: gl.constexpr, STAGES: gl.constexpr, PART: gl.constexpr):
-    """Wait until a step's operands have arrived, start one part's asynchronous product and return it."""
-    dys, xs, _, _, _, full, _ = shared
+def _begun(shared, zeros, step, STAGES: gl.constexpr, CONSUMER: gl.constexpr):
+    """Wait until a step's operands have arrived, start its asynchronous product and return it."""
+    dys, xs, _, _, _, full, _, _ = shared
     stage = step % STAGES
     mbarrier.wait(full.index(stage), (step // STAGES) & 1)
-    dy = dys.index(stage * (2 * HALVES) + PART)
+    dy = dys.index(stage * 2 + CONSUMER)
     return warpgroup_mma(dy, xs.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def _added(
-    acc,
-    part,
-    shared,
-    step,
-    BLOCKWISE: gl.constexpr,
-    HALVES: gl.constexpr,
-    STAGES: gl.constexpr,
-    PART: gl.constexpr,
-):
-    """Return `acc` plus `part`, one part's product of a step, which is first multiplied by blockwise scales if any.
+def _added(acc, part, shared, step, BLOCKWISE: gl.constexpr, STAGES: gl.constexpr, CONSUMER: gl.constexpr):
+    """Return `acc` plus `part`, the product of a step, which is first multiplied by blockwise scales if any.
 
-    After its last part, a group signals that the stage is empty.
+    The group then signals that it does not need the stage any more.
     """
-    _, _, _, dy_scales, x_scales, _, empty = shared
+    _, _, _, dy_scales, x_scales, _, empty, _ = shared
     stage = step % STAGES
     if BLOCKWISE:
-        dy_scale = dy_scales.index(stage * (2 * HALVES) + PART).load(gl.SliceLayout(1, acc.type.layout))
-        x_scale = x_scales.index(stage).load(gl.SliceLayout(0, acc.type.layout))
+        dy_scale = dy_scales.index(stage * 2 + CONSUMER).load(gl.SliceLayout(1, acc.type.layout))
+        x_scale = _column_scales(x_scales.index(stage), gl.SliceLayout(0, acc.type.layout))
         part *= dy_scale[:, None] * x_scale[None, :]
-    if PART % HALVES == HALVES - 1:
-        mbarrier.arrive(empty.index(stage), count=1)
+    mbarrier.arrive(empty.index(stage), count=1)
     return acc + part
+
+
+@gluon.jit
+def _column_at(place):
+    """Return the column whose scale is at a place in shared memory.
+
+    A thread has two of each eight neighboring columns of a product. The scales of four of its columns are adjacent
+    there, so that it reads them at once: the products need most of the bandwidth of shared memory.
+    """
+    return place // 16 * 16 + place % 4 // 2 * 8 + place % 16 // 4 * 2 + place % 2
+
+
+@gluon.jit
+def _column_scales(scales, layout: gl.constexpr):
+    """Return the scales of a product's columns, which are in shared memory in the order of `_column_at`."""
+    COLUMNS: gl.constexpr = scales.shape[0]
+    gl.static_assert(COLUMNS == 128)
+    of_threads: gl.constexpr = gl.DistributedLinearLayout(
+        reg_bases=[[0, 0, 0, 1], [0, 0, 1, 0], [1, 0, 0, 0], [2, 0, 0, 0], [4, 0, 0, 0]],
+        lane_bases=[[0, 1, 0, 0], [0, 2, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]],
+        warp_bases=[[0, 0, 0, 0], [0, 0, 0, 0]],
+        block_bases=[],
+        shape=[8, 4, 2, 2],
+    )
+    found = scales.reshape([8, 4, 2, 2]).load(of_threads).permute((0, 2, 1, 3)).reshape((COLUMNS,))
+    return gl.convert_layout(found, layout, assert_trivial=True)
 
 
 @gluon.jit
@@ -262,15 +291,3 @@ def _store_sum(
         store_words(acc, partial_desc, held, slot * 2, m, n)
     else:
         store_box(acc.to(held[0].dtype), dw_desc, held, group, m, n)
-
-
-@gluon.jit
-def _place(tile, map_ptr, sizes, PARTS: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Return (group, first row, end row, first row of dW, first column of dW, slot) of a tile."""
-    rows, groups, N, K, GROUP_M = sizes
-    m_tiles = gl.cdiv(N, ROWS * PARTS)
-    n_tiles = gl.cdiv(K, BLOCK_N)
-    chunk_tiles = m_tiles * n_tiles
-    group, row, row_end, slot = load_chunk(map_ptr, tile // chunk_tiles, rows, groups)
-    m_tile, n_tile = tile_position(tile % chunk_tiles, m_tiles, n_tiles, GROUP_M)
-    return group, row, row_end, m_tile * (ROWS * PARTS), n_tile * BLOCK_N, slot
