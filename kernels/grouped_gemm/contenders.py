@@ -106,9 +106,10 @@ class GroupedGemmComparison:
     ) -> dict[str, Callable[[], Any]]:
         """Return functions by contender that each run the problem once.
 
-        "torch" is `torch._grouped_mm`, "quack" and "quack_tuned" are QuACK's kernel with two configs (see `_quack`),
-        and "dense" is one product of the same FLOPs. If a permutation is fused, "separate" is the permutation alone,
-        "unfused" the same GEMM without it, with its best config, and QuACK is left out.
+        "torch" is `torch._grouped_mm`, with the problem's permutation, "quack" and "quack_tuned" are QuACK's kernel
+        with two configs (see `_quack`), and "dense" is one product of the same FLOPs. If a permutation is fused,
+        "separate" is the permutation alone, "unfused" the same GEMM without it, with its best config, and QuACK is left
+        out.
         """
         launches = _others(family.name, inputs)
         if not problem.flags:
@@ -118,7 +119,6 @@ class GroupedGemmComparison:
             if configs := best.get(plain):
                 others = family.inputs(plain, device)
                 launches["unfused"] = lambda: family.launch(others, configs[0])
-            launches["separate"] = _permutation(family.name, inputs)
         return launches
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath:
@@ -182,28 +182,33 @@ def _rows_per_expert(problem: Problem) -> float:
 
 
 def _others(family: str, inputs: Any) -> dict[str, Callable[[], Any]]:
-    """Return two contenders on the same tensors: "torch", its grouped GEMM, and "dense", one product of equal FLOPs."""
+    """Return contenders on the same tensors.
+
+    "torch" is its grouped GEMM, before or after which the rows are permuted if the problem has a permutation, and
+    "dense" one product of equal FLOPs. "separate" is the permutation alone.
+    """
     import torch
 
-    left, right = inputs.left, inputs.right
+    left, right, rows = inputs.left, inputs.right, inputs.problem["rows"]
     offsets = inputs.group_sizes.cumsum(0).to(torch.int32)
-    rows = inputs.problem["rows"]
-    sorted_left = left if len(left) == rows else left.repeat_interleave(rows // len(left), 0)
-    if family == FORWARD.name:
-        return {
-            "torch": lambda: torch._grouped_mm(sorted_left, right.transpose(-2, -1), offs=offsets),
-            "dense": lambda: torch.mm(sorted_left, right[0].t()),
-        }
-    if family == DX.name:
-        return {
-            "torch": lambda: torch._grouped_mm(left, right, offs=offsets),
-            "dense": lambda: torch.mm(left, right[0]),
-        }
-    sorted_right = right if len(right) == rows else right.repeat_interleave(rows // len(right), 0)
-    return {
-        "torch": lambda: torch._grouped_mm(left.t(), sorted_right, offs=offsets),
-        "dense": lambda: torch.mm(left.t(), sorted_right),
-    }
+    moved, indices = _permutation(family, inputs)
+
+    def sort(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.index_select(0, indices) if name == moved else tensor
+
+    def factors(left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return left.t() if family == DW.name else left, right.mT if family == FORWARD.name else right
+
+    def torch_product() -> torch.Tensor:
+        pair = factors(sort("left", left), sort("right", right))
+        return sort("out", torch._grouped_mm(*pair, offs=offsets))
+
+    full = (one if one.dim() == 3 or len(one) == rows else sort(moved, one) for one in (left, right))
+    of_dense = [one[0] if one.dim() == 3 else one for one in factors(*full)]
+    launches: dict[str, Callable[[], Any]] = {"torch": torch_product, "dense": lambda: torch.mm(*of_dense)}
+    if moved:
+        launches["separate"] = lambda: getattr(inputs, moved).index_select(0, indices)
+    return launches
 
 
 def _quack(family: str, inputs: Any) -> dict[str, Callable[[], Any]]:
@@ -248,17 +253,20 @@ def _quack_tuner() -> Callable[..., Any]:
     return tuner
 
 
-def _permutation(family: str, inputs: Any) -> Callable[[], Any]:
-    """Return a function that runs the fused permutation alone: it gathers rows of x or dy, or scatters y's or dx's."""
-    fwd_or_dw_gathers_x = "permute_x" in inputs.problem.flags
-    if family == FORWARD.name:
-        moved = inputs.left if fwd_or_dw_gathers_x else inputs.out
-    elif family == DX.name:
-        moved = inputs.out if fwd_or_dw_gathers_x else inputs.left
-    else:
-        moved = inputs.right if fwd_or_dw_gathers_x else inputs.left
-    indices = (inputs.indices // inputs.topk).long() if len(moved) < inputs.problem["rows"] else inputs.indices.long()
-    return lambda: moved.index_select(0, indices)
+def _permutation(family: str, inputs: Any) -> tuple[str, torch.Tensor | None]:
+    """Return the tensor that the problem's permutation applies to, and the rows to select from it.
+
+    The tensor is "left", "right" or "out", an attribute of the inputs; ("", None) without a permutation.
+    """
+    flags = inputs.problem.flags
+    if not flags:
+        return "", None
+    of_x = "permute_x" in flags
+    moved = {FORWARD.name: ("out", "left"), DX.name: ("left", "out"), DW.name: ("left", "right")}[family][of_x]
+    indices = inputs.indices.long()
+    if moved == "out":  # sorted row i is stored as row indices[i]
+        return moved, indices.argsort()
+    return moved, indices // inputs.topk if of_x else indices
 
 
 def time_launch_path(family: GroupedGemm, device: DeviceSpec) -> LaunchPath:

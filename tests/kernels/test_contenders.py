@@ -8,14 +8,16 @@ from itertools import pairwise
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
-from foretune.kernels import find_family
+from foretune.kernels import find_family, find_measurable
 from foretune.kernels.grouped_gemm import contenders
 from foretune.kernels.grouped_gemm.contenders import LAYERS, PHASES, suite_cases
 from foretune.kernels.grouped_gemm.space import DW, DX, FORWARD
 from foretune.kernels.registry import baselines_of, comparison_of
 from foretune.kernels.workloads import load_models
 from foretune.runtime.timing.compare import Row
+from grouped import CPU
 
 FAMILIES = [variant.name for variant in (FORWARD, DX, DW)]
 COMPARISON = comparison_of(find_family(FORWARD.name))
@@ -153,3 +155,18 @@ def test_quack_is_judged_on_training_alone():
     assert not judged(row, with_others(replace(ROW, family=DX.name), quack=107.0))[goal].met  # 0.973, 0.995 in geomean
     assert goal not in judged(replace(row, name="M/w13 decode uniform"))
     assert judged(with_others(replace(ROW, family=DW.name), quack=108.0))[goal.replace("fwd and dX", "dW")].met  # 0.982
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("flag", ["permute_x", "permute_y", None])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_torch_computes_the_same_product_with_the_permutation(name, flag):
+    family = find_measurable(name)
+    flags = (flag,) if flag else ()
+    small = Problem.of(name, groups=3, rows=48, n=32, k=64, flags=flags, ragged={"rows": (16, 0, 32)})
+    inputs = family.inputs(small, CPU)
+    launches = COMPARISON.contenders(family, small, inputs, CPU, {})
+    expected = family.reference(inputs)
+    torch.testing.assert_close(launches["torch"]().float(), expected, rtol=0.02, atol=0.02 * float(expected.std()))
+    assert launches["dense"]().shape == expected.shape[-2:]
+    assert ("separate" in launches) == (flag is not None)
