@@ -281,16 +281,17 @@ def _operand_choices(m: int, n: int) -> tuple[tuple[int, int, int], ...]:
 
 
 def _specialized_smem_bytes(consumers: int, n: int, stages: int, granularity: str) -> int:
-    """Return the shared memory of a warp-specialized program, in bytes; at most 32 bytes too high.
+    """Return the shared memory of a warp-specialized program, in bytes; at most 16 bytes too high.
 
-    It consists of the stages, an output per warp group, two barriers per stage, and what Triton reserves to dispatch
-    the warps.
+    It consists of the stages, an output per warp group, two barriers per stage, the queue, and what Triton reserves to
+    dispatch the warps.
     """
     rest = n - min(n, SCALED)
     outputs = 2 * _INSTRUCTION_ROWS * consumers * (rest or n)  # columns that are stored at a time
     scales = 4 * _INSTRUCTION_ROWS * (consumers + 1) if granularity == BLOCKWISE else 0
-    kept = 8 * (stages % 2) + (200 if consumers == 2 else 204) + (32 if rest else 0)
-    return stages * ((_INSTRUCTION_ROWS * consumers + n) * SCALED + scales + 16) + outputs + kept
+    queue = (stages + 2) * (8 + 4 * 4)
+    kept = 16 * (stages % 2 + (granularity == BLOCKWISE)) + (216 if consumers == 2 else 220) + (32 if rest else 0)
+    return stages * ((_INSTRUCTION_ROWS * consumers + n) * SCALED + scales + 16) + outputs + queue + kept
 
 
 def smem_bytes(config: Knobs, device: DeviceSpec, granularity: str) -> int:

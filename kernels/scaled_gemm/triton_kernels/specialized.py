@@ -16,7 +16,18 @@ from triton.experimental.gluon import language as gl
 
 from ...grouped_gemm.triton_kernels.ragged_boxes import store_ragged
 from ...grouped_gemm.triton_kernels.tiles import load_tile_count, load_tile_in_band, tile_position
-from ...warp_jobs import async_copy, load_scales, mbarrier, stage_barriers, tma, warpgroup_mma, warpgroup_mma_wait
+from ...warp_jobs import (
+    async_copy,
+    get_job,
+    job_queue,
+    load_scales,
+    mbarrier,
+    put_job,
+    stage_barriers,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 from ...warp_jobs import load_tile as load_box
 from .product import UNSPECIALIZED
 
@@ -88,8 +99,9 @@ def specialized_scaled_gemm_kernel(
     in_order: gl.constexpr = gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[0])
     scales = gl.allocate_shared_memory(gl.float32, [STAGES * (CONSUMERS + 1) if BLOCKWISE else 1, _ROWS], in_order)
     full, empty = stage_barriers(STAGES, CONSUMERS)
+    queue = job_queue(4, STAGES)
 
-    shared = xs, ws, rests, ys, scales, full, empty
+    shared = xs, ws, rests, ys, scales, full, empty, queue
     sizes = rows, groups, N, K, m_tiles, n_tiles, GROUP_M
     of_all = (x_desc, w_desc, rest_desc, y_desc, x_scale_ptr, w_scale_ptr), shared, sizes
     # Constexprs must be passed to each function one by one: Triton 3.6 turns those in a named tuple into tensors. The
@@ -97,8 +109,8 @@ def specialized_scaled_gemm_kernel(
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (_multiply, (of_all, map_ptr, ROWWISE, BLOCKWISE, WIDE, REST, BLOCK_K, CONSUMERS, STAGES, 0)),
-                (_multiply, (of_all, map_ptr, ROWWISE, BLOCKWISE, WIDE, REST, BLOCK_K, CONSUMERS, STAGES, 1)),
+                (_multiply, (of_all, ROWWISE, BLOCKWISE, WIDE, REST, BLOCK_K, CONSUMERS, STAGES, 0)),
+                (_multiply, (of_all, ROWWISE, BLOCKWISE, WIDE, REST, BLOCK_K, CONSUMERS, STAGES, 1)),
                 (_load, (of_all, map_ptr, ROWWISE, BLOCKWISE, WIDE, REST, BLOCK_K, CONSUMERS, STAGES)),
             ],
             [4, 1],
@@ -108,9 +120,9 @@ def specialized_scaled_gemm_kernel(
         gl.static_assert(CONSUMERS == 3)
         gl.warp_specialize(
             [
-                (_multiply, (of_all, map_ptr, ROWWISE, BLOCKWISE, WIDE, REST, BLOCK_K, CONSUMERS, STAGES, 0)),
-                (_multiply, (of_all, map_ptr, ROWWISE, BLOCKWISE, WIDE, REST, BLOCK_K, CONSUMERS, STAGES, 1)),
-                (_multiply, (of_all, map_ptr, ROWWISE, BLOCKWISE, WIDE, REST, BLOCK_K, CONSUMERS, STAGES, 2)),
+                (_multiply, (of_all, ROWWISE, BLOCKWISE, WIDE, REST, BLOCK_K, CONSUMERS, STAGES, 0)),
+                (_multiply, (of_all, ROWWISE, BLOCKWISE, WIDE, REST, BLOCK_K, CONSUMERS, STAGES, 1)),
+                (_multiply, (of_all, ROWWISE, BLOCKWISE, WIDE, REST, BLOCK_K, CONSUMERS, STAGES, 2)),
                 (_load, (of_all, map_ptr, ROWWISE, BLOCKWISE, WIDE, REST, BLOCK_K, CONSUMERS, STAGES)),
             ],
             [4, 4, 1],
@@ -130,21 +142,25 @@ def _load(
     CONSUMERS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Run the loading warp: load every step of all of the program's tiles into the next empty stage.
+    """Run the loading warp: queue all of the program's tiles, and load their steps into empty stages.
 
     `of_all` is (TMA descriptors and scales, shared memory and barriers, sizes), the same for all warps. A tile's
-    columns are multiplied in two parts, WIDE and REST, of which REST may be 0.
+    columns are multiplied in two parts, WIDE and REST, of which REST may be 0. A job is (group, first row, end row,
+    first column); one with a negative group is the last.
     """
     tensors, shared, sizes = of_all
     x_desc, w_desc, rest_desc, _, x_scale_ptr, w_scale_ptr = tensors
-    xs, ws, rests, _, scales, full, empty = shared
+    xs, ws, rests, _, scales, full, empty, queue = shared
     rows, _, N, K, m_tiles, n_tiles, _ = sizes
     lanes: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     offs_m = gl.arange(0, _ROWS, layout=lanes)
     k_blocks = gl.cdiv(K, _SCALED)
     step = 0
+    turn = 0
     for tile in range(gl.program_id(0), m_tiles * n_tiles, gl.num_programs(0)):
         group, row, row_end, col = _place(tile, map_ptr, sizes, WIDE + REST, CONSUMERS)
+        put_job(queue, turn, (group, row, row_end, col))
+        turn += 1
         for k in range(0, K, BLOCK_K):
             stage = step % STAGES
             mbarrier.wait(empty.index(stage), (step // STAGES + 1) & 1)
@@ -168,12 +184,12 @@ def _load(
                 of_rest = rests.index(stage).reshape([1, REST, BLOCK_K])
                 load_box(rest_desc, [group, col + WIDE, k], full.index(stage), of_rest)
             step += 1
+    put_job(queue, turn, (-1, 0, 0, 0))
 
 
 @gluon.jit
 def _multiply(
     of_all,
-    map_ptr,
     ROWWISE: gl.constexpr,
     BLOCKWISE: gl.constexpr,
     WIDE: gl.constexpr,
@@ -191,8 +207,8 @@ def _multiply(
     SECOND: gl.constexpr = REST if REST > 0 else WIDE
     PAIRS: gl.constexpr = REST == 0 and CONSUMERS == 2  # three groups lack registers for two products
     tensors, shared, sizes = of_all
-    xs, _, rests, ys, scales, _, empty = shared
-    _, _, _, K, m_tiles, n_tiles, _ = sizes
+    xs, _, rests, ys, scales, _, empty, queue = shared
+    _, _, _, K, _, _, _ = sizes
     of_wide: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDE, 32])
     of_rest: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, SECOND, 32]
@@ -202,8 +218,9 @@ def _multiply(
     rest_zeros = gl.zeros((_ROWS, SECOND), gl.float32, of_rest)
     steps = gl.cdiv(K, BLOCK_K)
     step = 0
-    for tile in range(gl.program_id(0), m_tiles * n_tiles, gl.num_programs(0)):
-        group, row, row_end, col = _place(tile, map_ptr, sizes, WIDE + REST, CONSUMERS)
+    turn = 0
+    group, row, row_end, col = get_job(queue, turn)
+    while group >= 0:
         row += CONSUMER * _ROWS
         acc = zeros
         rest = rest_zeros
@@ -254,6 +271,8 @@ def _multiply(
         _store(acc, tensors, held, place, col, sizes, ROWWISE, BLOCKWISE)
         if REST > 0:
             _store(rest, tensors, held, place, col + WIDE, sizes, ROWWISE, BLOCKWISE)
+        turn += 1
+        group, row, row_end, col = get_job(queue, turn)
     tma.store_wait(0)
 
 
@@ -263,7 +282,7 @@ def _begun(shared, zeros, step, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, C
 
     The product starts from `zeros`, so that it is a separate sum, as in the plain kernel.
     """
-    xs, ws, _, _, _, full, _ = shared
+    xs, ws, _, _, _, full, _, _ = shared
     stage = step % STAGES
     mbarrier.wait(full.index(stage), (step // STAGES) & 1)
     x = xs.index(stage * CONSUMERS + CONSUMER)
