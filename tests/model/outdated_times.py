@@ -46,7 +46,9 @@ def main() -> None:
     parser.add_argument("family")
     parser.add_argument("--old", nargs="+", required=True)
     parser.add_argument("--new", required=True)
-    parser.add_argument("--changed", nargs="*", default=[], metavar="KNOB=VALUE", help="if the change declares no knobs")
+    parser.add_argument(
+        "--changed", nargs="*", default=[], metavar="KNOB=VALUE", help="if the change declares no knobs"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     family = find_measurable(options.family)
