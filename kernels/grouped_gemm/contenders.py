@@ -253,10 +253,10 @@ def _quack_tuner() -> Callable[..., Any]:
     return tuner
 
 
-def _permutation(family: str, inputs: Any) -> tuple[str, torch.Tensor | None]:
+def _permutation(family: str, inputs: Any) -> tuple[str, Any]:
     """Return the tensor that the problem's permutation applies to, and the rows to select from it.
 
-    The tensor is "left", "right" or "out", an attribute of the inputs; ("", None) without a permutation.
+    The tensor is "left", "right" or "out", an attribute of the inputs; the result is ("", None) without a permutation.
     """
     flags = inputs.problem.flags
     if not flags:
