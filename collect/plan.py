@@ -304,11 +304,12 @@ class Missing(_Independent):
         """Return the fastest known configs, then the missing ones as the prior ranks them."""
         family, device, row = self._family, self._device, self._row.get(problem)
         fastest: list[KernelConfig] = []
+        missing = [one for one in self._missing(problem) if _may_run(family, one, problem, device)]
         if row is not None:
             times = self._times_us[row]
             known = [self._configs[place] for place in np.argsort(times) if np.isfinite(times[place])]
-            fastest = [config for config in known if _may_run(family, config, problem, device)][: self._fastest]
-        missing = [one for one in self._missing(problem) if _may_run(family, one, problem, device)]
+            others = [config for config in known if config not in missing]
+            fastest = [config for config in others if _may_run(family, config, problem, device)][: self._fastest]
         if not missing:
             return ()
         return *fastest, *_by_score(missing, self._prior.predict(family, problem, device, missing))
@@ -326,19 +327,24 @@ class Outdated(Missing):
 
     With them it tries the fastest of the other configs, so that old and new times can be compared. The arguments are
     those of `Missing`, but the default of `fastest` is twice as large: in a merged dataset, all of only four configs
-    could be from a single run. It tries nothing on problems without outdated times.
+    could be from a single run. It tries nothing on problems without outdated times, nor configs that were also measured
+    since the change.
     """
 
     def __init__(
         self, known: Dataset, family: Family, device: DeviceSpec, *, fastest: int = 8, prior: Ranker | None = None
     ) -> None:
         super().__init__(known, family, device, fastest=fastest, prior=prior)
-        rows = known.outdated(family)
-        rows = rows[rows["device"] == device.name].drop_duplicates(["problem", "config"])
+        outdated, rows = known.outdated(family, kept=True).index, known.rows(family.name)
+        rows = rows[rows["device"] == device.name]
+        complete = {number: with_defaults(family, known.configs[number]) for number in rows["config"].unique()}
+        numbers = zip(rows["problem"], rows["config"], strict=True)
+        measured = [(known.cases[problem].problem, complete[config]) for problem, config in numbers]
+        is_old = rows.index.isin(outdated)
+        later = {pair for pair, old in zip(measured, is_old, strict=True) if not old}
         self._outdated: dict[Problem, set[KernelConfig]] = {}
-        for problem, config in zip(rows["problem"], rows["config"], strict=True):
-            complete = with_defaults(family, known.configs[config])
-            self._outdated.setdefault(known.cases[problem].problem, set()).add(complete)
+        for problem, config in {pair for pair, old in zip(measured, is_old, strict=True) if old} - later:
+            self._outdated.setdefault(problem, set()).add(config)
 
     def _missing(self, problem: Problem) -> list[KernelConfig]:
         """Return the outdated configs that are in the space, in the order of the space."""

@@ -158,14 +158,17 @@ class Dataset:
         provenance = complete.provenance | {"runs": runs | today}
         return replace(complete, provenance=provenance, measurements=complete._reduced(rows, family))
 
-    def outdated(self, family: Family) -> pd.DataFrame:
-        """Return the rows of configs whose kernel has changed since they were measured (`Family.kernel_changes`)."""
+    def outdated(self, family: Family, *, kept: bool = False) -> pd.DataFrame:
+        """Return the rows of configs whose kernel has changed since they were measured (`Family.kernel_changes`).
+
+        With `kept`, this includes those whose times still count (`KernelChange.keeps_times`).
+        """
         rows = self.rows(family.name)
         knobs = [with_defaults(family, config).to_json().items() for config in self.configs]
         is_outdated = np.zeros(len(rows), np.bool_)
         for run, (_, changes) in self._changes(family).items():
             for changed in changes:
-                if changed.knobs is None:
+                if changed.knobs is None or (changed.keeps_times and not kept):
                     continue
                 numbers = [number for number, its in enumerate(knobs) if changed.knobs.items() <= its]
                 is_outdated |= ((rows["run_id"] == run) & rows["config"].isin(numbers)).to_numpy()

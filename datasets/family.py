@@ -34,12 +34,15 @@ class KernelChange(NamedTuple):
         saved_us: A function of (family, problem, device, configs) that returns by how many microseconds each config has
             become faster, (n_configs,). Recorded times are reduced by as much, at most by half, and not below the
             problem's roofline. None if none became faster.
+        keeps_times: Whether outdated times still count, because they are nearly right, until these configs are measured
+            again (`collect --plan outdated`).
     """
 
     before: str
     after: str
     knobs: Mapping[str, Any] | None
     saved_us: Callable[[Any, Problem, DeviceSpec, Sequence[KernelConfig]], NDArray[np.floating]] | None = None
+    keeps_times: bool = False
 
 
 class Family(ABC):

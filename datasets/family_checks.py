@@ -85,8 +85,8 @@ def check_attributes(family: Family) -> None:
     changes = _read(family, "kernel_changes")
     if not isinstance(changes, (tuple, list)) or not all(_is_change(family, change) for change in changes):
         raise FamilyError(
-            f"kernel_changes {of} must be a tuple of KernelChange(before, after, knobs, saved_us), whose knobs are of "
-            f"the family and whose saved_us is a function, or None, but is {shown(changes)}"
+            f"kernel_changes {of} must be a tuple of KernelChange(before, after, knobs, saved_us, keeps_times), whose "
+            f"knobs are of the family and whose saved_us is a function, or None, but is {shown(changes)}"
         )
     for name in ("bucketed", "independent"):
         if unknown := [dim for dim in getattr(family, name) if dim not in family.dims]:
@@ -102,6 +102,7 @@ def _is_change(family: Family, change: Any) -> bool:
         and all(isinstance(source, str) for source in (change.before, change.after))
         and (change.knobs is None or (isinstance(change.knobs, Mapping) and set(change.knobs) <= set(family.knobs)))
         and (change.saved_us is None or callable(change.saved_us))
+        and isinstance(change.keeps_times, bool)
     )
 
 

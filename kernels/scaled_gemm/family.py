@@ -133,8 +133,7 @@ class ScaledGemmFamily(FP8Family, RangedFamily, MeasuredFamily):
         KernelChange("dc965dcd466ca044+70ac2585ed465221", "e7aedfbb00f10104+6020b32d5b997ea8", None),
         KernelChange("e7aedfbb00f10104+6020b32d5b997ea8", "77c725895fc530df+94175e40cbb139c6", None),
         KernelChange("77c725895fc530df+94175e40cbb139c6", "49c4e858fcf356e5+eed64c857d931911", None),
-        # The loading warp passes the positions of tiles through a queue: times with CONSUMERS became up to 2 % shorter,
-        # and are kept.
+        # Programs with CONSUMERS get tiles from a queue: times became up to 2 % shorter, and are kept.
         KernelChange("49c4e858fcf356e5+eed64c857d931911", "ba54fdf1969024d0+5e2bf228eee39a78", None),
     )
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import pandas as pd
 import pytest
 from fakes import DEVICE, FakeFamily, fake_cases, fake_dataset
 from foretune.collect.plan import Missing, Outdated, named
@@ -100,11 +101,11 @@ def test_a_run_by_it_completes_the_dataset(out, triton):
         assert supported(case.problem, FAMILY.space()) <= was
 
 
-def changed_in(sources, knobs):
+def changed_in(sources, knobs, keeps_times=False):
     """The fake family, whose kernel has changed from `sources` to today's for the configs with these knobs."""
 
     class Changed(FakeFamily):
-        kernel_changes = (KernelChange(sources, FAMILY.source_hash(), knobs),)
+        kernel_changes = (KernelChange(sources, FAMILY.source_hash(), knobs, keeps_times=keeps_times),)
 
     return Changed()
 
@@ -121,6 +122,21 @@ def test_the_outdated_plan_asks_for_what_has_changed_and_for_the_fastest_of_the_
     cases = fake_cases(models=1, tokens=(96,), randoms=0)  # which the dataset does not have
     for plan in (Outdated(older, family, DEVICE), Outdated(older, changed_in("other", {"num_stages": 3}), DEVICE)):
         assert {step.configs for step in plan.next(cases, None)} == {()}
+
+
+def test_the_outdated_plan_asks_for_kept_times_too_until_they_are_measured_again():
+    family = changed_in("old", {"num_stages": 3}, keeps_times=True)
+    runs = {run: {"family": "fake", "kernel_source": of} for run, of in (("old", "old"), ("new", FAMILY.source_hash()))}
+    rows = WHOLE.measurements.assign(run_id="old")
+    known = replace(WHOLE, provenance={"runs": runs}, measurements=rows)
+    cases = WHOLE.grid("fake").cases
+    for step in Outdated(known, family, DEVICE, fastest=3).next(cases, None):
+        assert {config.num_stages for config in step.configs[:3]}.isdisjoint({3})
+        assert set(step.configs[3:]) == supported(step.case.problem, LATER)
+    again = rows[rows["problem"] == 0].assign(run_id="new")
+    known = replace(known, measurements=pd.concat([rows, again], ignore_index=True))
+    for step in Outdated(known, family, DEVICE).next(WHOLE.cases, None):
+        assert bool(step.configs) == (step.case is not WHOLE.cases[0])
 
 
 def test_what_cannot_be_added_to_is_refused_and_said():

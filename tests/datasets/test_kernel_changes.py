@@ -66,6 +66,19 @@ def test_rows_of_changed_configs_are_left_out(source, left):
     assert dataset.of_family(FakeFamily()) is dataset  # which declares no change
 
 
+def test_kept_times_of_changed_configs_count_until_they_are_measured_again():
+    class Kept(FakeFamily):
+        kernel_changes = (KernelChange("second", NOW, {"num_stages": 2}, keeps_times=True),)
+
+    dataset, family = of("second"), Kept()
+    found = dataset.of_family(family)
+    pd.testing.assert_frame_equal(found.measurements, dataset.measurements)
+    assert found.kernel_sources("fake") == {NOW}
+    assert dataset.outdated(family).empty
+    outdated = dataset.outdated(family, kept=True)["config"].unique()
+    assert {dataset.configs[number].num_stages for number in outdated} == {2}
+
+
 def test_a_hash_without_its_second_part_is_the_same():
     change = KernelChange("037307fb8c7f56d3+af828593194bc74c", "b20ace3efe518e62+e58d5a1fbd4b5ed7", {"A": 1})
     assert since([change], "037307fb8c7f56d3") == (change.after, [change])

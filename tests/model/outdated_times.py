@@ -46,9 +46,6 @@ def main() -> None:
     parser.add_argument("family")
     parser.add_argument("--old", nargs="+", required=True)
     parser.add_argument("--new", required=True)
-    parser.add_argument(
-        "--changed", nargs="*", default=[], metavar="KNOB=VALUE", help="if the change declares no knobs"
-    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     family = find_measurable(options.family)
@@ -57,8 +54,7 @@ def main() -> None:
     type(family).kernel_changes = (*earlier, last._replace(knobs=None))
     old = split_of(TrainingSet.of(datasets_merged(options.old), family))
     grid, rows = new.data.grid, new.rows
-    knobs = last.knobs or {knob: int(value) for knob, value in (one.split("=") for one in options.changed)}
-    changed = np.array([knobs.items() <= config.to_json().items() for config in grid.configs])
+    changed = np.array([(last.knobs or {}).items() <= config.to_json().items() for config in grid.configs])
     ratios = (grid.times_us / on(new.data, old.data, old.data.grid.times_us))[:, changed]
     places = defaultdict(list)
     for row, (case, device) in enumerate(zip(grid.cases, grid.devices, strict=True)):
