@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -304,12 +305,11 @@ class Missing(_Independent):
         """Return the fastest known configs, then the missing ones as the prior ranks them."""
         family, device, row = self._family, self._device, self._row.get(problem)
         fastest: list[KernelConfig] = []
-        missing = [one for one in self._missing(problem) if _may_run(family, one, problem, device)]
         if row is not None:
             times = self._times_us[row]
             known = [self._configs[place] for place in np.argsort(times) if np.isfinite(times[place])]
-            others = [config for config in known if config not in missing]
-            fastest = [config for config in others if _may_run(family, config, problem, device)][: self._fastest]
+            fastest = [config for config in known if _may_run(family, config, problem, device)][: self._fastest]
+        missing = [one for one in self._missing(problem) if _may_run(family, one, problem, device)]
         if not missing:
             return ()
         return *fastest, *_by_score(missing, self._prior.predict(family, problem, device, missing))
@@ -334,17 +334,17 @@ class Outdated(Missing):
     def __init__(
         self, known: Dataset, family: Family, device: DeviceSpec, *, fastest: int = 8, prior: Ranker | None = None
     ) -> None:
-        super().__init__(known, family, device, fastest=fastest, prior=prior)
-        outdated, rows = known.outdated(family, kept=True).index, known.rows(family.name)
+        outdated = known.outdated(family, kept=True)
+        today = known.measurements.drop(outdated.index).reset_index(drop=True)
+        super().__init__(replace(known, measurements=today), family, device, fastest=fastest, prior=prior)
+        rows = known.rows(family.name)
         rows = rows[rows["device"] == device.name]
         complete = {number: with_defaults(family, known.configs[number]) for number in rows["config"].unique()}
-        numbers = zip(rows["problem"], rows["config"], strict=True)
-        measured = [(known.cases[problem].problem, complete[config]) for problem, config in numbers]
-        is_old = rows.index.isin(outdated)
-        later = {pair for pair, old in zip(measured, is_old, strict=True) if not old}
+        rows = rows.assign(config=rows["config"].map(complete), is_old=rows.index.isin(outdated.index))
+        is_old = rows.groupby(["problem", "config"], sort=False)["is_old"].all()
         self._outdated: dict[Problem, set[KernelConfig]] = {}
-        for problem, config in {pair for pair, old in zip(measured, is_old, strict=True) if old} - later:
-            self._outdated.setdefault(problem, set()).add(config)
+        for problem, config in is_old.index[is_old]:
+            self._outdated.setdefault(known.cases[problem].problem, set()).add(config)
 
     def _missing(self, problem: Problem) -> list[KernelConfig]:
         """Return the outdated configs that are in the space, in the order of the space."""

@@ -189,6 +189,10 @@ def raising(self):
             {"kernel_changes": (KernelChange("a", "b", None, 0.85),)},
             r"kernel_changes of family fake must be .* whose saved_us is a function, or None, but is .*0.85",
         ),
+        (
+            {"kernel_changes": (KernelChange("a", "b", None, keeps_times=1),)},
+            r"kernel_changes of family fake must be a tuple of KernelChange\(.*keeps_times\).* but is .*keeps_times=1",
+        ),
         ({"bucketed": ("m",)}, "bucketed of family fake may only name its dims but has m"),
         ({"reads_binaries": None}, "reads_binaries of family fake must be true or false but is None"),
     ],
