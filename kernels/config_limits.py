@@ -212,6 +212,15 @@ def too_much_smem(needed: int, device: DeviceSpec, blocks: str = "BLOCK_M, BLOCK
     )
 
 
+def queue_bytes(fields: int, stages: int) -> int:
+    """Return the shared memory of a queue of jobs of so many integers (`warp_jobs.job_queue`), with its barriers.
+
+    >>> queue_bytes(4, 5)
+    168
+    """
+    return (stages + 2) * (8 + 4 * fields)
+
+
 #: Values of these knobs in data of kernels without CONSUMERS, for `Family.default_knobs`.
 WITHOUT_CONSUMERS = {"CONSUMERS": 0, "PINGPONG": 0}
 

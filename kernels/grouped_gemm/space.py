@@ -18,6 +18,7 @@ from ..config_limits import (
     exchange_bytes,
     no_consumers,
     programs_that_fit,
+    queue_bytes,
     spilled,
     with_ranges,
     wrong_consumers,
@@ -422,7 +423,7 @@ def _specialized_smem_bytes(variant: Variant, config: Knobs) -> int:
     m, n, k, groups, stages = (
         int(config[knob]) for knob in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "CONSUMERS", "num_stages")
     )
-    queue = (stages + 2) * (8 + 4 * (5 if variant is DW else 4))
+    queue = queue_bytes(5 if variant is DW else 4, stages)
     return stages * (2 * (m + n) * k + 16) + groups * 16 * 1024 + queue + 240
 
 

@@ -13,6 +13,7 @@ from ..config_limits import (
     Knobs,
     KnobValues,
     exchange_bytes,
+    queue_bytes,
     spilled,
     wrong_consumers,
     wrong_tile_of_all_warps,
@@ -152,7 +153,7 @@ def _specialized_smem_bytes(knobs: Knobs) -> int:
     staged, buffer = 2 * stages * (m + n) * k, 2 * 64 * (n % 64 or 64)
     one_piece = n % 128 and not knobs["PINGPONG"]  # of the tile's second part, so that pieces cannot alternate
     buffers = groups * (2 if not one_piece and staged + 2 * groups * buffer <= SPECIALIZED_BYTES else 1)
-    return staged + 16 * stages + buffers * buffer + 20 * (stages + 2) + (288 if n % 128 else 256)
+    return staged + 16 * stages + buffers * buffer + queue_bytes(3, stages) + (288 if n % 128 else 256)
 
 
 #: The knobs: BLOCK_M x BLOCK_N is the output tile, BLOCK_K the contraction's step.

@@ -15,6 +15,7 @@ from ..config_limits import (
     KnobValues,
     accumulator_registers,
     programs_that_fit,
+    queue_bytes,
     spilled,
     with_ranges,
     wrong_consumers,
@@ -289,7 +290,7 @@ def _specialized_smem_bytes(consumers: int, n: int, stages: int, granularity: st
     rest = n - min(n, SCALED)
     outputs = 2 * _INSTRUCTION_ROWS * consumers * (rest or n)  # columns that are stored at a time
     scales = 4 * _INSTRUCTION_ROWS * (consumers + 1) if granularity == BLOCKWISE else 0
-    queue = (stages + 2) * (8 + 4 * 4)
+    queue = queue_bytes(4, stages)
     kept = 16 * (stages % 2 + (granularity == BLOCKWISE)) + (216 if consumers == 2 else 220) + (32 if rest else 0)
     return stages * ((_INSTRUCTION_ROWS * consumers + n) * SCALED + scales + 16) + outputs + queue + kept
 
@@ -425,7 +426,7 @@ def dw_smem_bytes(config: Knobs, blockwise: bool) -> int:
     operands = (m + n) * SCALED
     if config["CONSUMERS"]:
         scales = 4 * (m + n) if blockwise else 0
-        queue = (stages + 2) * (8 + 4 * 5)
+        queue = queue_bytes(5, stages)
         return stages * (operands + scales + 16) + 2 * 2 * 64 * 64 + queue + 272
     scales = 4 * max(stages - 1, 1) * (m + n) if blockwise else 0
     output = 2 * m * n + 16 * (stages + 2) if config["TMA"] else 0
