@@ -319,6 +319,7 @@ def test_cards_of_two_kinds_measure_all_cases_each(dask, out):
     assert len(dataset.measurements.groupby(["device", "problem"])) == 4
 
 
+@pytest.mark.slow
 def test_an_adaptive_plan_is_asked_again_when_its_batch_is_measured(dask, out, monkeypatch):
     few = partial(Adaptive, share=0.1, first=2, ranker=partial(LightGBMRanker, trees=10, epochs=0))
     monkeypatch.setitem(plan.PLANS, "adaptive", few)

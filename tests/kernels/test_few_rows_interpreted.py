@@ -128,7 +128,12 @@ SIDES = None, "permute_x", "permute_y"
 
 @pytest.mark.parametrize(
     ("side", "sizes", "dtype"),
-    [*product(SIDES, SIZES, [torch.float32]), *product(SIDES, ["few groups"], HALVES)],
+    [
+        *((None, sizes, torch.float32) for sizes in SIZES),
+        *product(SIDES[1:], ["few groups", "negative"], [torch.float32]),
+        *product(SIDES, ["few groups"], HALVES[:1]),
+        (None, "few groups", HALVES[1]),
+    ],
     ids=str,
 )
 def test_a_few_sorted_rows(side, sizes, dtype, launched):

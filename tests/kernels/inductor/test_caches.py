@@ -12,7 +12,9 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "cached_compile.py"
 
 
-@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(
+    scope="module", params=[pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)]
+)
 def where(request):
     return request.param
 
