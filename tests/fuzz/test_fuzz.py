@@ -11,8 +11,8 @@ from fuzz.runs import KINDS, few, many
 MANY = int(os.environ.get("FORETUNE_FUZZ", "2000"))
 
 
-COUNTS = {"bundles": 60, "caches": 15, "calls": 200, "commands": 12, "datasets": 12, "exports": 12}
-COUNTS |= {"families": 40, "functions": 200, "logs": 12, "pins": 40, "tuners": 30}
+COUNTS = {"bundles": 120, "caches": 15, "calls": 200, "commands": 30, "datasets": 25, "exports": 12}
+COUNTS |= {"families": 40, "functions": 200, "logs": 12, "pins": 40, "tuners": 60}
 
 
 @pytest.mark.parametrize(("kind", "count"), COUNTS.items())

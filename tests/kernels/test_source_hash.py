@@ -80,7 +80,7 @@ def kernels_of(family):
     return {homes[kernel] for kernel in found if kernel in homes}
 
 
-@pytest.mark.parametrize("family", [FORWARD, DW], ids=lambda family: family.name)  # dX runs the forward kernels
+@every_family
 def test_the_source_hash_changes_with_the_source_of_every_kernel_that_runs(family, monkeypatch):
     before, used = family.source_hash(), kernels_of(family)
     assert {name for _, name in used} > {"tile_map_kernel", "tile_position", "ragged_descriptor", "clamped"}
