@@ -174,7 +174,7 @@ def _load(
     """Run the loading warp: queue the program's tiles, and load every step of each into the next empty stage.
 
     `of_all` is (TMA descriptors, shared memory and barriers, N, K), the same for all warps. SHARE groups share a tile
-    and have ROWS of its rows each. Its columns are multiplied in two parts, WIDE and REST, of which REST may be 0. A
+    and have ROWS of its rows each. Its columns are multiplied in two parts, WIDE and REST; REST may be 0. A
     job is (matrix, first row, first column); the matrix of the last one is -1.
     """
     descs, shared, _, K = of_all

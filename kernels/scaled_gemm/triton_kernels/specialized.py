@@ -145,8 +145,8 @@ def _load(
     """Run the loading warp: queue all of the program's tiles, and load their steps into empty stages.
 
     `of_all` is (TMA descriptors and scales, shared memory and barriers, sizes), the same for all warps. A tile's
-    columns are multiplied in two parts, WIDE and REST, of which REST may be 0. A job is (group, first row, end row,
-    first column); one with a negative group is the last.
+    columns are multiplied in two parts, WIDE and REST; REST may be 0. A job is (group, first row, end row, first
+    column); one with a negative group is the last.
     """
     tensors, shared, sizes = of_all
     x_desc, w_desc, rest_desc, _, x_scale_ptr, w_scale_ptr = tensors
