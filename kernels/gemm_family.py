@@ -49,7 +49,7 @@ BANDS_AND_PROGRAMS = {"GROUP_M": (1, 1), "PROGRAMS_PER_SM": (1, 1)}
 #: tests/kernels/descriptors_on_gpu.py`).
 _DESCRIPTOR_US = 0.9
 #: Columns of tiles that are loaded in two parts, each with a descriptor.
-_IN_TWO = (160, 192)
+_IN_TWO = (144, 160, 192)
 
 
 class GroupedFeatures(Family):

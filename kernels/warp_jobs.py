@@ -22,6 +22,7 @@ __all__ = [
     "buffers_of",
     "fence_async_shared",
     "get_job",
+    "job_barriers",
     "job_queue",
     "load_scales",
     "load_tile",
@@ -65,38 +66,42 @@ def turn_barriers():
 
 @gluon.jit
 def job_queue(FIELDS: gl.constexpr, STAGES: gl.constexpr):
-    """Return a queue of jobs, each FIELDS integers, by which the loading warp tells the multiplying ones their tiles.
+    """Return shared memory for a queue of jobs: FIELDS integers that tell the multiplying warps their next tile.
 
-    The loading warp is at most STAGES steps ahead, and a tile has at least one step. So when it writes a place of the
-    queue again, all groups have read the job that was there.
+    A job arrives with a stage that they wait for anyway, the first one of its tile or the last one of the tile before,
+    or at a barrier of its own (`job_barriers`). The loading warp is at most STAGES steps ahead, and a tile has at least
+    one step. So when it writes a place of the queue again, all groups have read the job that was there.
     """
-    PLACES: gl.constexpr = STAGES + 2
-    jobs = gl.allocate_shared_memory(gl.int32, [PLACES * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    queued = gl.allocate_shared_memory(gl.int64, [PLACES, 1], mbarrier.MBarrierLayout())
-    for place in gl.static_range(PLACES):
-        mbarrier.init(queued.index(place), count=1)
-    return jobs, queued
+    return gl.allocate_shared_memory(gl.int32, [(STAGES + 2) * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
 @gluon.jit
-def put_job(queue, turn, job):
-    """Append a job, a tuple, to the queue, as number `turn`."""
-    jobs, queued = queue
+def job_barriers(STAGES: gl.constexpr):
+    """Return a barrier for each place of a queue of jobs; each takes time when a program begins."""
+    queued = gl.allocate_shared_memory(gl.int64, [STAGES + 2, 1], mbarrier.MBarrierLayout())
+    for place in gl.static_range(STAGES + 2):
+        mbarrier.init(queued.index(place), count=1)
+    return queued
+
+
+@gluon.jit
+def put_job(jobs, turn, job, STAGES: gl.constexpr):
+    """Write the job of tile number `turn`, a tuple; the loading warp must call it before it fills the job's stage."""
     of_warp: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    place = turn % queued.shape[0]
+    place = turn % (STAGES + 2)
     for field in gl.static_range(len(job)):
         jobs.index(place * len(job) + field).store(gl.full([1], job[field], gl.int32, of_warp))
-    mbarrier.arrive(queued.index(place), count=1)
 
 
 @gluon.jit
-def get_job(queue, turn):
-    """Wait for job number `turn` of the queue, and return it."""
-    jobs, queued = queue
-    FIELDS: gl.constexpr = jobs.shape[0] // queued.shape[0]
+def get_job(jobs, turn, STAGES: gl.constexpr):
+    """Return the job of tile number `turn`, which has arrived.
+
+    A group of multiplying warps must call it before it arrives at the barrier `empty` of the tile's first stage.
+    """
     of_group: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    place = turn % queued.shape[0]
-    mbarrier.wait(queued.index(place), (turn // queued.shape[0]) & 1)
+    FIELDS: gl.constexpr = jobs.shape[0] // (STAGES + 2)
+    place = turn % (STAGES + 2)
     job = ()
     for field in gl.static_range(FIELDS):
         job = job + (gl.max(jobs.index(place * FIELDS + field).load(of_group), 0),)  # type: ignore[assignment]  # noqa: RUF005

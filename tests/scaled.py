@@ -25,7 +25,7 @@ WAYS = (
     (32, 128, 0, 0, 0, 4, 3),
 )
 #: CONSUMERS, BLOCK_N and stages, of which each means another loop.
-SPECIALIZED = ((2, 64, 8), (2, 128, 4), (2, 160, 6), (2, 192, 5), (3, 128, 4))
+SPECIALIZED = ((2, 64, 8), (2, 128, 4), (2, 144, 6), (2, 160, 6), (2, 192, 5), (3, 128, 4))
 #: Of split contractions: (BLOCK_M, BLOCK_N, SWAP_AB, TMA_LOAD), and into how many parts.
 SPLIT = (((16, 64, 1, 0), 4), ((64, 128, 0, 1), 2), ((64, 32, 0, 0), 8))
 

@@ -423,7 +423,7 @@ def _specialized_smem_bytes(variant: Variant, config: Knobs) -> int:
     m, n, k, groups, stages = (
         int(config[knob]) for knob in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "CONSUMERS", "num_stages")
     )
-    queue = queue_bytes(5 if variant is DW else 4, stages)
+    queue = queue_bytes(5, stages) + 8 * (stages + 2) if variant is DW else queue_bytes(4, stages)
     return stages * (2 * (m + n) * k + 16) + groups * 16 * 1024 + queue + 240
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from ...datasets import DeviceSpec, KernelConfig, Problem
 from ..config_limits import (
     ASYNC_PRODUCT_ARCHS,
+    SPECIALIZED_BYTES,
     Knobs,
     KnobValues,
     exchange_bytes,
@@ -202,8 +203,6 @@ _MOST_UNALIGNED_ELEMENTS = 128
 _BYTES_IN_FLIGHT = (40 * 1024, 192 * 1024)
 # Shared memory of a block on sm_90 and sm_100, for which the space is laid out.
 _SMEM_BYTES = 227 * 1024
-#: Shared memory for the stages and the buffers of stores of the warp-specialized kernel.
-SPECIALIZED_BYTES = 226 * 1024
 # Tiles of the warp-specialized kernel, (CONSUMERS, PINGPONG, BLOCK_M, BLOCK_N), with as many stages as fit, and the
 # values of GROUP_M. Some programs of the two smallest tiles fall behind the others in longer bands, depending on the
 # state of the L2 ("Two speeds of one kernel" in kernels/NOTES.md).

@@ -97,6 +97,13 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, FP8Family):
             knobs={"CONSUMERS": 2},
             keeps_times=True,
         ),
+        # Scales are loaded early, and a second buffer for what is stored: rowwise times became 9 % shorter.
+        KernelChange(
+            before="1e238bfea2bb2f23+795187be35b89934",
+            after="39117156b938ed2f+870a68fba12b70fa",
+            knobs={"CONSUMERS": 2},
+            keeps_times=True,
+        ),
     )
     descriptors: ClassVar[Mapping[str, Sequence[int]]] = {"TMA": (0, 4)}
     off_blocks = (400, 656)  # multiples of no block size
@@ -115,6 +122,9 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, FP8Family):
 
     def wrong_pair(self, config: KernelConfig, problem: Problem) -> str | None:
         """Return why a config cannot run a problem on any device, or None."""
+        if config["CONSUMERS"] and config["IN_FLIGHT"] > 1 and BLOCKWISE not in problem.flags:
+            why = "registers hold the scales of rows and columns"
+            return f"IN_FLIGHT must be 1 without {BLOCKWISE} scales but is {config['IN_FLIGHT']}: {why}"
         return wrong_dw_tile(config)
 
     def numerics(self, config: KernelConfig, problem: Problem) -> Hashable:
@@ -153,7 +163,7 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, FP8Family):
                 PROGRAMS_PER_SM=1,
                 TMA=1,
                 CONSUMERS=2,
-                IN_FLIGHT=2,
+                IN_FLIGHT=2 if BLOCKWISE in problem.flags else 1,
                 num_warps=4,
                 num_stages=6,
             )

@@ -11,6 +11,7 @@ from typing import Any
 from ...datasets import DeviceSpec, KernelConfig, Problem
 from ..config_limits import (
     ASYNC_PRODUCT_ARCHS,
+    SPECIALIZED_BYTES,
     Knobs,
     KnobValues,
     accumulator_registers,
@@ -103,7 +104,14 @@ _MOST_ACCUMULATORS, _FREE_ACCUMULATORS = 128, 64
 _INSTRUCTION_ROWS = 64
 # Tiles of the warp-specialized kernel, (CONSUMERS, BLOCK_N), with their values of num_stages: fewer do not hide
 # latency, more do not fit.
-_SPECIALIZED = {(2, 64): (6, 8), (2, 128): (4, 5, 6), (2, 160): (5, 6), (2, 192): (4, 5), (3, 128): (3, 4)}
+_SPECIALIZED = {
+    (2, 64): (6, 8),
+    (2, 128): (4, 5, 6),
+    (2, 144): (5, 6),
+    (2, 160): (5, 6),
+    (2, 192): (4, 5),
+    (3, 128): (3, 4),
+}
 # Tiles with SPLIT_K > 1, which is for products with few tiles.
 _SPLIT_TILES = ((16, 64), (16, 128), (32, 64), (64, 32), (64, 64), (64, 128), (128, 64))
 
@@ -113,7 +121,7 @@ class Ranges:
     """The values of each knob from which the config space is built."""
 
     block_m: tuple[int, ...] = (*BLOCKS_M, 192)
-    block_n: tuple[int, ...] = (32, 64, 128, 160, 192, 256)
+    block_n: tuple[int, ...] = (32, 64, 128, 144, 160, 192, 256)
     block_k: tuple[int, ...] = (128,)
     num_warps: tuple[int, ...] = (4, 8)
     num_stages: tuple[int, ...] = (3, 4, 6)  # with CONSUMERS = 0; others are in _SPECIALIZED
@@ -140,7 +148,7 @@ class Ranges:
 _SWITCH = ("0 or 1", (0, 1))
 _VALID: dict[str, tuple[str, Sequence[int]]] = {
     "BLOCK_M": ("a power of two between 16 and 256, or 192", (*BLOCKS_M, 192)),
-    "BLOCK_N": ("a power of two between 16 and 256, or 160 or 192", (16, 32, 64, 128, 160, 192, 256)),
+    "BLOCK_N": ("a power of two between 16 and 256, or 144, 160 or 192", (16, 32, 64, 128, 144, 160, 192, 256)),
     "BLOCK_K": ("32, 64 or 128", (32, 64, 128)),
     "GROUP_M": ("between 1 and 1024", range(1, 1025)),
     "SPLIT_K": ("between 1 and 64", range(1, 65)),
@@ -291,7 +299,8 @@ def _specialized_smem_bytes(consumers: int, n: int, stages: int, granularity: st
     outputs = 2 * _INSTRUCTION_ROWS * consumers * (rest or n)  # columns that are stored at a time
     scales = 4 * _INSTRUCTION_ROWS * (consumers + 1) if granularity == BLOCKWISE else 0
     queue = queue_bytes(4, stages)
-    kept = 16 * (stages % 2 + (granularity == BLOCKWISE)) + (216 if consumers == 2 else 220) + (32 if rest else 0)
+    aligned = 8 * (stages % 2) + 16 * (granularity == BLOCKWISE) + (32 if rest else 0)
+    kept = aligned + (200 if consumers == 2 else 204)
     return stages * ((_INSTRUCTION_ROWS * consumers + n) * SCALED + scales + 16) + outputs + queue + kept
 
 
@@ -420,14 +429,15 @@ def _plain_dw() -> Iterator[tuple[int, ...]]:
 def dw_smem_bytes(config: Knobs, blockwise: bool) -> int:
     """Return the shared memory of one program of dW, in bytes; at most 2 KiB too high on sm_90.
 
-    It consists of the stages with their barriers, the output, the queue, and what Triton reserves to dispatch warps.
+    It consists of the stages with their barriers, the outputs, the queue, and what Triton reserves to dispatch warps.
     """
     m, n, stages = (int(config[knob]) for knob in ("BLOCK_M", "BLOCK_N", "num_stages"))
     operands = (m + n) * SCALED
     if config["CONSUMERS"]:
         scales = 4 * (m + n) if blockwise else 0
-        queue = queue_bytes(5, stages)
-        return stages * (operands + scales + 16) + 2 * 2 * 64 * 64 + queue + 272
+        staged, buffers = stages * (operands + scales), 2 * 2 * 64 * 64  # a buffer per warp group, or two
+        buffers *= 2 if staged + 2 * buffers <= SPECIALIZED_BYTES else 1
+        return staged + 16 * stages + buffers + queue_bytes(5, stages) + 272
     scales = 4 * max(stages - 1, 1) * (m + n) if blockwise else 0
     output = 2 * m * n + 16 * (stages + 2) if config["TMA"] else 0
     return stages * operands + scales + output

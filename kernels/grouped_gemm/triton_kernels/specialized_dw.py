@@ -18,6 +18,7 @@ from triton.experimental.gluon import language as gl
 from ...warp_jobs import (
     buffers_of,
     get_job,
+    job_barriers,
     job_queue,
     mbarrier,
     packed,
@@ -80,7 +81,8 @@ def specialized_dw_kernel(
     x_tiles = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_K, BLOCK_N], of_tile)
     dw_tiles = gl.allocate_shared_memory(dtype, [2 * CONSUMERS, STORED, STORED], of_tile)
     full, empty = stage_barriers(STAGES, CONSUMERS)
-    queue = job_queue(5, STAGES)
+    # Barriers of their own let groups read a tile's job before its operands arrive.
+    queue = job_queue(5, STAGES), job_barriers(STAGES)
 
     descs = dy_desc, x_desc, dw_desc, partial_desc
     shared = dy_tiles, x_tiles, dw_tiles, full, empty, queue
@@ -118,6 +120,7 @@ def _load(
     descs, shared = of_all
     dy_desc, x_desc, _dw_desc, _partial_desc = descs
     dy_tiles, x_tiles, _dw_tiles, full, empty, queue = shared
+    jobs, queued = queue
     rows, groups, m_tiles, n_tiles, GROUP_M = sizes
     chunk_tiles = m_tiles * n_tiles
     tiles = load_chunk_count(map_ptr) * chunk_tiles
@@ -135,7 +138,8 @@ def _load(
         n = n_tile * BLOCK_N
         # At least one step, because zeros must be written for an empty group too.
         steps = gl.maximum(gl.cdiv(row_end - row, BLOCK_K), 1)
-        put_job(queue, turn, (steps, group, slot, m, n))
+        put_job(jobs, turn, (steps, group, slot, m, n), STAGES)
+        mbarrier.arrive(queued.index(turn % (STAGES + 2)), count=1)
         turn += 1
         for r in range(row, row + steps * BLOCK_K, BLOCK_K):
             stage = step % STAGES
@@ -147,7 +151,8 @@ def _load(
             load_ragged(x_desc, r, row_end, n, is_full, x_tiles.index(stage))
             step += 1
         tile = gl.num_programs(0) + taken
-    put_job(queue, turn, (0, 0, 0, 0, 0))
+    put_job(jobs, turn, (0, 0, 0, 0, 0), STAGES)
+    mbarrier.arrive(queued.index(turn % (STAGES + 2)), count=1)
 
 
 @gluon.jit
@@ -177,7 +182,7 @@ def _multiply(
     stored_group = 0
     stored_row = 0
     stored_col = 0
-    steps, group, slot, m, n = get_job(queue, turn)
+    steps, group, slot, m, n = _next_job(queue, turn, STAGES)
     while steps > 0:
         for k in range(steps):
             stage = step % STAGES
@@ -201,9 +206,17 @@ def _multiply(
             store_words(acc, partial_desc, held, slot * 2, stored_row, n)
             pieces = 0
         turn += 1
-        steps, group, slot, m, n = get_job(queue, turn)
+        steps, group, slot, m, n = _next_job(queue, turn, STAGES)
     store_pieces(stored, dw_desc, held, stored_group, stored_row, stored_col, 0, pieces)
     tma.store_wait(0)
+
+
+@gluon.jit
+def _next_job(queue, turn, STAGES: gl.constexpr):
+    """Wait for the job of tile number `turn`, and return it."""
+    jobs, queued = queue
+    mbarrier.wait(queued.index(turn % (STAGES + 2)), (turn // (STAGES + 2)) & 1)
+    return get_job(jobs, turn, STAGES)
 
 
 @gluon.jit

@@ -86,11 +86,13 @@ def specialized_gemm_kernel(
     x_tiles = gl.allocate_shared_memory(dtype, [STAGES * SHARE, ROWS, BLOCK_K], of_tile)
     y_tiles = gl.allocate_shared_memory(dtype, [2 * CONSUMERS, STORED, STORED], of_tile)
     full, empty = stage_barriers(STAGES, SHARE)
-    turns = turn_barriers()
-    queue = job_queue(4, STAGES)
+    turns = full
+    if PINGPONG:
+        turns = turn_barriers()
+    jobs = job_queue(4, STAGES)
 
     descs = x_desc, w_desc, y_desc
-    shared = x_tiles, w_tiles, y_tiles, full, empty, turns, queue
+    shared = x_tiles, w_tiles, y_tiles, full, empty, turns, jobs
     sizes = rows, groups, GROUP_M
     of_all = descs, shared, N, K
     # Constexprs must be passed to each function one by one: Triton 3.6 turns those in a named tuple into tensors. The
@@ -98,8 +100,8 @@ def specialized_gemm_kernel(
     gl.static_assert(CONSUMERS == 2)
     gl.warp_specialize(
         [
-            (_multiply, (of_all, scale_ptr, bias_ptr, TRANSPOSED, SHARE, ROWS, BLOCK_N, BLOCK_K, STAGES, 0)),
-            (_multiply, (of_all, scale_ptr, bias_ptr, TRANSPOSED, SHARE, ROWS, BLOCK_N, BLOCK_K, STAGES, 1)),
+            (_multiply, (of_all, map_ptr, scale_ptr, bias_ptr, TRANSPOSED, SHARE, ROWS, BLOCK_N, BLOCK_K, STAGES, 0)),
+            (_multiply, (of_all, map_ptr, scale_ptr, bias_ptr, TRANSPOSED, SHARE, ROWS, BLOCK_N, BLOCK_K, STAGES, 1)),
             (_load, (of_all, map_ptr, sizes, TRANSPOSED, SHARE, ROWS, BLOCK_N, BLOCK_K, STAGES)),
         ],
         [4, 1],
@@ -119,16 +121,16 @@ def _load(
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Run the loading warp: queue the program's tiles, and load every step of each into the next empty stage.
+    """Run the loading warp: load every step of the program's tiles into the next empty stage.
 
     `of_all` is (TMA descriptors, shared memory and barriers, N, K), the same for all warps. SHARE is the number of
     groups of warps that share a tile, and ROWS the number of a tile's rows per group. A job is (group, first row, end
-    row of the group, first column); the group of the last one is -1.
+    row of the group, first column).
     """
     BLOCK_M: gl.constexpr = ROWS * SHARE
     descs, shared, N, K = of_all
     x_desc, w_desc, _y_desc = descs
-    x_tiles, w_tiles, _y_tiles, full, empty, _turns, queue = shared
+    x_tiles, w_tiles, _y_tiles, full, empty, _turns, jobs = shared
     rows, groups, GROUP_M = sizes
     m_tiles = load_tile_count(map_ptr, BLOCK_M)
     n_tiles = gl.cdiv(N, BLOCK_N)
@@ -137,7 +139,7 @@ def _load(
     for tile in range(gl.program_id(0), m_tiles * n_tiles, gl.num_programs(0)):
         group, row, row_end, n_tile = load_tile_in_band(map_ptr, tile, n_tiles, rows, groups, GROUP_M, BLOCK_M)
         col = n_tile * BLOCK_N
-        put_job(queue, turn, (group, row, row_end, col))
+        put_job(jobs, turn, (group, row, row_end, col), STAGES)
         turn += 1
         for k in range(0, K, BLOCK_K):
             stage = step % STAGES
@@ -154,14 +156,12 @@ def _load(
             else:
                 load_box(w_desc, [group, col, k], is_full, box)
             step += 1
-    for _ in gl.static_range(3 - SHARE):  # one for all groups, or one for each
-        put_job(queue, turn, (-1, 0, 0, 0))
-        turn += 1
 
 
 @gluon.jit
 def _multiply(
     of_all,
+    map_ptr,
     scale_ptr,
     bias_ptr,
     TRANSPOSED: gl.constexpr,
@@ -181,11 +181,13 @@ def _multiply(
     PIECES: gl.constexpr = ROWS * BLOCK_N // (STORED * STORED)
     descs, shared, N, K = of_all
     _x_desc, _w_desc, y_desc = descs
-    x_tiles, w_tiles, y_tiles, full, empty, turns, queue = shared
+    x_tiles, w_tiles, y_tiles, full, empty, turns, jobs = shared
     of_sum: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
     )
     held = buffers_of(y_tiles, CONSUMER, 2)
+    tiles = load_tile_count(map_ptr, ROWS * SHARE) * gl.cdiv(N, BLOCK_N)
+    programs = gl.num_programs(0)
     steps = gl.cdiv(K, BLOCK_K)
     step = CONSUMER * steps if TURNS else 0
     turn = CONSUMER if TURNS else 0
@@ -196,13 +198,16 @@ def _multiply(
     stored_row = 0
     stored_end = 0
     stored_col = 0
-    group, row, row_end, col = get_job(queue, turn)
-    while group >= 0:
+    first = gl.program_id(0) + CONSUMER * programs if TURNS else gl.program_id(0)
+    for _tile in range(first, tiles, 2 * programs if TURNS else programs):
         if TURNS:
             # Wait until the other group is through with the previous tile; otherwise a stage could look full that holds
             # the previous round's operands. (The first turn of the first group waits for the phase before the first,
             # which is over.)
             mbarrier.wait(turns.index(CONSUMER), (turn // 2 + 1 - CONSUMER) & 1)
+        mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
+        group, row, row_end, col = get_job(jobs, turn, STAGES)
+        turn += 2 if TURNS else 1
         for k in range(steps):
             stage = step % STAGES
             mbarrier.wait(full.index(stage), (step // STAGES) & 1)
@@ -240,7 +245,5 @@ def _multiply(
         stored_row = row - row_end + FAR
         stored_end = row_end
         stored_col = col
-        turn += 2 if TURNS else 1
-        group, row, row_end, col = get_job(queue, turn)
     store_pieces(stored, y_desc, held, (FAR, stored_end), stored_row, stored_col, 0, pieces)
     tma.store_wait(0)

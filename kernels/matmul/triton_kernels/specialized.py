@@ -13,6 +13,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ...config_limits import SPECIALIZED_BYTES
 from ...warp_jobs import (
     buffers_of,
     get_job,
@@ -29,7 +30,6 @@ from ...warp_jobs import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from ..space import SPECIALIZED_BYTES
 from .epilogue import activated
 from .gemm import UNSPECIALIZED
 from .tile_order import tile_at
@@ -110,13 +110,18 @@ def specialized_matmul_kernel(
         rest_tiles = _stages(dtype, STAGES, B_KN, REST, BLOCK_K, of_rest)
     y_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS * BUFFERS, STORED, HELD], of_held)
     full, empty = stage_barriers(STAGES, SHARE)
-    turns = turn_barriers()
-    queue = job_queue(3, STAGES)
+    turns = full
+    if PINGPONG:
+        turns = turn_barriers()
+    jobs = job_queue(3, STAGES)
 
     descs = a_desc, b_desc, rest_desc, y_desc
-    shared = a_tiles, b_tiles, rest_tiles, y_tiles, full, empty, turns, queue
-    sizes = batch, gl.cdiv(M, BLOCK_M), gl.cdiv(N, BLOCK_N), GROUP_M
-    of_all = descs, shared, N, K
+    shared = a_tiles, b_tiles, rest_tiles, y_tiles, full, empty, turns, jobs
+    m_tiles = gl.cdiv(M, BLOCK_M)
+    n_tiles = gl.cdiv(N, BLOCK_N)
+    tiles = batch * m_tiles * n_tiles
+    sizes = tiles, m_tiles, n_tiles, GROUP_M
+    of_all = descs, shared, sizes, N, K
     # Constexprs must be passed to each function one by one: Triton 3.6 turns those in a named tuple into tensors. The
     # numbers of registers are per thread and use all 65536 for three or four times 128 threads.
     if CONSUMERS == 2:
@@ -130,7 +135,7 @@ def specialized_matmul_kernel(
                     _multiply,
                     (of_all, bias_ptr, A_KM, B_KN, ACTIVATION, SHARE, ROWS, WIDE, REST, BLOCK_K, STAGES, BUFFERS, 1),
                 ),
-                (_load, (of_all, sizes, A_KM, B_KN, SHARE, ROWS, WIDE, REST, BLOCK_K, STAGES)),
+                (_load, (of_all, A_KM, B_KN, SHARE, ROWS, WIDE, REST, BLOCK_K, STAGES)),
             ],
             [4, 1],
             [240, 24],
@@ -151,7 +156,7 @@ def specialized_matmul_kernel(
                     _multiply,
                     (of_all, bias_ptr, A_KM, B_KN, ACTIVATION, SHARE, ROWS, WIDE, REST, BLOCK_K, STAGES, BUFFERS, 2),
                 ),
-                (_load, (of_all, sizes, A_KM, B_KN, SHARE, ROWS, WIDE, REST, BLOCK_K, STAGES)),
+                (_load, (of_all, A_KM, B_KN, SHARE, ROWS, WIDE, REST, BLOCK_K, STAGES)),
             ],
             [4, 4, 1],
             [160, 160, 24],
@@ -161,7 +166,6 @@ def specialized_matmul_kernel(
 @gluon.jit
 def _load(
     of_all,
-    sizes,
     A_KM: gl.constexpr,
     B_KN: gl.constexpr,
     SHARE: gl.constexpr,
@@ -171,23 +175,23 @@ def _load(
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Run the loading warp: queue the program's tiles, and load every step of each into the next empty stage.
+    """Run the loading warp: load every step of the program's tiles into the next empty stage.
 
-    `of_all` is (TMA descriptors, shared memory and barriers, N, K), the same for all warps. SHARE groups share a tile
-    and have ROWS of its rows each. Its columns are multiplied in two parts, WIDE and REST; REST may be 0. A
-    job is (matrix, first row, first column); the matrix of the last one is -1.
+    `of_all` is (TMA descriptors, shared memory and barriers, sizes, N, K), the same for all warps. SHARE groups share a
+    tile and have ROWS of its rows each. Its columns are multiplied in two parts, WIDE and REST; REST may be 0. A job is
+    (matrix, first row, first column).
     """
-    descs, shared, _, K = of_all
+    descs, shared, sizes, _, K = of_all
     a_desc, b_desc, rest_desc, _ = descs
-    a_tiles, b_tiles, rest_tiles, _, full, empty, _, queue = shared
-    batch, m_tiles, n_tiles, GROUP_M = sizes
+    a_tiles, b_tiles, rest_tiles, _, full, empty, _, jobs = shared
+    tiles, m_tiles, n_tiles, GROUP_M = sizes
     step = 0
     turn = 0
-    for tile in range(gl.program_id(0), batch * m_tiles * n_tiles, gl.num_programs(0)):
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         matrix, m_tile, n_tile = tile_at(tile, m_tiles, n_tiles, GROUP_M)
         row = m_tile * (ROWS * SHARE)
         col = n_tile * (WIDE + REST)
-        put_job(queue, turn, (matrix, row, col))
+        put_job(jobs, turn, (matrix, row, col), STAGES)
         turn += 1
         for k in range(0, K, BLOCK_K):
             stage = step % STAGES
@@ -200,9 +204,6 @@ def _load(
             if REST > 0:
                 _load_box(rest_desc, matrix, k, col + WIDE, is_full, rest_tiles.index(stage), B_KN)
             step += 1
-    for _ in gl.static_range(2 if SHARE == 1 else 1):  # one for all groups, or one for each
-        put_job(queue, turn, (-1, 0, 0))
-        turn += 1
 
 
 @gluon.jit
@@ -229,9 +230,9 @@ def _multiply(
     PART: gl.constexpr = 0 if TURNS else CONSUMER
     LATER: gl.constexpr = SHARE == 2  # store a tile during the next one; three groups lack the registers
     SECOND: gl.constexpr = REST if REST > 0 else STORED
-    descs, shared, N, K = of_all
+    descs, shared, sizes, N, K = of_all
     _, _, _, y_desc = descs
-    a_tiles, b_tiles, rest_tiles, y_tiles, full, empty, turns, queue = shared
+    a_tiles, b_tiles, rest_tiles, y_tiles, full, empty, turns, jobs = shared
     of_wide: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDE, 16])
     of_rest: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, SECOND, 16]
@@ -240,6 +241,8 @@ def _multiply(
     PIECES: gl.constexpr = ROWS * WIDE // (STORED * held[0].shape[1])
     REST_PIECES: gl.constexpr = ROWS * REST // (STORED * held[0].shape[1])
     gl.static_assert(PIECES % BUFFERS == 0 and REST_PIECES % BUFFERS == 0, "the pieces alternate between the buffers")
+    tiles, _, _, _ = sizes
+    programs = gl.num_programs(0)
     steps = gl.cdiv(K, BLOCK_K)
     step = CONSUMER * steps if TURNS else 0
     turn = CONSUMER if TURNS else 0
@@ -253,13 +256,16 @@ def _multiply(
     stored_matrix = 0
     stored_row = 0
     stored_col = 0
-    matrix, row, col = get_job(queue, turn)
-    while matrix >= 0:
+    first = gl.program_id(0) + CONSUMER * programs if TURNS else gl.program_id(0)
+    for _tile in range(first, tiles, 2 * programs if TURNS else programs):
         if TURNS:
             # Wait until the other group is through with the previous tile; otherwise a stage could look full that holds
             # the previous round's operands. (The first turn of the first group waits for the phase before the first,
             # which is over.)
             mbarrier.wait(turns.index(CONSUMER), (turn // 2 + 1 - CONSUMER) & 1)
+        mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
+        matrix, row, col = get_job(jobs, turn, STAGES)
+        turn += 2 if TURNS else 1
         for k in range(steps):
             stage = step % STAGES
             mbarrier.wait(full.index(stage), (step // STAGES) & 1)
@@ -310,8 +316,6 @@ def _multiply(
             if REST > 0:
                 y = _finished(rest, bias_ptr, col + WIDE, N, ACTIVATION).to(held[0].dtype)
                 store_box(y, y_desc, held, matrix, row, col + WIDE)
-        turn += 2 if TURNS else 1
-        matrix, row, col = get_job(queue, turn)
     _store_parts(stored, stored_rest, y_desc, held, stored_matrix, stored_row, stored_col, 0, pieces, WIDE, REST)
     tma.store_wait(0)
 

@@ -1,10 +1,10 @@
 """The warp-specialized kernel of the scaled GEMMs, in Gluon: one warp loads, CONSUMERS groups of four multiply.
 
 Hopper's tensor cores may sum at most 128 fp8 products here, so every step ends with an addition in float32. If all
-warps do the same, nothing is multiplied meanwhile; here one group adds while the others multiply. Two groups also have
-two products each in flight, and add the first while the second is computed: those of two steps, or of the two parts of
-a tile of 160 or 192 columns. (The number of columns of a Triton tensor is a power of two. Such tiles are for products
-where others leave many SMs idle in the last round.)
+warps do the same, nothing is multiplied meanwhile; here one group adds while the others multiply. Two groups also take
+two steps at a time, and add a product while the next one is computed: that of the next step, or of the other part of a
+tile of 144, 160 or 192 columns. (The number of columns of a Triton tensor is a power of two. Such tiles are for
+products where others leave many SMs idle in the last round.)
 
 Each group has 64 rows of the tile, as many as an instruction. Gluon is part of Triton since 3.6.
 """
@@ -99,9 +99,9 @@ def specialized_scaled_gemm_kernel(
     in_order: gl.constexpr = gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[0])
     scales = gl.allocate_shared_memory(gl.float32, [STAGES * (CONSUMERS + 1) if BLOCKWISE else 1, _ROWS], in_order)
     full, empty = stage_barriers(STAGES, CONSUMERS)
-    queue = job_queue(4, STAGES)
+    jobs = job_queue(4, STAGES)
 
-    shared = xs, ws, rests, ys, scales, full, empty, queue
+    shared = xs, ws, rests, ys, scales, full, empty, jobs
     sizes = rows, groups, N, K, m_tiles, n_tiles, GROUP_M
     of_all = (x_desc, w_desc, rest_desc, y_desc, x_scale_ptr, w_scale_ptr), shared, sizes
     # Constexprs must be passed to each function one by one: Triton 3.6 turns those in a named tuple into tensors. The
@@ -142,15 +142,15 @@ def _load(
     CONSUMERS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Run the loading warp: queue all of the program's tiles, and load their steps into empty stages.
+    """Run the loading warp: load the steps of all of the program's tiles into empty stages.
 
     `of_all` is (TMA descriptors and scales, shared memory and barriers, sizes), the same for all warps. A tile's
     columns are multiplied in two parts, WIDE and REST; REST may be 0. A job is (group, first row, end row, first
-    column); one with a negative group is the last.
+    column).
     """
     tensors, shared, sizes = of_all
     x_desc, w_desc, rest_desc, _, x_scale_ptr, w_scale_ptr = tensors
-    xs, ws, rests, _, scales, full, empty, queue = shared
+    xs, ws, rests, _, scales, full, empty, jobs = shared
     rows, _, N, K, m_tiles, n_tiles, _ = sizes
     lanes: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     offs_m = gl.arange(0, _ROWS, layout=lanes)
@@ -159,7 +159,7 @@ def _load(
     turn = 0
     for tile in range(gl.program_id(0), m_tiles * n_tiles, gl.num_programs(0)):
         group, row, row_end, col = _place(tile, map_ptr, sizes, WIDE + REST, CONSUMERS)
-        put_job(queue, turn, (group, row, row_end, col))
+        put_job(jobs, turn, (group, row, row_end, col), STAGES)
         turn += 1
         for k in range(0, K, BLOCK_K):
             stage = step % STAGES
@@ -184,7 +184,6 @@ def _load(
                 of_rest = rests.index(stage).reshape([1, REST, BLOCK_K])
                 load_box(rest_desc, [group, col + WIDE, k], full.index(stage), of_rest)
             step += 1
-    put_job(queue, turn, (-1, 0, 0, 0))
 
 
 @gluon.jit
@@ -205,75 +204,103 @@ def _multiply(
     """
     gl.static_assert(not (REST > 0 and BLOCKWISE), "a tile has one scale of w a step")
     SECOND: gl.constexpr = REST if REST > 0 else WIDE
-    PAIRS: gl.constexpr = REST == 0 and CONSUMERS == 2  # three groups lack registers for two products
+    AT_ONCE: gl.constexpr = 2 if CONSUMERS == 2 else 1  # steps; three groups lack registers for two products
+    # Load scales at a tile's beginning, so that its end need not wait for them, if there are registers for them.
+    EARLY: gl.constexpr = not ROWWISE or (CONSUMERS == 2 and REST < WIDE // 2)
     tensors, shared, sizes = of_all
-    xs, _, rests, ys, scales, _, empty, queue = shared
-    _, _, _, K, _, _, _ = sizes
+    y_desc = tensors[3]
+    _, _, _, ys, _, full, _, jobs = shared
+    _, _, _, K, m_tiles, n_tiles, _ = sizes
     of_wide: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDE, 32])
     of_rest: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, SECOND, 32]
     )
-    of_rows: gl.constexpr = gl.SliceLayout(1, of_wide)
-    zeros = gl.zeros((_ROWS, WIDE), gl.float32, of_wide)
-    rest_zeros = gl.zeros((_ROWS, SECOND), gl.float32, of_rest)
+    zeros = gl.zeros((_ROWS, WIDE), gl.float32, of_wide), gl.zeros((_ROWS, SECOND), gl.float32, of_rest)
+    held = (ys.index(CONSUMER),)
     steps = gl.cdiv(K, BLOCK_K)
     step = 0
     turn = 0
-    group, row, row_end, col = get_job(queue, turn)
-    while group >= 0:
+    for _tile in range(gl.program_id(0), m_tiles * n_tiles, gl.num_programs(0)):
+        mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
+        group, row, row_end, col = get_job(jobs, turn, STAGES)
+        turn += 1
         row += CONSUMER * _ROWS
-        acc = zeros
-        rest = rest_zeros
-        single = steps
-        if PAIRS:
-            single = steps % 2
-            for _pair in range(steps // 2):
-                part = _begun(shared, zeros, step, CONSUMERS, STAGES, CONSUMER)
-                if BLOCKWISE:
-                    scale = _scale(scales, step, of_rows, CONSUMERS, STAGES, CONSUMER)
-                more = _begun(shared, zeros, step + 1, CONSUMERS, STAGES, CONSUMER)
-                if BLOCKWISE:
-                    more_scale = _scale(scales, step + 1, of_rows, CONSUMERS, STAGES, CONSUMER)
-                part, more = warpgroup_mma_wait(1, [part, more])
-                mbarrier.arrive(empty.index(step % STAGES), count=1)
-                if BLOCKWISE:
-                    part *= scale[:, None]
-                acc += part
+        acc, rest = zeros
+        place = group, row, row_end
+        if EARLY:
+            scales = _scales_of(acc, tensors, place, col, sizes, ROWWISE, BLOCKWISE)
+            rest_scales = _scales_of(rest, tensors, place, col + WIDE, sizes, ROWWISE, BLOCKWISE)
+        for _ in range(steps // AT_ONCE):
+            acc, rest = _added(acc, rest, zeros, shared, step, BLOCKWISE, REST, CONSUMERS, STAGES, CONSUMER, AT_ONCE)
+            step += AT_ONCE
+        if AT_ONCE > 1:
+            for _ in range(steps % AT_ONCE):
+                acc, rest = _added(acc, rest, zeros, shared, step, BLOCKWISE, REST, CONSUMERS, STAGES, CONSUMER, 1)
+                step += 1
+        if not EARLY:
+            scales = _scales_of(acc, tensors, place, col, sizes, ROWWISE, BLOCKWISE)
+            rest_scales = _scales_of(rest, tensors, place, col + WIDE, sizes, ROWWISE, BLOCKWISE)
+        _store(acc, scales, y_desc, held, place, col, ROWWISE, BLOCKWISE)
+        if REST > 0:
+            _store(rest, rest_scales, y_desc, held, place, col + WIDE, ROWWISE, BLOCKWISE)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def _added(
+    acc,
+    rest,
+    zeros,
+    shared,
+    step,
+    BLOCKWISE: gl.constexpr,
+    REST: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+    STAGES: gl.constexpr,
+    CONSUMER: gl.constexpr,
+    COUNT: gl.constexpr,
+):
+    """Return the sums of a tile's two parts plus the products of COUNT steps from `step` on.
+
+    Each product is added while the next one is computed. Blockwise scales are applied before. The group then signals
+    that it does not need a step's stage any more.
+    """
+    xs, _, rests, _, scales, _, empty, _ = shared
+    layout: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
+    part = _begun(shared, zeros[0], step, CONSUMERS, STAGES, CONSUMER)
+    if BLOCKWISE:
+        scale = _scale(scales, step, layout, CONSUMERS, STAGES, CONSUMER)
+    for index in gl.static_range(COUNT):
+        stage = (step + index) % STAGES
+        if REST > 0:
+            x = xs.index(stage * CONSUMERS + CONSUMER)
+            more = warpgroup_mma(x, rests.index(stage).permute((1, 0)), zeros[1], use_acc=False, is_async=True)
+            part, more = warpgroup_mma_wait(1, [part, more])
+            acc += part
+            if index + 1 < COUNT:
+                part = _begun(shared, zeros[0], step + index + 1, CONSUMERS, STAGES, CONSUMER)
+                more, part = warpgroup_mma_wait(1, [more, part])
+            else:
                 more = warpgroup_mma_wait(0, [more])
-                mbarrier.arrive(empty.index((step + 1) % STAGES), count=1)
+            mbarrier.arrive(empty.index(stage), count=1)
+            rest += more
+        else:
+            if index + 1 < COUNT:
+                more = _begun(shared, zeros[0], step + index + 1, CONSUMERS, STAGES, CONSUMER)
                 if BLOCKWISE:
-                    more *= more_scale[:, None]
-                acc += more
-                step += 2
-        for _step in range(single):
-            stage = step % STAGES
-            part = _begun(shared, zeros, step, CONSUMERS, STAGES, CONSUMER)
-            if BLOCKWISE:
-                scale = _scale(scales, step, of_rows, CONSUMERS, STAGES, CONSUMER)
-            if REST > 0:
-                x = xs.index(stage * CONSUMERS + CONSUMER)
-                more = warpgroup_mma(x, rests.index(stage).permute((1, 0)), rest_zeros, use_acc=False, is_async=True)
+                    more_scale = _scale(scales, step + index + 1, layout, CONSUMERS, STAGES, CONSUMER)
                 part, more = warpgroup_mma_wait(1, [part, more])
-                acc += part
-                more = warpgroup_mma_wait(0, [more])
-                mbarrier.arrive(empty.index(stage), count=1)
-                rest += more
             else:
                 part = warpgroup_mma_wait(0, [part])
-                mbarrier.arrive(empty.index(stage), count=1)
+            mbarrier.arrive(empty.index(stage), count=1)
+            if BLOCKWISE:
+                part *= scale[:, None]
+            acc += part
+            if index + 1 < COUNT:
+                part = more
                 if BLOCKWISE:
-                    part *= scale[:, None]
-                acc += part
-            step += 1
-
-        held = (ys.index(CONSUMER),)
-        place = group, row, row_end
-        _store(acc, tensors, held, place, col, sizes, ROWWISE, BLOCKWISE)
-        if REST > 0:
-            _store(rest, tensors, held, place, col + WIDE, sizes, ROWWISE, BLOCKWISE)
-        turn += 1
-        group, row, row_end, col = get_job(queue, turn)
-    tma.store_wait(0)
+                    scale = more_scale
+    return acc, rest
 
 
 @gluon.jit
@@ -300,22 +327,37 @@ def _scale(scales, step, layout: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: 
 
 
 @gluon.jit
-def _store(y, tensors, held, place, col, sizes, ROWWISE: gl.constexpr, BLOCKWISE: gl.constexpr):
-    """Store one warp group's block of y at column `col`, after multiplying it by rowwise or tensorwise scales.
+def _scales_of(y, tensors, place, col, sizes, ROWWISE: gl.constexpr, BLOCKWISE: gl.constexpr):
+    """Load the scales of one warp group's block of y at column `col`: of x and of w, ones if BLOCKWISE.
 
-    `place` is (group, first row, end row). Blockwise scales have been applied already.
+    `place` is (group, first row, end row).
     """
-    _, _, _, y_desc, x_scale_ptr, w_scale_ptr = tensors
+    _, _, _, _, x_scale_ptr, w_scale_ptr = tensors
     _, _, N, _, _, _, _ = sizes
     group, row, row_end = place
     if ROWWISE:
         offs_m = row + gl.arange(0, y.shape[0], layout=gl.SliceLayout(1, y.type.layout))
         offs_n = col + gl.arange(0, y.shape[1], layout=gl.SliceLayout(0, y.type.layout))
         of_x = gl.load(x_scale_ptr + gl.maximum(gl.minimum(offs_m, row_end - 1), 0))
-        of_w = gl.load(w_scale_ptr + group.to(gl.int64) * N + gl.minimum(offs_n, N - 1))
-        y *= of_x[:, None] * of_w[None, :]
+        return of_x, gl.load(w_scale_ptr + group.to(gl.int64) * N + gl.minimum(offs_n, N - 1))
+    elif BLOCKWISE:
+        return 1.0, 1.0
+    else:
+        return gl.load(x_scale_ptr), gl.load(w_scale_ptr + group)
+
+
+@gluon.jit
+def _store(y, scales, y_desc, held, place, col, ROWWISE: gl.constexpr, BLOCKWISE: gl.constexpr):
+    """Store one warp group's block of y at column `col`, after multiplying it by the scales of `_scales_of`.
+
+    `place` is (group, first row, end row).
+    """
+    x_scale, w_scale = scales
+    _, row, row_end = place
+    if ROWWISE:
+        y *= x_scale[:, None] * w_scale[None, :]
     elif not BLOCKWISE:
-        y *= gl.load(x_scale_ptr) * gl.load(w_scale_ptr + group)
+        y *= x_scale * w_scale
     store_ragged(y.to(held[0].dtype), y_desc, held, row, row_end, col)
 
 

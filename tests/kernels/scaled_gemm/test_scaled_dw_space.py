@@ -147,6 +147,14 @@ def test_what_cannot_run_is_refused_with_the_reason(changed, why):
     assert why in FAMILY.supports(KernelConfig.of(**knobs | changed), problem("blockwise"), H200)
 
 
+def test_two_products_in_flight_are_for_blockwise_scales():
+    two, one = FAMILY.default(problem("blockwise"), H200), FAMILY.default(problem(), H200)
+    assert (two["IN_FLIGHT"], one["IN_FLIGHT"]) == (2, 1)
+    assert FAMILY.supports(one, problem(), H200) is None
+    why = "IN_FLIGHT must be 1 without blockwise scales but is 2: registers hold the scales of rows and columns"
+    assert FAMILY.supports(two, problem(), H200) == why
+
+
 @pytest.mark.parametrize(
     ("asked", "why"),
     [

@@ -44,6 +44,7 @@ def test_a_binary_needs_as_much_shared_memory_as_is_said(own_cache, family, kind
     ("family", "kind", "way"),
     [
         (GROUPED, "tensorwise", (2, 160, 6)),
+        (DENSE, "tensorwise", (2, 144, 6)),
         (DENSE, "rowwise", (2, 192, 5)),
         (DENSE, "blockwise", (2, 64, 5)),
         (DENSE, "rowwise", (3, 128, 4)),
@@ -105,7 +106,7 @@ def test_the_space_has_every_way_and_its_ranges_narrow_it():
         ({"CONSUMERS": 2}, "num_warps cannot be 8 with CONSUMERS = 2: 4"),
         (
             {"CONSUMERS": 2, "num_warps": 4, "BLOCK_N": 32},
-            "BLOCK_N cannot be 32 with CONSUMERS = 2: 64, 128, 160, 192",
+            "BLOCK_N cannot be 32 with CONSUMERS = 2: 64, 128, 144, 160, 192",
         ),
         (
             {"CONSUMERS": 2, "num_warps": 4, "BLOCK_N": 192},
