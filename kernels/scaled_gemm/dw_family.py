@@ -165,7 +165,7 @@ class ScaledGroupedGemmDW(MeasuredOverGroups, FP8Family):
                 CONSUMERS=2,
                 IN_FLIGHT=2 if BLOCKWISE in problem.flags else 1,
                 num_warps=4,
-                num_stages=6,
+                num_stages=5,
             )
         # 4 stages of (128 + 128) x 128, scales and an output tile; smaller SMs have 2 of a smaller tile.
         roomy = device.smem_per_block_bytes >= 192 * 1024
