@@ -85,10 +85,10 @@ def job_barriers(STAGES: gl.constexpr):
 
 
 @gluon.jit
-def put_job(jobs, turn, job, STAGES: gl.constexpr):
+def put_job(jobs, turn, job):
     """Write the job of tile number `turn`, a tuple; the loading warp must call it before it fills the job's stage."""
     of_warp: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    place = turn % (STAGES + 2)
+    place = turn % (jobs.shape[0] // len(job))
     for field in gl.static_range(len(job)):
         jobs.index(place * len(job) + field).store(gl.full([1], job[field], gl.int32, of_warp))
 

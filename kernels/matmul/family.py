@@ -122,7 +122,7 @@ class Matmul(GemmFamily, MeasuredFamily):
         # Configs with two CONSUMERS and without PINGPONG store a tile during the next one: a little faster, and kept.
         KernelChange("cfca5e6091418bb9+2c4c4432f06ae5cb", "8a208e4fd62134e1+579eddff1e41ad97", None),
         # Programs with CONSUMERS set up fewer barriers: short times became a little shorter, and are kept.
-        KernelChange("8a208e4fd62134e1+579eddff1e41ad97", "2a859fee8655d21b+06f08e4a07fa8e74", None),
+        KernelChange("8a208e4fd62134e1+579eddff1e41ad97", "6947943392af5f84+69221114bde2afd4", None),
     )
 
     def full_space(self) -> tuple[KernelConfig, ...]:

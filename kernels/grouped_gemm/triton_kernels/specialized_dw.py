@@ -138,8 +138,8 @@ def _load(
         n = n_tile * BLOCK_N
         # At least one step, because zeros must be written for an empty group too.
         steps = gl.maximum(gl.cdiv(row_end - row, BLOCK_K), 1)
-        put_job(jobs, turn, (steps, group, slot, m, n), STAGES)
-        mbarrier.arrive(queued.index(turn % (STAGES + 2)), count=1)
+        put_job(jobs, turn, (steps, group, slot, m, n))
+        mbarrier.arrive(queued.index(turn % queued.shape[0]), count=1)
         turn += 1
         for r in range(row, row + steps * BLOCK_K, BLOCK_K):
             stage = step % STAGES
@@ -151,8 +151,8 @@ def _load(
             load_ragged(x_desc, r, row_end, n, is_full, x_tiles.index(stage))
             step += 1
         tile = gl.num_programs(0) + taken
-    put_job(jobs, turn, (0, 0, 0, 0, 0), STAGES)
-    mbarrier.arrive(queued.index(turn % (STAGES + 2)), count=1)
+    put_job(jobs, turn, (0, 0, 0, 0, 0))
+    mbarrier.arrive(queued.index(turn % queued.shape[0]), count=1)
 
 
 @gluon.jit
@@ -215,7 +215,7 @@ def _multiply(
 def _next_job(queue, turn, STAGES: gl.constexpr):
     """Wait for the job of tile number `turn`, and return it."""
     jobs, queued = queue
-    mbarrier.wait(queued.index(turn % (STAGES + 2)), (turn // (STAGES + 2)) & 1)
+    mbarrier.wait(queued.index(turn % queued.shape[0]), (turn // queued.shape[0]) & 1)
     return get_job(jobs, turn, STAGES)
 
 

@@ -139,7 +139,7 @@ def _load(
     for tile in range(gl.program_id(0), m_tiles * n_tiles, gl.num_programs(0)):
         group, row, row_end, n_tile = load_tile_in_band(map_ptr, tile, n_tiles, rows, groups, GROUP_M, BLOCK_M)
         col = n_tile * BLOCK_N
-        put_job(jobs, turn, (group, row, row_end, col), STAGES)
+        put_job(jobs, turn, (group, row, row_end, col))
         turn += 1
         for k in range(0, K, BLOCK_K):
             stage = step % STAGES

@@ -191,7 +191,7 @@ def _load(
         matrix, m_tile, n_tile = tile_at(tile, m_tiles, n_tiles, GROUP_M)
         row = m_tile * (ROWS * SHARE)
         col = n_tile * (WIDE + REST)
-        put_job(jobs, turn, (matrix, row, col), STAGES)
+        put_job(jobs, turn, (matrix, row, col))
         turn += 1
         for k in range(0, K, BLOCK_K):
             stage = step % STAGES

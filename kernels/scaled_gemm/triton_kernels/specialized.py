@@ -159,7 +159,7 @@ def _load(
     turn = 0
     for tile in range(gl.program_id(0), m_tiles * n_tiles, gl.num_programs(0)):
         group, row, row_end, col = _place(tile, map_ptr, sizes, WIDE + REST, CONSUMERS)
-        put_job(jobs, turn, (group, row, row_end, col), STAGES)
+        put_job(jobs, turn, (group, row, row_end, col))
         turn += 1
         for k in range(0, K, BLOCK_K):
             stage = step % STAGES

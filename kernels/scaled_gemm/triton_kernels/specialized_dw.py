@@ -128,7 +128,7 @@ def _load(
     step = 0
     turn = 0
     tile = gl.program_id(0)
-    steps, block, m, n = _put_tile(jobs, turn, tile, tiles, map_ptr, sizes, BLOCK_N, STAGES)
+    steps, block, m, n = _put_tile(jobs, turn, tile, tiles, map_ptr, sizes, BLOCK_N)
     if steps < 0:
         mbarrier.arrive(full.index(0), count=1)
     while steps >= 0:
@@ -136,20 +136,20 @@ def _load(
             _load_step(of_all, step, block, m, n, BLOCKWISE, BLOCK_N, BLOCK_K, STAGES)
             step += 1
             block += 1
-        box = steps, block, m, n
         turn += 1
         tile += gl.num_programs(0)
-        steps, block, m, n = _put_tile(jobs, turn, tile, tiles, map_ptr, sizes, BLOCK_N, STAGES)
-        if box[0] > 0:
-            _load_step(of_all, step, box[1], box[2], box[3], BLOCKWISE, BLOCK_N, BLOCK_K, STAGES)
+        following = _put_tile(jobs, turn, tile, tiles, map_ptr, sizes, BLOCK_N)
+        if steps > 0:
+            _load_step(of_all, step, block, m, n, BLOCKWISE, BLOCK_N, BLOCK_K, STAGES)
         else:
             mbarrier.wait(empty.index(step % STAGES), (step // STAGES + 1) & 1)
             mbarrier.arrive(full.index(step % STAGES), count=1)
         step += 1
+        steps, block, m, n = following
 
 
 @gluon.jit
-def _put_tile(jobs, turn, tile, tiles, map_ptr, sizes, BLOCK_N: gl.constexpr, STAGES: gl.constexpr):
+def _put_tile(jobs, turn, tile, tiles, map_ptr, sizes, BLOCK_N: gl.constexpr):
     """Queue a tile as number `turn`; return its number of steps, its first block of rows, and its position.
 
     The number of steps is -1 if there is no such tile.
@@ -164,7 +164,7 @@ def _put_tile(jobs, turn, tile, tiles, map_ptr, sizes, BLOCK_N: gl.constexpr, ST
     m = m_tile * (2 * ROWS)
     n = n_tile * BLOCK_N
     steps = gl.where(tile < tiles, gl.cdiv(row_end - row, SCALED), -1)
-    put_job(jobs, turn, (steps, group, slot, m, n), STAGES)
+    put_job(jobs, turn, (steps, group, slot, m, n))
     return steps, block_of(row, group), m, n
 
 
@@ -236,9 +236,9 @@ def _multiply(
     while steps >= 0:
         acc = zeros
         m += CONSUMER * ROWS
-        # Scales of rows are loaded now, so that the end of the tile need not wait for them.
-        dy_scale = _scales_at(dy_scale_ptr, group, m, N, ROWS, gl.SliceLayout(1, of_sum), BLOCKWISE)
-        x_scale = _scales_at(x_scale_ptr, group, n, K, BLOCK_N, gl.SliceLayout(0, of_sum), BLOCKWISE)
+        if not BLOCKWISE:  # load the scales now, so that the end of the tile need not wait for them
+            dy_scale = _scales_at(dy_scale_ptr, group, m, N, ROWS, gl.SliceLayout(1, of_sum))
+            x_scale = _scales_at(x_scale_ptr, group, n, K, BLOCK_N, gl.SliceLayout(0, of_sum))
         if steps == 0:
             mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
             mbarrier.arrive(empty.index(step % STAGES), count=1)
@@ -270,16 +270,10 @@ def _multiply(
 
 
 @gluon.jit
-def _scales_at(ptr, group, first, size, COUNT: gl.constexpr, layout: gl.constexpr, BLOCKWISE: gl.constexpr):
-    """Load a group's scales of COUNT rows of a transposed operand from row `first` on; return ones if BLOCKWISE.
-
-    The operand has `size` rows.
-    """
-    if BLOCKWISE:
-        return gl.full([COUNT], 1.0, gl.float32, layout)
-    else:
-        offsets = first + gl.arange(0, COUNT, layout=layout)
-        return gl.load(ptr + group.to(gl.int64) * padded_columns(size) + gl.minimum(offsets, size - 1))
+def _scales_at(ptr, group, first, size, COUNT: gl.constexpr, layout: gl.constexpr):
+    """Load a group's scales of COUNT rows, from `first` on, of a transposed operand that has `size` rows."""
+    offsets = first + gl.arange(0, COUNT, layout=layout)
+    return gl.load(ptr + group.to(gl.int64) * padded_columns(size) + gl.minimum(offsets, size - 1))
 
 
 @gluon.jit
